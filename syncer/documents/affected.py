@@ -28,12 +28,10 @@ A `DocumentError` says that the definition has to be suspended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
-from typing import TypeVar
 
 import psycopg
 from psycopg import sql
@@ -41,7 +39,7 @@ from psycopg import sql
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
 from syncer.base.model import Change, Image, dump_images, watched_digest
-from syncer.base.postgres import Connection, value
+from syncer.base.postgres import Connection
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, following
 from syncer.lineage.dependencies import TableUse
@@ -51,7 +49,6 @@ SECONDS_MAX = 1.0
 _THRESHOLDS_AT_ONCE = 4
 
 _ROWS = "$1::jsonb"
-_TOUCHES = "SELECT EXISTS (SELECT FROM ({affected}) AS touched (id) WHERE touched.id = $2)"
 _FEW = "SELECT touched.id FROM ({affected}) AS touched (id) WHERE touched.id IS NOT NULL LIMIT $2"
 # The planner assumes that ids are spread evenly over a table, so a LIMIT is expensive for rare ones: always use an
 # index.
@@ -66,8 +63,6 @@ _TOUCHED_BY = (
 _CAUSE = "(SELECT j.cause -> {relation} FROM syncer.job AS j WHERE j.id = $1)"
 _NAMED = "SELECT image.value ->> {column} FROM jsonb_array_elements({cause}) AS image"
 _NOTHING = "SELECT NULL::text WHERE false"
-
-_Answer = TypeVar("_Answer")
 
 Cause = tuple[Image, ...]
 """The distinct images of one change."""
@@ -156,8 +151,16 @@ class AffectedReader:
         for relation, relevant in used.items():
             use = document.dependencies.tables[relation]
             if use.affected:
-                separate = partial(self._separate, document, use, _causes(relevant), allowance, ids)
-                if rest := _planned_anew(separate):
+                causes = _causes(relevant)
+                try:
+                    rest = self._separate(document, use, causes, allowance, ids)
+                except DocumentError as error:
+                    # Postgres does not plan anew when a table is altered of which a statement uses only the row type.
+                    # After a failed transaction psycopg has dropped the connection's prepared statements.
+                    if not isinstance(error.__cause__, psycopg.ProgrammingError):
+                        raise
+                    rest = self._separate(document, use, causes, allowance, ids)
+                if rest:
                     many[relation] = _images(rest)
         return many
 
@@ -200,26 +203,6 @@ class AffectedReader:
         allowance.ids -= len(rows)
         return [row[0] for row in rows]
 
-    def touches(self, document: Document, changes: Sequence[Change], id_: str) -> bool:
-        """Return whether `read` would include this document, without listing all the others."""
-        used = _used(document, changes)
-        if used is None:
-            return True
-        for relation, relevant in used.items():
-            use = document.dependencies.tables[relation]
-            if any(id_ in _keys(relevant, column) for column in use.id_columns):
-                return True
-            if use.affected:
-                is_touched = _planned_anew(partial(self._leads_to, document, use, relevant, id_))
-                if is_touched:
-                    return True
-        return False
-
-    def _leads_to(self, document: Document, use: TableUse, changes: Sequence[Change], id_: str) -> bool:
-        query = sql.SQL(_TOUCHES).format(affected=_affected(use))
-        with following(self._connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
-            return bool(value(self._connection, query, (Change.dump_images(changes), id_)))
-
 
 def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image]] | None:
     """Return the distinct images of the changed rows that a definition depends on; None if any row may have changed."""
@@ -238,20 +221,6 @@ def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
             parts.append(_affected(use, cause))
         parts += [sql.SQL(_NAMED).format(column=sql.Literal(column), cause=sql.SQL(cause)) for column in use.id_columns]
     return sql.SQL(_TOUCHED_BY).format(affected=sql.SQL(" UNION ALL ").join(parts or [sql.SQL(_NOTHING)]))
-
-
-def _planned_anew(ask: Callable[[], _Answer]) -> _Answer:
-    """Return the result of a query in its own transaction; retry it once if its plan may be outdated.
-
-    Postgres does not plan anew when a table is altered of which a statement uses only the row type. After a failed
-    transaction psycopg has dropped the connection's prepared statements.
-    """
-    try:
-        return ask()
-    except DocumentError as error:
-        if not isinstance(error.__cause__, psycopg.ProgrammingError):
-            raise
-    return ask()
 
 
 def _affected(use: TableUse, rows: str = _ROWS) -> sql.Composed:

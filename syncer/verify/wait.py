@@ -30,7 +30,7 @@ wait for a bare transaction id never reports another transaction that got the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -47,7 +47,7 @@ from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.capture import leader, outbox, progress, transaction_token
 from syncer.capture.transaction_token import Token
-from syncer.documents.affected import AffectedReader
+from syncer.documents.affected import AffectedReader, FanOut
 from syncer.documents.registry import Catalogue, Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.reader import Holdings
@@ -58,6 +58,7 @@ from syncer.jobs.model import JobState
 
 TIMEOUT_SECONDS = 30.0
 """The default timeout."""
+_PAGE = 1000
 DEAD_LETTERED_MAX = 100
 """At most this many dead letters are named."""
 _PATIENCE_SECONDS = 2.0
@@ -303,12 +304,24 @@ def _dead_lettered(connection: Connection, documents: list[Document], xid: int) 
     rows = outbox.written_by(connection, xid) if are_all else None
     if rows is None:
         return letters
-    reader, changes = AffectedReader(connection, page=1), [Change.parse(row) for row in rows]
+    reader, changes = AffectedReader(connection, page=_PAGE), [Change.parse(row) for row in rows]
+    names = {letter.index_name for letter in letters}
+    touched = {name: _touched(reader, by_index[name], changes) for name in names}
+    return [
+        letter
+        for letter in letters
+        if letter.is_id_cut or (ids := touched[letter.index_name]) is None or letter.id in ids
+    ]
 
-    def is_touched(letter: DeadLetter) -> bool:
-        try:
-            return letter.is_id_cut or reader.touches(by_index[letter.index_name], changes, letter.id)
-        except (DocumentError, psycopg.DataError):
-            return True
 
-    return list(filter(is_touched, letters))
+def _touched(reader: AffectedReader, document: Document, changes: Sequence[Change]) -> set[str] | None:
+    """Return the documents that changes touch; None if that is unknown, or if they are too many to be listed."""
+    ids: set[str] = set()
+    try:
+        for found in reader.read(document, changes):
+            if isinstance(found, FanOut) or found.ids is None:
+                return None
+            ids.update(found.ids)
+    except (DocumentError, psycopg.DataError):
+        return None
+    return ids

@@ -14,14 +14,9 @@ import pytest
 
 import syncer
 from syncer.base.errors import TokenError, WaitTimeoutError
-from syncer.base.model import Change
-from syncer.capture import outbox
-from syncer.documents import registry
-from syncer.documents.affected import Affected, AffectedReader
 from syncer.verify.wait import Waiter
 from tests.faults.test_waiting import committed
 from tests.scenarios.test_dead_letters import POSTS, USER
-from tests.scenarios.test_explain import BLOG
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 UPDATE = "UPDATE posts SET title = %s WHERE id = 1"
@@ -174,25 +169,3 @@ def test_a_wait_ends_though_elasticsearch_hangs(blog: World) -> None:
             waiter.wait(token, timeout_seconds=0.5, searchable=True)
         assert time.monotonic() - began < 40
     assert late.value.component == "servers"
-
-
-def test_one_document_is_asked_for_as_workers_ask_for_all(empty_world: World) -> None:
-    """Whether changes touch a document is answered as by the derivation that names all that they touch."""
-    world = empty_world
-    world.use("blogpost", "discussion")
-    world.set_up()
-    world.sql(BLOG)
-    world.sql("UPDATE comments SET post_id = 4 WHERE id = 1; UPDATE users SET name = 'x' WHERE id = 3")
-    world.sql("DELETE FROM comments WHERE id = 2; UPDATE posts SET user_id = 3 WHERE id = 2; TRUNCATE comments")
-    found = world.sql(f"SELECT ({outbox._CHANGE})::text FROM syncer.outbox AS o ORDER BY id")
-    changes = [Change.parse(one.encode()) for (one,) in found]
-    assert len(changes) == 12
-    ids = ["2", "4", "5", "77", "post-2", "post-4", "post-5", "comment-1", "comment-2"]
-    with world.connect() as connection:
-        reader = AffectedReader(connection, page=2)
-        for document in registry.documents(connection):
-            for some in [*([one] for one in changes), changes[:7], changes[7:-1], changes]:
-                named = [one.ids for one in reader.read(document, some) if isinstance(one, Affected)]
-                for id_ in ids:
-                    is_named = any(chunk is None or id_ in chunk for chunk in named)
-                    assert reader.touches(document, some, id_) == is_named, (document.name, some, id_)

@@ -193,7 +193,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], dict[str, Draw]]] = {
     "shop.statuses": (("status",), {"status": _STATUS, "title": _word}),
     "shop.tenants": (("id",), {"id": _TENANT, "name": _word, "plan": _word}),
     "shop.rates": (("rate",), {"rate": _RATE, "title": _word}),  # 1.0 becomes 1.00, too
-    "shop.categories": (("id",), {"id": _CATEGORY, "parent_id": _CATEGORY, "name": _word}),
+    "shop.categories": (("id",), {"id": _CATEGORY, "parent_id": _one_of([*range(100), *[None] * 50]), "name": _word}),
     "shop.products": (
         ("id",),
         {"id": _PRODUCT, "category_id": _CATEGORY, "rate": _RATE, "name": _word, "price": _one_of(range(100))},

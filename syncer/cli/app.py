@@ -129,33 +129,24 @@ def _log_failure(error: Exception, said: SyncerError | None) -> None:
 def migrate(
     *,
     status: Annotated[bool, typer.Option("--status", help="List the migrations, and change nothing.")] = False,
-    as_json: parameters.AsJson = False,
 ) -> None:
     """Create or upgrade the syncer schema in Postgres.
 
     With --status, exit code 0 only if every migration is applied.
     """
-    if as_json and not status:
-        raise UsageError("--json requires --status.")
     with postgres.connect(settings.load().postgres, name="migrate") as connection:
         if status:
-            _show_migrations(migrations.status(connection), as_json=as_json)
+            known = migrations.status(connection)
+            for name, is_applied in known.items():
+                render.say(out, f"{name}  ", ("applied", "green") if is_applied else ("not applied", "yellow"))
+            if not all(known.values()):
+                raise typer.Exit(1)
             return
         applied = migrations.migrate(connection)
     for name in applied:
         render.say(out, f"applied {name}")
     if not applied:
         render.say(out, "The syncer schema is current.")
-
-
-def _show_migrations(seen: dict[str, bool], *, as_json: bool) -> None:
-    if as_json:
-        render.print_json(seen)
-    else:
-        for name, is_applied in seen.items():
-            render.say(out, f"{name}  ", ("applied", "green") if is_applied else ("not applied", "yellow"))
-    if not all(seen.values()):
-        raise typer.Exit(1)
 
 
 # Running
@@ -204,10 +195,6 @@ def demo(
     as_list: Annotated[bool, typer.Option("--list", help="List the models and what each is for.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running.")] = False,
     no_kafka: parameters.NoKafka = False,
-    posts: Annotated[
-        int | None,
-        typer.Option(metavar="NUMBER", min=100, help="Number of posts of the most prolific author (default: 5000)."),
-    ] = None,
 ) -> None:
     """Demonstrate syncer with a blog and a renamed author."""
     from syncer.demo import list_models, play, play_models  # noqa: PLC0415 - its packages are an extra
@@ -215,10 +202,8 @@ def demo(
     if as_list:
         list_models(out)
         return
-    if models and posts is not None:
-        raise UsageError("--posts applies only to the blog demo, not to a model.")
     how = {"keep": keep, "with_kafka": not no_kafka}
-    holds = play_models(out, models, **how) if models else play(out, posts=posts or 5000, **how)
+    holds = play_models(out, models, **how) if models else play(out, **how)
     if not holds:
         raise typer.Exit(1)
 
@@ -228,14 +213,14 @@ _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "Set up": (
         (init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
         (migrate, "`syncer migrate`, `syncer migrate --status`"),
-        (apply.plan, "`syncer plan`, `syncer plan blogpost --verbose`, `syncer plan --strict --json`"),
+        (apply.plan, "`syncer plan`, `syncer plan blogpost --json`"),
         (apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
     ),
     "Operate": (
         (run, "`syncer run`, `syncer run --only relay`"),
         (status.status, "`syncer status --json`, `syncer status --watch`"),
         (events.events, "`syncer events`, `syncer events --since 7d --json`"),
-        (doctor.doctor, "`syncer doctor`, `syncer doctor --strict --json`"),
+        (doctor.doctor, "`syncer doctor --json`"),
         (wait.wait, "`syncer wait TOKEN --timeout 10`"),
     ),
     "Repair": (

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from syncer.apply import activate
+from syncer.apply.cost import SECONDS_MAX, Cost, MissingIndex
+from syncer.apply.plan import PlannedChange
+from syncer.apply.preview import DocumentPreview, Preview, TablePreview, read
+from syncer.apply.trial import Severity
 from syncer.base import log, postgres, settings
+from syncer.base.formatting import amount
 from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.parameters import UsageError, finite
+from syncer.cli.render import Part, say, show_facts
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from syncer.kafka import topic
 from syncer.recovery import lost_records
 
-out = render.console(sys.stdout)
-err = render.console(sys.stderr)
+_TESTING = "testing the definitions on a sample"
+_OUTCOMES = {
+    PlannedChange.NEW: ("new index", "green"),
+    PlannedChange.CHANGED: ("changed in place", "green"),
+    PlannedChange.REBUILD: ("needs a new index", "yellow"),
+    PlannedChange.BUILDING: ("its new index is being built", "yellow"),
+    PlannedChange.INDEX_GONE: ("its index is gone, or its alias leads elsewhere: restored or loaded anew", "yellow"),
+    PlannedChange.INCOMPLETE: ("not completely loaded: its load goes on", "green"),
+    PlannedChange.UNCHANGED: ("nothing to do", "dim"),
+}
+_STYLES = {Severity.REFUSED: "red", Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+_SHORTEST_SECONDS = 0.0001
 
 Remove = Annotated[
     list[str] | None,
     typer.Option(metavar="DOCUMENT", help="Remove a document whose folder was deleted, and drop its index."),
 ]
-_TESTING = "testing the definitions on a sample"
 
 
 def plan(
     document: parameters.MaybeDocument = None,
     *,
-    verbose: parameters.Verbose = False,
     remove: Remove = None,
-    strict: parameters.Strict = False,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Preview what apply would do, without changing anything.
@@ -43,28 +59,25 @@ def plan(
     Shows for each document whether its index would be created, changed in place or rebuilt.
     Writes a sample of documents to a scratch index to find what Elasticsearch rejects. Shows
     how many documents one changed row of each table leads to, and lists missing indexes. The
-    first line is the verdict. --verbose adds the queries from changed rows to documents, and
-    a document.
+    first line is the verdict. --json adds the queries from changed rows to documents, and a
+    document.
     Exit code 1 if a definition is invalid or a sampled document is rejected.
     """
-    from syncer.apply import preview  # noqa: PLC0415 - it parses SQL, which takes long to load
-    from syncer.cli import plan_output  # noqa: PLC0415 - as above
-
-    _require_one(document, remove)
+    _require_either(document, remove)
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
     with postgres.connect(loaded.postgres, name="plan") as connection:
         client = elastic.connect(loaded.elasticsearch, is_patient=True)
         index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
-        with render.doing(err, _TESTING, in_pipes=False):
-            _, found = preview.read(
+        with render.doing(render.console(sys.stderr), _TESTING, in_pipes=False):
+            _, found = read(
                 connection, index, Indices(client), settings.config_folder(), only=document, remove=remove or ()
             )
     if as_json:
         render.print_json(found.as_json())
     else:
-        plan_output.show_preview(out, found, verbose=verbose)
-    if found.has_errors or (strict and found.has_warnings):
+        _show_preview(render.console(sys.stdout), found)
+    if found.has_errors:
         raise typer.Exit(1)
 
 
@@ -72,7 +85,6 @@ def apply(
     document: parameters.MaybeDocument = None,
     *,
     yes: parameters.Yes = False,
-    verbose: parameters.Verbose = False,
     lock_timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0, callback=finite, help="Time to keep trying to lock a table in use."),
@@ -89,16 +101,14 @@ def apply(
     name it with --remove. This drops its index, its jobs, its dead letters, and the triggers
     of tables that no other document reads.
     """
-    from syncer.apply import preview  # noqa: PLC0415 - it parses SQL, which takes long to load
-    from syncer.cli import plan_output  # noqa: PLC0415 - as above
-
-    _require_one(document, remove)
+    _require_either(document, remove)
+    out, err = render.console(sys.stdout), render.console(sys.stderr)
     with open_parts("apply") as parts:
         kafka = parts.settings.kafka
         if kafka.is_used:
             lost_records.require_original(parts.connection, kafka, parts.index)
         with render.doing(err, _TESTING, in_pipes=False):
-            decided, found = preview.read(
+            decided, found = read(
                 parts.connection,
                 parts.index,
                 parts.indices,
@@ -108,22 +118,126 @@ def apply(
                 only_changed=True,
             )
         found.require_applicable(despite_dead_lettered=despite_dead_lettered)
-        plan_output.show_preview(out, found, verbose=verbose)
+        _show_preview(out, found)
         if decided.is_empty and (not kafka.is_used or topic.exists(kafka)):
             return
         parameters.confirm("Apply?", yes=yes)
         if kafka.is_used and topic.ensure_topic(kafka):
-            render.say(out, f"topic {kafka.topic} created")
+            say(out, f"topic {kafka.topic} created")
         initial_loads = activate.carry_out(
             parts.connection,
             parts.indices,
             decided,
-            report=lambda line: render.say(out, line),
+            report=lambda line: say(out, line),
             timeout_seconds=lock_timeout,
         )
         LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered).follow_all(initial_loads)
 
 
-def _require_one(document: str | None, remove: Sequence[str] | None) -> None:
+def _require_either(document: str | None, remove: Sequence[str] | None) -> None:
     if document is not None and remove:
         raise UsageError("DOCUMENT and --remove cannot be combined. Run the command once for each.")
+
+
+# What is printed
+
+
+def _show_preview(console: Console, preview: Preview) -> None:
+    """Print a preview on one screen."""
+    say(console, _verdict(preview))
+    if not preview.is_migrated:
+        say(console, "The database has no syncer schema: run `syncer migrate` before `syncer apply`.", style="yellow")
+    unchanged = []
+    for document in preview.documents:
+        if document.outcome is PlannedChange.UNCHANGED and not document.problems:
+            unchanged.append(document.name)
+        else:
+            _show_document(console, document)
+    if unchanged and not preview.is_empty:
+        say(console, f"unchanged: {', '.join(unchanged)}", style="dim")
+    _show_removals(console, preview)
+    if preview.missing_indexes:
+        say(console, ("Missing indexes", "bold yellow"), ": each of these changes reads a whole table")
+    for missing in preview.missing_indexes:
+        say(console, f"  {missing.statement}  ", (f"-- {_needed_by(missing)}", "dim"))
+        if missing.advice:
+            say(console, f"  -- {missing.advice}", style="yellow")
+
+
+def _show_removals(console: Console, preview: Preview) -> None:
+    """Print what apply would remove, and what it leaves though its folder is missing."""
+    for name in preview.forgotten:
+        say(console, f"{name} is active, but its folder is missing: it is left unchanged", style="yellow")
+        say(console, f"  syncer apply --remove {shlex.quote(name)} removes it and drops its index", style="dim")
+    for name in preview.removed:
+        say(console, f"{name} will be removed", style="red")
+    if preview.dropped:
+        say(console, f"to be dropped: {', '.join(preview.dropped)}", style="red")
+    for relation in preview.released:
+        say(console, f"{relation} will no longer be captured")
+
+
+def _verdict(preview: Preview) -> Text:
+    """The verdict in one line: the worst finding."""
+    wrong = [document for document in preview.documents if document.errors]
+    if len(wrong) == 1:
+        return Text(f"Error in {wrong[0].name}: {wrong[0].errors[0].message.splitlines()[0]}", "bold red")
+    if wrong:
+        names = ", ".join(document.name for document in wrong)
+        return Text(f"Errors in {len(wrong)} of {len(preview.documents)} documents: {names}", "bold red")
+    verdict = "Nothing to do" if preview.is_empty else "No errors"
+    warnings, missing = sum(len(document.warnings) for document in preview.documents), len(preview.missing_indexes)
+    counted = [amount(warnings, "warning")] if warnings else []
+    counted += [f"{missing} missing index{'es' if missing > 1 else ''}"] if missing else []
+    return Text(f"{verdict}; {', '.join(counted)}", "bold yellow") if counted else Text(f"{verdict}.", "bold green")
+
+
+def _show_document(console: Console, document: DocumentPreview) -> None:
+    title = (f"{document.name}", "bold"), f" → {document.index}: " if document.index else ": "
+    if document.outcome is None:
+        say(console, *title, ("refused", "bold red"))
+    else:
+        count = amount(document.documents, "document") if document.documents is not None else ""
+        if document.documents is None and document.tables and not document.errors:
+            count = "too many documents to count in time"
+        because = f": {document.reason}" if document.reason else ""
+        say(console, *title, _OUTCOMES[document.outcome], because, count and ("; " if because else ", "), count)
+    facts: list[tuple[Part, Part]] = []
+    if document.suspended is not None:
+        resumes = "" if document.errors else "\nTo resume it: syncer apply"
+        facts.append((("suspended", "yellow"), Text.assemble(document.suspended, (resumes, "dim"))))
+    for problem in document.problems:
+        action = f"\n{problem.action}" if problem.action else ""
+        facts.append(((problem.severity, _STYLES[problem.severity]), Text.assemble(problem.message, (action, "dim"))))
+    if document.outcome is not PlannedChange.UNCHANGED:
+        facts += [fact for table in document.tables for fact in _paths(table)]
+    show_facts(console, facts)
+
+
+def _paths(table: TablePreview) -> Iterator[tuple[str, str]]:
+    """The paths from a changed row of a table to documents, each with its cost."""
+    for column in table.id_columns:
+        yield f"a change of {table.relation}", f"1 document, by its {column}"
+    for path in table.affects:
+        tried = "no row to try it with" if path.cost is None else _cost(path.cost)
+        yield f"a change of {table.relation}", tried
+
+
+def _cost(cost: Cost) -> str:
+    if cost.failure:
+        return f"the query fails: {cost.failure}"
+    return f"{amount(cost.documents, 'document')}, {_duration(cost.seconds)}"
+
+
+def _needed_by(missing: MissingIndex) -> str:
+    duration = _duration(missing.seconds)
+    if not missing.change_of:
+        return f"to build a document of {missing.document} takes {duration}"
+    found = f"{amount(missing.documents, 'document')} of {missing.document}"
+    return f"a change of {missing.change_of} → {found}, {duration}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return f"more than {SECONDS_MAX:.0f} s"
+    return f"{seconds * 1000:,.1f} ms" if seconds >= _SHORTEST_SECONDS else "less than 0.1 ms"

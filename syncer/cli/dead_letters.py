@@ -22,7 +22,6 @@ from syncer.jobs import listing
 from syncer.jobs.model import Job
 
 _SHOWN_MAX = 10_000
-_NUMBER_MAX = 2**63 - 1
 
 app = typer.Typer(help="List or retry documents that could not be written.", no_args_is_help=True)
 
@@ -37,10 +36,6 @@ def list_(
         int,
         typer.Option(metavar="NUMBER", min=0, max=_SHOWN_MAX, help="Number of dead letters to list."),
     ] = 20,
-    offset: Annotated[
-        int,
-        typer.Option(metavar="NUMBER", min=0, max=_NUMBER_MAX, help="Number of dead letters to skip."),
-    ] = 0,
     as_json: parameters.AsJson = False,
 ) -> None:
     """List dead letters by kind and one by one."""
@@ -48,7 +43,7 @@ def list_(
         if document is not None:
             parts.document(document)
         kinds = dead_letters.kinds(parts.connection, document)
-        letters = dead_letters.page(parts.connection, document=document, limit=limit, offset=offset)
+        letters = dead_letters.page(parts.connection, document=document, limit=limit)
     total = sum(each.letters for each in kinds)
     if as_json:
         render.print_json(
@@ -59,12 +54,10 @@ def list_(
             }
         )
     else:
-        _print_list(render.console(sys.stdout), kinds, letters, total=total, offset=offset)
+        _print_list(render.console(sys.stdout), kinds, letters, total=total)
 
 
-def _print_list(
-    console: Console, kinds: list[DeadLetterGroup], letters: list[DeadLetter], *, total: int, offset: int
-) -> None:
+def _print_list(console: Console, kinds: list[DeadLetterGroup], letters: list[DeadLetter], *, total: int) -> None:
     if not kinds:
         say(console, "There are no dead letters.")
         return
@@ -77,8 +70,8 @@ def _print_list(
     for each in letters:
         say(console, (f"{each.document} {each.id}", "bold"), f"  {each.failed_at:%Y-%m-%d %H:%M:%S}")
         say(console, f"  {each.error}")
-    if (end := offset + len(letters)) < total:
-        say(console, f"… and {total - end:,} more: --offset {end}, --limit", style="dim")
+    if len(letters) < total:
+        say(console, f"… and {total - len(letters):,} more: --limit {min(total, _SHOWN_MAX)}", style="dim")
     say(
         console,
         "\nFix the data, and the document is written by itself. Or fix select.sql or index.json, and run: syncer "
@@ -91,8 +84,6 @@ def _print_list(
 def retry(
     document: parameters.MaybeDocument = None,
     id_: Id = None,
-    *,
-    as_json: parameters.AsJson = False,
 ) -> None:
     """Write the documents of dead letters again.
 
@@ -100,8 +91,7 @@ def retry(
     function, or an Elasticsearch setting. Fixed data and `syncer apply` need no retry. Exit
     code 1 if any remain.
     """
-    out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
-    jobs: list[Job] = []
+    out, err = render.console(sys.stdout), render.console(sys.stderr)
     remaining = 0
     with open_parts("dead-letters") as parts:
         if document is not None:
@@ -119,15 +109,11 @@ def retry(
             suspend.require_active(row)
         for row in rows:
             job = _retry(parts, row, id_, LoadProgress(parts, out=out, err=err))
-            jobs += [job] if job else []
             left = max(0, found[row.index_name] - (_fixed(job) if job else 0))
             remaining += left
             if left:
                 more = f"syncer dead-letters list {row.name}"
                 say(out, f"{amount(left, 'dead letter')} of {row.index_name} left: {more}")
-    if as_json:
-        tried, fixed = sum(each.documents_total or 0 for each in jobs), sum(map(_fixed, jobs))
-        render.print_json({"jobs": [each.id for each in jobs], "tried": tried, "fixed": fixed, "remaining": remaining})
     if remaining:
         raise typer.Exit(1)
 

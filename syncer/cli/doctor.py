@@ -28,13 +28,13 @@ _WIDTH_MAX = 100
 _NAME_COLUMNS = 35
 
 
-def doctor(*, strict: parameters.Strict = False, as_json: parameters.AsJson = False) -> None:
+def doctor(*, as_json: parameters.AsJson = False) -> None:
     """Check the deployment and suggest fixes.
 
     Checks every setting, privilege and condition that a guarantee depends on. Changes
     nothing and takes a few seconds. Run it with the daemon's settings. If a server is
-    unavailable or a privilege is missing, reports the checks that could not run; with
-    --strict, they count as warnings. Exit code 0 only if nothing is wrong.
+    unavailable or a privilege is missing, reports the checks that could not run. Exit code 0
+    only if nothing is wrong.
     """
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
@@ -44,7 +44,7 @@ def doctor(*, strict: parameters.Strict = False, as_json: parameters.AsJson = Fa
         render.print_json(report.as_json())
     else:
         _show(render.console(sys.stdout), report)
-    if not report.is_well(strict=strict):
+    if not report.is_well:
         raise typer.Exit(1)
 
 
@@ -58,11 +58,8 @@ def _show(console: Console, report: Report) -> None:
         if found:
             say(console)
     numbers = report.numbers
-    if report.is_well(strict=True):
-        verdict, style = "All is well", "bold green"
-    elif report.is_well(strict=False):
-        verdict, style = "Nothing is wrong", "bold green"
-    else:
+    verdict, style = "Nothing is wrong", "bold green"
+    if not report.is_well:
         verdict, style = f"{amount(numbers[Severity.WRONG], 'thing')} wrong", "bold red"
     counts = [f"{numbers[Severity.WELL]} well"]
     counts += [f"{numbers[Severity.CONSIDER]} to consider"] if numbers[Severity.CONSIDER] else []

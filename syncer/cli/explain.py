@@ -19,6 +19,8 @@ from syncer.indexing import version
 from syncer.verify import explain as explaining
 from syncer.verify.explain import Explanation, State, contents
 
+_IN_FLIGHT_SECONDS = 5
+"""How long changes in flight may make no progress."""
 _STYLES = {State.EQUAL: "bold green", State.BUSY: "bold yellow"}
 
 
@@ -27,7 +29,6 @@ def explain(
     id_: parameters.DocumentId,
     *,
     values: parameters.Values = False,
-    timeout: parameters.Timeout = 5,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Explain the state of one document.
@@ -39,7 +40,7 @@ def explain(
     with render.asking(), open_parts("explain") as parts:
         parts.document(document)
         chosen = [each for each in registry.documents(parts.connection) if each.name == document]
-        seen = explaining.explain(parts.connection, parts.index, chosen, id_, seconds=timeout)
+        seen = explaining.explain(parts.connection, parts.index, chosen, id_, seconds=_IN_FLIGHT_SECONDS)
     if as_json:
         render.print_json(explaining.as_json(seen, id_, values=values))
     else:

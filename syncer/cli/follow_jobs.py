@@ -220,7 +220,7 @@ def _dead_lettered(parts: Parts, document: Document, number: int) -> IndexingErr
         )
     else:
         hint = (
-            f"Elasticsearch's words on each: syncer dead-letters list --document {document.name}\n"
+            f"Elasticsearch's words on each: syncer dead-letters list {document.name}\n"
             "Fixed data is written by itself. If the SELECT or index.json is fixed: syncer apply"
         )
     return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{example}", hint=hint)

@@ -40,9 +40,6 @@ def init(
             "--from-select", metavar="FILE", help="Derive the mapping of a SELECT; keep what index.json says."
         ),
     ] = None,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="Show also columns that look personal or secret by name.")
-    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files of the document.")] = False,
 ) -> None:
     """Draft a document from a table or a SELECT.
@@ -51,8 +48,8 @@ def init(
     Columns become fields of a matching type, and rows referenced by foreign keys become
     objects. --with adds a table that references it as an array, in which each row shows the
     rows that it references. Columns that look like passwords, tokens, e-mail addresses or
-    other personal data are left out unless you add --personal. Omitted columns are reported,
-    and noted as comments in select.sql. Does not change the database.
+    other personal data are left out. Omitted columns are reported, and noted as comments in
+    select.sql. Does not change the database.
 
     --from-select derives the mapping of a SELECT that you have written, from the types that
     it returns, also inside JSON that it builds. FILE is a document's select.sql, or any other
@@ -74,9 +71,7 @@ def init(
         if from_select is not None:
             draft = drafting.from_select(connection, folder, from_select, name, force=force)
         elif table is not None:
-            draft = drafting.from_table(
-                connection, folder, table, name, referring=referring or (), with_personal=personal, force=force
-            )
+            draft = drafting.from_table(connection, folder, table, name, referring=referring or (), force=force)
         else:
             raise _missing_table(connection)
     for file in drafting.write(folder, draft):

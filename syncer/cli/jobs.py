@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -15,7 +14,6 @@ from syncer.base import migrations, postgres, settings
 from syncer.base.formatting import elapsed
 from syncer.base.postgres import Connection
 from syncer.cli import job_output, parameters, render
-from syncer.cli.context import require_active
 from syncer.cli.render import Part, Rows, say
 from syncer.jobs import chunks, model, queue
 from syncer.jobs.model import Job, JobKind, JobState
@@ -31,43 +29,16 @@ JobId = Annotated[
 ]
 
 
-class ShownState(StrEnum):
-    """The states to filter jobs by."""
-
-    UNFINISHED = "unfinished"
-    PAUSED = "paused"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    def has(self, job: Job) -> bool:
-        """Whether a job is in this state."""
-        if self is ShownState.UNFINISHED:
-            return not job.state.is_finished
-        return job.is_paused and not job.state.is_finished if self is ShownState.PAUSED else job.state == self.value
-
-
-@app.command("list", epilog="Examples: `syncer jobs list`, `syncer jobs list --document blogpost --state failed`")
+@app.command("list", epilog="Examples: `syncer jobs list`, `syncer jobs list 7 --json`")
 def list_(
     job_id: Annotated[int | None, typer.Argument(metavar="ID", min=1, help="Only this job, in full.")] = None,
     *,
-    document: parameters.OfDocument = None,
-    state: Annotated[
-        ShownState | None,
-        typer.Option(metavar="STATE", help="Only jobs in this state: unfinished, paused, done, failed or cancelled."),
-    ] = None,
     as_json: parameters.AsJson = False,
 ) -> None:
     """List unfinished and recently finished jobs, or one."""
     with _connect() as connection:
-        if document is not None:
-            require_active(connection, document)
         job_workers = chunks.job_workers_alive(connection)
-        jobs = [
-            job
-            for job in (model.recent(connection) if job_id is None else [model.find(connection, job_id)])
-            if document in (None, job.document) and (state is None or state.has(job))
-        ]
+        jobs = model.recent(connection) if job_id is None else [model.find(connection, job_id)]
     if as_json:
         render.print_json([job.as_json() for job in jobs])
     elif job_id is not None and jobs:

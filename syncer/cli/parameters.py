@@ -61,8 +61,6 @@ NoKafka = Annotated[bool, typer.Option("--no-kafka", help="Do without Kafka: one
 Only = Annotated[Part | None, typer.Option("--only", metavar="|".join(Part), help=_ONLY)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; docs/json.md has its fields.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all details.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Also exit with 1 for warnings.")]
 Values = Annotated[bool, typer.Option("--values", help="Show field values, which may be sensitive.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, callback=finite, help="Maximum time to wait.")]
 Rate = Annotated[

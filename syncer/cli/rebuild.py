@@ -12,18 +12,15 @@ from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.render import say
-from syncer.jobs import queue
 
 app = typer.Typer(help="Rebuild an index, or give that up.", no_args_is_help=True)
 
 
-@app.command(epilog="Examples: `syncer index rebuild blogpost`, `syncer index rebuild blogpost --rate 500`")
+@app.command(epilog="Example: `syncer index rebuild blogpost`")
 def rebuild(
     document: parameters.Document,
     *,
-    rate: parameters.Rate = None,
     despite_dead_lettered: parameters.DespiteDeadLettered = False,
-    as_json: parameters.AsJson = False,
 ) -> None:
     """Build a new index and switch searches to it.
 
@@ -32,20 +29,15 @@ def rebuild(
     interrupted, the same command resumes it. With --despite-dead-lettered, the index may lack
     documents that cannot be written.
     """
-    out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
+    out, err = render.console(sys.stdout), render.console(sys.stderr)
     with open_parts("index") as parts:
         parts.document(document)
         initial_load = reindex.begin(parts.connection, parts.indices, document, report=partial(say, out))
-        if initial_load.job is not None and rate is not None:
-            queue.set_rate(parts.connection, initial_load.job, rate)
-        progress = LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered)
-        job = progress.initial_load(initial_load)
-    if as_json:
-        _print_json(document, initial_load.document.index_name, job=job and job.as_json())
+        LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered).initial_load(initial_load)
 
 
 @app.command(epilog="Example: `syncer index abort blogpost --yes`")
-def abort(document: parameters.Document, *, yes: parameters.Yes = False, as_json: parameters.AsJson = False) -> None:
+def abort(document: parameters.Document, *, yes: parameters.Yes = False) -> None:
     """Drop the new index that is being built.
 
     Searches still use the current index.
@@ -55,11 +47,4 @@ def abort(document: parameters.Document, *, yes: parameters.Yes = False, as_json
         found = reindex.building(parts.connection, document)
         parameters.confirm(f"Drop {found.index_name}, which is being built?", yes=yes)
         dropped = reindex.abort(parts.connection, parts.indices, document)
-    if as_json:
-        _print_json(document, dropped.index_name)
-    else:
-        typer.echo(f"Dropped {dropped.index_name}")
-
-
-def _print_json(document: str, index_name: str, **more: object) -> None:
-    render.print_json({"document": document, "index_name": index_name, **more})
+    typer.echo(f"Dropped {dropped.index_name}")

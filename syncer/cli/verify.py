@@ -12,21 +12,10 @@ from syncer.base.errors import DefinitionError
 from syncer.cli import parameters, render
 from syncer.cli.comparing import compared, show_verify
 from syncer.cli.context import Parts, open_parts
-from syncer.cli.parameters import finite
 from syncer.documents import registry
 from syncer.documents.registry import Document
-from syncer.verify.settle import SETTLE_SECONDS
 
 Repair = Annotated[bool, typer.Option("--repair", help="Write differing documents again and compare once more.")]
-Settle = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        callback=finite,
-        help="Time to wait for changes in flight that make no progress, and for jobs.",
-    ),
-]
 _UNDECIDED = 3
 """The exit code if no drift was found but some documents are busy."""
 
@@ -35,7 +24,6 @@ def verify(
     document: parameters.MaybeDocument = None,
     *,
     repair: Repair = False,
-    settle: Settle = SETTLE_SECONDS,
     values: parameters.Values = False,
     as_json: parameters.AsJson = False,
 ) -> None:
@@ -50,7 +38,7 @@ def verify(
     reports = []
     with open_parts("verify") as parts:
         for kept in _kept(parts, document):
-            report = compared(parts, kept, err=err, settle_seconds=settle, values=values, repair=repair)
+            report = compared(parts, kept, err=err, values=values, repair=repair)
             reports.append(report)
             if not as_json:
                 show_verify(out, report, kept)

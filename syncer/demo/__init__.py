@@ -23,13 +23,13 @@ from syncer.demo.guide import models
 from syncer.demo.stage import perform
 
 
-def play(console: Console, *, keep: bool, with_kafka: bool, posts: int) -> bool:
-    """Play the blog, whose famous author has so many posts; return what `syncer.demo.stage.perform` does.
+def play(console: Console, *, keep: bool, with_kafka: bool) -> bool:
+    """Play the blog; return what `syncer.demo.stage.perform` does.
 
     Raises:
         SyncerError: A part of it failed; the servers are stopped.
     """
-    return perform(console, partial(blog.play, posts=posts), keep=keep, with_kafka=with_kafka)
+    return perform(console, blog.play, keep=keep, with_kafka=with_kafka)
 
 
 def play_models(console: Console, names: Sequence[str], *, keep: bool, with_kafka: bool) -> bool:

@@ -520,15 +520,15 @@ class Report:
         found = Counter(finding.severity for findings in self.findings.values() for finding in findings)
         return {severity: found[severity] for severity in Severity}
 
-    def is_well(self, *, strict: bool) -> bool:
-        """Whether nothing is wrong; if strict, whether everything is well."""
-        bad = set(Severity) - {Severity.WELL} if strict else {Severity.WRONG}
-        return not any(self.numbers[severity] for severity in bad)
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.numbers[Severity.WRONG]
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "is_well": self.is_well(strict=False),
+            "is_well": self.is_well,
             **{str(severity): number for severity, number in self.numbers.items()},
             "findings": [
                 {"id": check.id, "expected": check.expected, **asdict(finding)}

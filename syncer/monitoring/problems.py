@@ -247,7 +247,7 @@ def _of_document(document: DocumentStatus, status: Status) -> Iterator[Problem]:
     if document.dead_letters:
         yield Problem(
             message=f"{amount(document.dead_letters, 'document')} of {document.name} could not be written.",
-            action=f"Why, and what to do: syncer dead-letters list --document {document.name}",
+            action=f"Why, and what to do: syncer dead-letters list {document.name}",
             runbook="SyncerDeadLetters",
             about=document.name,
         )

@@ -12,9 +12,26 @@ from pathlib import Path
 
 from tests.support.world import BLOG_SCHEMA, REPOSITORY, World
 
+IN_SDIST = {
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "docker-compose.yml",
+    "docs/security.md",
+    "tests/support/world.py",
+}
+IN_WHEEL = {
+    "syncer/_shipped/config/syncer.yaml",
+    "syncer/_shipped/docs/operating.md",
+    "syncer/demo/blog.sql",
+    "syncer/demo/guide.yaml",
+    "syncer/sandbox/artifacts.json",
+    *(f"syncer/_shipped/migrations/{migration.name}" for migration in (REPOSITORY / "migrations").iterdir()),
+}
+
 
 def run(*command: str | Path, folder: Path, environment: dict[str, str] | None = None) -> str:
-    """What a command says that is to succeed."""
+    """What a command prints that is to succeed."""
     done = subprocess.run(
         list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
@@ -29,26 +46,10 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", packages, REPOSITORY, folder=tmp_path)
     (sdist,), (wheel,) = packages.glob("*.tar.gz"), packages.glob("*.whl")
     with tarfile.open(sdist) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
-    assert held >= {
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "docker-compose.yml",
-        "docs/security.md",
-        "tests/support/world.py",
-    }
+        assert {name.partition("/")[2] for name in archive.getnames()} >= IN_SDIST
     with zipfile.ZipFile(wheel) as unpacked:
         held = set(unpacked.namelist())
-    assert held >= {
-        "syncer/_shipped/config/syncer.yaml",
-        "syncer/_shipped/docs/operating.md",
-        "syncer/demo/blog.sql",
-        "syncer/demo/guide.yaml",
-        "syncer/sandbox/artifacts.json",
-    }
-    shipped = {Path(name).name for name in held if "_shipped/migrations" in name}
-    assert shipped == {one.name for one in (REPOSITORY / "migrations").iterdir()}
+    assert held >= IN_WHEEL
     assert not [name for name in held if name.startswith(("tests/", "docs/"))]
 
     made = tmp_path / "environment"
@@ -56,18 +57,8 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     (packages_folder,) = (made / "lib").glob("python*/site-packages")
     # What it depends on is taken from here; the .pth of an editable syncer is not followed from there.
     (packages_folder / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        made / "bin" / "python",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-    )
-    run(*pip, wheel, folder=tmp_path)
+    install = ("install", "--quiet", "--no-deps", "--no-index")
+    run(sys.executable, "-m", "pip", "--python", made / "bin" / "python", *install, wheel, folder=tmp_path)
     home, folder = tmp_path / "home", tmp_path / "empty"
     home.mkdir()
     folder.mkdir()
@@ -82,15 +73,13 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     assert str(made) in run(made / "bin" / "python", "-c", where, folder=folder, environment=environment)
     assert syncer("--version").startswith("syncer 0.1.0")
     world.sql(BLOG_SCHEMA.read_text())
-    world.sql(
-        "INSERT INTO users (id, name, email) VALUES (1, 'John', 'j'); "
-        "INSERT INTO posts (user_id, title, body) VALUES (1, 't', 'b')"
-    )
+    world.sql("INSERT INTO users (name, email) VALUES ('John', 'j')")
+    world.sql("INSERT INTO posts (user_id, title, body) VALUES (1, 't', 'b')")
     syncer("init", "--table", "posts", "--with", "comments", "--name", "blogpost")
     (folder / "config" / "documents" / "blogpost" / "document.yaml").write_text(f"index: {world.alias}\n")
     syncer("migrate")
     assert "new index, 1 document" in syncer("plan")
     syncer("apply", "--yes")
     syncer("verify")
-    assert [one["user"]["name"] for one in world.held().values()] == ["John"]
+    assert [document["user"]["name"] for document in world.held().values()] == ["John"]
     assert list(home.iterdir()) == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.support.world import BLOG_SCHEMA, REPOSITORY, World
 
 ROWS = """
@@ -18,110 +16,67 @@ ANALYZE;
 NO_KAFKA = {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 
 
-@pytest.fixture
-def blog(empty_world: World) -> World:
-    """The blog with some rows, and nothing of syncer's."""
-    empty_world.sql(BLOG_SCHEMA.read_text())
-    empty_world.sql(ROWS)
-    return empty_world
-
-
-def plan(world: World, *arguments: str, code: int = 0, **environment: str) -> str:
+def plan(world: World, *arguments: str, code: int = 0) -> str:
     """What plan prints; it must exit with this code."""
-    finished = world.syncer("plan", *arguments, environment={**NO_KAFKA, **environment})
+    finished = world.syncer("plan", *arguments, environment=NO_KAFKA)
     assert finished.returncode == code, finished.stdout + finished.stderr
     assert finished.stderr == ""
     return finished.stdout
 
 
-def plan_json(world: World, *arguments: str, code: int = 0) -> dict[str, Any]:
+def plan_json(world: World, *, code: int = 0) -> dict[str, Any]:
     """The same as data."""
-    printed: dict[str, Any] = json.loads(plan(world, "--json", *arguments, code=code))
+    printed: dict[str, Any] = json.loads(plan(world, "--json", code=code))
     return printed
 
 
-def test_a_plan_needs_neither_migrate_nor_kafka(blog: World) -> None:
-    """It shows the document and what one changed row of each table leads to; --verbose adds the queries."""
-    printed = plan(blog)
+def edit(world: World, file: str, old: str, new: str) -> None:
+    """Change a file of the definition."""
+    path = world.document_folder / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_definition_from_the_first_plan_to_a_new_index(empty_world: World) -> None:
+    """It needs neither migrate nor Kafka; what a mapping rejects is an error, what needs a new index is none."""
+    world = empty_world
+    world.sql(BLOG_SCHEMA.read_text() + ROWS)
+    printed = plan(world)
     assert "syncer migrate" in printed
-    assert f"blogpost → {blog.alias}: new index, 2 documents" in printed
-    ways = dict(line.split(maxsplit=4)[3:5] for line in printed.splitlines() if "a change of" in line)
-    assert ways["public.users"].startswith("2 documents, ")
-    assert ways["public.comments"] == "1 document, by its post_id"
-    assert blog.sql("SELECT to_regnamespace('syncer')") == [(None,)]
-    assert "FROM %(rows)s AS n1" in plan(blog, "--verbose")
-
-
-def test_a_select_that_its_mapping_rejects_is_an_error(blog: World) -> None:
-    """A column without a field in a strict mapping: the exit code is 1, and apply refuses it, too."""
-    blog.migrate()
-    select = blog.document_folder / "select.sql"
-    select.write_text(select.read_text().replace("p.tags,", "p.tags, length(p.body) AS size,"))
-    first, *_ = plan(blog, code=1).splitlines()
-    assert first.startswith("Error in blogpost: 2 of 2 sampled documents are rejected, for example ")
-    assert "dynamic introduction of [size]" in first
-    seen = plan_json(blog, code=1)
-    assert seen["has_errors"] is True
-    assert [problem["severity"] for problem in seen["documents"][0]["problems"]] == ["error"]
-    for options in ((), ("--yes",)):
-        finished = blog.syncer("apply", *options)
-        assert finished.returncode == 1
-        assert "blogpost: 2 of 2 sampled documents are rejected, for example " in finished.stderr
-        assert "Nothing was changed" in finished.stderr
-        assert blog.sql("SELECT name FROM syncer.document") == []
-
-
-def test_json_has_what_the_page_guarantees(blog: World) -> None:
-    """A CI job finds the same names whether a document is fine or refused."""
-    seen = plan_json(blog)
-    assert seen.keys() == {
-        *("has_errors", "has_warnings", "is_migrated", "is_empty", "documents", "missing_indexes"),
-        *("released", "forgotten", "removed", "dropped"),
-    }
+    assert f"blogpost → {world.alias}: new index, 2 documents" in printed
+    paths = dict(line.split(maxsplit=4)[3:5] for line in printed.splitlines() if "a change of" in line)
+    assert paths["public.users"].startswith("2 documents, ")
+    assert paths["public.comments"] == "1 document, by its post_id"
+    assert world.sql("SELECT to_regnamespace('syncer')") == [(None,)]
+    seen = plan_json(world)
     (document,) = seen["documents"]
-    assert document["outcome"] == "new"
-    assert document["sample"]["source"]["user"] == {"id": 1, "name": "John Smith"}
+    assert (document["outcome"], document["sample"]["source"]["user"]) == ("new", {"id": 1, "name": "John Smith"})
     assert (seen["has_errors"], seen["has_warnings"], seen["is_migrated"]) == (False, True, False)
-    select = blog.document_folder / "select.sql"
-    select.write_text(select.read_text().replace("p.title", "p.tilte"))
-    refused = plan_json(blog, code=1)
-    assert refused.keys() == seen.keys()
-    assert refused["documents"][0].keys() == document.keys()
-    assert refused["documents"][0]["outcome"] is None
-    assert "tilte" in refused["documents"][0]["problems"][0]["message"]
     page = (REPOSITORY / "docs" / "json.md").read_text()
     assert [name for name in (*seen, *document, *document["tables"][0]) if f"`{name}`" not in page] == []
 
+    world.migrate()
+    edit(world, "select.sql", "p.tags,", "p.tags, length(p.body) AS size,")
+    first, *_ = plan(world, code=1).splitlines()
+    assert first.startswith("Error in blogpost: 2 of 2 sampled documents are rejected, for example ")
+    assert "dynamic introduction of [size]" in first
+    rejected = plan_json(world, code=1)
+    assert [problem["severity"] for problem in rejected["documents"][0]["problems"]] == ["error"]
+    finished = world.syncer("apply", "--yes")
+    assert (finished.returncode, "Nothing was changed" in finished.stderr) == (1, True)
+    assert world.sql("SELECT name FROM syncer.document") == []
 
-def test_warnings_fail_only_a_strict_plan(blog: World) -> None:
-    """A text that searches do not find is a warning with exit code 0, and 1 with --strict; a note never is."""
-    blog.migrate()
-    blog.sql("ALTER TABLE posts ADD COLUMN due text")
-    body, select = (blog.document_folder / name for name in ("index.json", "select.sql"))
-    select.write_text(select.read_text().replace("p.tags,", "p.tags, p.due::date AS due,"))
-    title = '"title": { "type": "text" }'
-    body.write_text(body.read_text().replace(title, title + ', "due": { "type": "date" }'))
-    assert "a text is cast to date" in plan(blog, "--strict")
-    body.write_text(body.read_text().replace(title, '"title": { "type": "keyword", "ignore_above": 5 }'))
-    assert plan_json(blog)["has_warnings"] is True
-    assert plan(blog, "--strict", code=1).startswith("No errors; 1 warning")
+    edit(world, "select.sql", "p.tags, length(p.body) AS size,", "p.tilte,")
+    refused = plan_json(world, code=1)
+    assert (refused.keys(), refused["documents"][0].keys()) == (seen.keys(), document.keys())
+    assert refused["documents"][0]["outcome"] is None
+    assert "tilte" in refused["documents"][0]["problems"][0]["message"]
 
-
-def test_a_change_that_needs_a_new_index_is_no_refusal(blog: World) -> None:
-    """Elasticsearch's reason is shown, and the exit code is 0."""
-    blog.migrate()
-    blog.apply()
-    body = blog.document_folder / "index.json"
-    body.write_text(body.read_text().replace('"title": { "type": "text" }', '"title": { "type": "keyword" }'))
-    (document,) = plan_json(blog)["documents"]
-    assert (document["outcome"], document["problems"]) == ("reindex", [])
+    edit(world, "select.sql", "p.tilte,", "p.tags,")
+    world.apply()
+    edit(world, "index.json", '"title": { "type": "text" }', '"title": { "type": "keyword", "ignore_above": 5 }')
+    assert plan(world, "blogpost").startswith("No errors; 1 warning")
+    (document,) = plan_json(world)["documents"]
+    assert document["outcome"] == "reindex"
     assert "from type [text] to [keyword]" in document["reason"]
-
-
-def test_one_document_alone(blog: World) -> None:
-    """A name limits the plan to that document; one that is not there is an error with those that are."""
-    assert [document["name"] for document in plan_json(blog, "blogpost")["documents"]] == ["blogpost"]
-    finished = blog.syncer("plan", "blogpots")
-    assert finished.returncode == 1
-    assert "There is no document blogpots" in finished.stderr
-    assert "There are: blogpost" in finished.stderr

@@ -1,4 +1,4 @@
-"""The embedded servers: they answer, keep what they are told, die and come back, and leave nothing behind."""
+"""The embedded servers: they answer, keep what is committed, die and come back, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
+TOKEN = "a token that is long enough"  # noqa: S105 - of this test
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
 INSERT INTO posts (id, user_id, title, body)
@@ -30,10 +30,10 @@ INSERT INTO comments (id, post_id, name, comment, age) VALUES (1, 1, 'Alice', 'm
 SECRET = "123456789"  # noqa: S105 - a value of a row
 WIDTHS = (320, 700, 1280, 1900)
 FITS = "document.documentElement.scrollWidth <= window.innerWidth"
-# A control that shows no name, or a picture without a text, is one that who does not see it cannot use.
+# A control without a name, or a picture without a text, is lost on a screen reader.
 NAMELESS = """
-[...document.querySelectorAll('button, input, select, a, svg[role=img], table')].filter((one) => one.offsetParent
-    && !(one.innerText || one.getAttribute('aria-label') || one.labels?.length || one.caption)).length
+[...document.querySelectorAll('button, input, select, a, svg[role=img], table')].filter((found) => found.offsetParent
+    && !(found.innerText || found.getAttribute('aria-label') || found.labels?.length || found.caption)).length
 """
 
 
@@ -45,9 +45,9 @@ class Visit:
         self.requests: list[str] = []
         self.errors: list[str] = []
         page.set_default_timeout(DEADLINE_SECONDS * 1000)
-        page.on("request", lambda one: self.requests.append(one.url))
-        page.on("pageerror", lambda one: self.errors.append(str(one)))
-        page.on("console", lambda one: self.errors.append(one.text) if one.type in ("error", "assert") else None)
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda line: self.errors.append(line.text) if line.type in ("error", "assert") else None)
 
     def wait_for(self, selector: str, text: str) -> None:
         """Return once an element shows this text."""
@@ -73,7 +73,14 @@ def visit() -> Iterator[Visit]:
         yield Visit(page)
 
 
-def test_the_page_follows_what_happens(world: World, visit: Visit) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that a daemon which is started again has again."""
+    with chosen_ports(1) as (found,):
+        yield found
+
+
+def test_the_page_follows_what_happens(world: World, visit: Visit, port: int) -> None:
     """Numbers, jobs and dead letters are shown as they come, and its buttons and its box work.
 
     It asks no other host for anything and meets no error; at no width does it have to be scrolled sideways; and when
@@ -82,12 +89,7 @@ def test_the_page_follows_what_happens(world: World, visit: Visit) -> None:
     world.sql("ALTER TABLE comments ALTER age TYPE bigint")
     world.apply()
     world.sql(BLOG)
-    with chosen_ports(1) as (port,):  # which is there again for who comes back
-        follow(world, visit, {"SYNCER_WEB_TOKEN": TOKEN, "SYNCER_WEB_PORT": str(port)})
-
-
-def follow(world: World, visit: Visit, environment: dict[str, str]) -> None:
-    """All of it, one after the other."""
+    environment = {"SYNCER_WEB_TOKEN": TOKEN, "SYNCER_WEB_PORT": str(port)}
     daemon = world.daemon(environment=environment)
     address = str(daemon.wait_for("web.listening")["address"])
     visit.page.goto(address)
@@ -97,9 +99,9 @@ def follow(world: World, visit: Visit, environment: dict[str, str]) -> None:
     visit.wait_for("#documents", "blogpost")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (41, 1, 'another', 'body')")
     visit.wait_for("#at-index .big", "41")
-    assert visit.text("#told") == "All is well."  # which is read aloud, and has no number that changes all the time
+    assert visit.text("#told") == "All is well."  # read aloud: no number that changes all the time
 
-    see_who_runs_and_what_was_verified(world, visit, daemon)
+    see_daemons_and_events(world, visit, daemon)
     unlock(visit)
     look_up(visit)
     job = pause(world, visit)
@@ -111,14 +113,14 @@ def follow(world: World, visit: Visit, environment: dict[str, str]) -> None:
     for width in WIDTHS:
         visit.page.set_viewport_size({"width": width, "height": 800})
         assert visit.page.evaluate(FITS), f"at {width} pixels"
-    assert {urlsplit(one).netloc for one in visit.requests} == {urlsplit(address).netloc}
+    assert {urlsplit(url).netloc for url in visit.requests} == {urlsplit(address).netloc}
     assert visit.errors == []
 
     lose_and_find(world, visit, daemon, environment)
     visit.wait_for("#jobs", f"{job} ·")
 
 
-def see_who_runs_and_what_was_verified(world: World, visit: Visit, daemon: Daemon) -> None:
+def see_daemons_and_events(world: World, visit: Visit, daemon: Daemon) -> None:
     """Each daemon has a row; a document has its lag and its last verify, which is also an event."""
     visit.wait_for("#daemons tbody", str(daemon.process.pid))
     visit.wait_for("#daemons tbody", version("syncer-cdc"))
@@ -172,7 +174,7 @@ def look_up(visit: Visit) -> None:
 
 
 def pause(world: World, visit: Visit) -> int:
-    """A job is shown, paused, and cancelled once one is sure."""
+    """A job is shown, paused, and cancelled after a second click."""
     with world.connect() as connection:
         made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=0.1)
         assert made is not None

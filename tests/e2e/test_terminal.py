@@ -16,25 +16,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from tests.support.world import DEADLINE_SECONDS, World
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 
 
 class Terminal:
-    """A terminal with a command in it.
-
-    Args:
-        process: The command.
-        screen: What is typed into, and read from.
-    """
+    """A terminal with a command in it."""
 
     def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
         self.process = process
+        self.shown = ""
         self._screen = screen
-        self.said = ""
 
     def press(self, keys: str) -> None:
         """Press keys."""
@@ -43,41 +36,36 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         """Return once it is shown."""
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while text not in _CONTROL.sub("", self.said):
-            assert time.monotonic() < deadline, f"{text} is not shown:\n{self.said}"
-            self.read(1)
-
-    def read(self, seconds: float) -> None:
-        """Read what is shown within so long."""
-        readable, _, _ = select.select([self._screen], [], [], seconds)
-        try:
-            self.said += os.read(self._screen, 65536).decode("utf-8", "replace") if readable else ""
-        except OSError:
-            assert self.process.wait(DEADLINE_SECONDS) is not None, self.said
+        while text not in _CONTROL.sub("", self.shown):
+            assert time.monotonic() < deadline, f"{text} is not shown:\n{self.shown}"
+            self._read(1)
 
     def wait(self) -> int:
-        """Read until it ends, since who is not read from does not come to its end; its exit code."""
+        """Read until the command ends, as it may wait for its output to be read; its exit code."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it does not end:\n{self.said}"
-            self.read(0.1)
+            assert time.monotonic() < deadline, f"it does not end:\n{self.shown}"
+            self._read(0.1)
         return int(self.process.returncode)
+
+    def _read(self, seconds: float) -> None:
+        readable, _, _ = select.select([self._screen], [], [], seconds)
+        try:
+            self.shown += os.read(self._screen, 65536).decode("utf-8", "replace") if readable else ""
+        except OSError:
+            assert self.process.wait(DEADLINE_SECONDS) is not None, self.shown
 
 
 @contextmanager
-def terminal(world: World, *arguments: str, columns: int, rows: int = 40) -> Iterator[Terminal]:
-    """A command in a terminal of this size."""
+def terminal(world: World, *arguments: str, columns: int) -> Iterator[Terminal]:
+    """A command in a terminal of this width."""
     screen, inside = pty.openpty()
-    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {**world.environment, "TERM": "xterm-256color"}
     environment.pop("COLUMNS", None)
+    command = [sys.executable, "-m", "syncer", *arguments]
     process = subprocess.Popen(
-        [sys.executable, "-m", "syncer", *arguments],
-        env=environment,
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
+        command, env=environment, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
     )
     os.close(inside)
     try:
@@ -89,30 +77,20 @@ def terminal(world: World, *arguments: str, columns: int, rows: int = 40) -> Ite
         os.close(screen)
 
 
-@pytest.mark.parametrize("columns", [40, 120])
-def test_the_live_status_follows_what_changes(world: World, columns: int) -> None:
-    """At any width, also while no daemon runs."""
-    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
-    with terminal(world, "status", "--watch", columns=columns) as one:
-        one.wait_for("No daemon is running")
-        world.sql("INSERT INTO users (id, name, email) VALUES (2, 'Al', 'al@smith.com')")
-        one.wait_for("2 changes in")
-        one.process.send_signal(signal.SIGINT)
-        assert one.wait() == 0
-    assert "Traceback" not in one.said
-
-
-def test_the_live_status_tells_what_is_away_and_leaves_at_ctrl_c(world: World) -> None:
-    """It says that a server is away, keeps what it has seen, and goes on once it is back."""
-    with terminal(world, "status", "--watch", columns=100) as one:
-        one.wait_for("No daemon is running")
+def test_the_live_status_follows_what_changes(world: World) -> None:
+    """Also in a narrow terminal, and while a server is away; Ctrl-C ends it."""
+    with terminal(world, "status", "--watch", columns=60) as live:
+        live.wait_for("No daemon is running")
+        world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'john@smith.com'), (2, 'Al', 'al@smith.com')")
+        live.wait_for("2 changes in")
         world.sql("ALTER SCHEMA syncer RENAME TO away")
-        one.wait_for("Postgres is not usable")
+        live.wait_for("Postgres is not usable")
         world.sql("ALTER SCHEMA away RENAME TO syncer")
-        one.said = ""
-        one.wait_for("No daemon is running")
-        one.process.send_signal(signal.SIGINT)
-        assert one.wait() == 0
+        live.shown = ""
+        live.wait_for("No daemon is running")
+        live.process.send_signal(signal.SIGINT)
+        assert live.wait() == 0
+    assert "Traceback" not in live.shown
 
 
 def test_a_no_changes_nothing(world: World) -> None:
@@ -120,8 +98,8 @@ def test_a_no_changes_nothing(world: World) -> None:
     mapping = world.document_folder / "index.json"
     mapping.write_text(mapping.read_text().replace('"title":', '"more": {"type": "long"}, "title":'))
     for answer, code, revision in (("n", 1, 1), ("y", 0, 2)):
-        with terminal(world, "apply", columns=100) as one:
-            one.wait_for("Apply?")
-            one.press(f"{answer}\n")
-            assert one.wait() == code
+        with terminal(world, "apply", columns=100) as asking:
+            asking.wait_for("Apply?")
+            asking.press(f"{answer}\n")
+            assert asking.wait() == code
         assert world.sql("SELECT revision FROM syncer.document") == [(revision,)]

@@ -395,8 +395,8 @@ def test_an_older_snapshot_is_found_and_made_good(narrow: World) -> None:
             wait_for_completion=True,
         )
         client.snapshot.delete_repository(name=narrow.name)
-    assert narrow.syncer("verify", "--settle", "0.5").returncode != 0
+    assert narrow.syncer("verify").returncode != 0
     daemon = narrow.daemon()
-    narrow.syncer("verify", "--repair", "--settle", "0.5")
+    narrow.syncer("verify", "--repair")
     narrow.wait_until_level()
     assert daemon.stop() == 0

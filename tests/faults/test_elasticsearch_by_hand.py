@@ -110,9 +110,9 @@ def test_what_is_changed_by_hand_is_found_and_repaired(blog: World) -> None:
         blog.handle(worker)  # of what differs from here on, nothing is on its way
     with blog.elasticsearch() as client:
         edit(client, blog)
-    assert blog.syncer("verify", "--settle", "0.5").returncode == 1
+    assert blog.syncer("verify").returncode == 1
     blog.daemon()
-    blog.syncer("verify", "--repair", "--settle", "0.5")
+    blog.syncer("verify", "--repair")
     blog.wait_until_level()
 
 
@@ -141,7 +141,7 @@ def test_an_id_that_no_row_can_have_is_an_orphan(empty_world: World, type_: str)
             client.index(
                 index=empty_world.alias_of("thing"), id=orphan, document={"name": "added by hand"}, refresh=True
             )
-        verified = empty_world.syncer("verify", "--settle", "1")
+        verified = empty_world.syncer("verify")
         assert "suspended" not in verified.stdout + verified.stderr
         assert verified.stdout.count("extra") >= 3
     empty_world.backfill("thing")

@@ -211,7 +211,7 @@ def test_a_repair_is_killed(blog: World) -> None:
     assert blog.differences() == []
 
 
-REPAIR = ("verify", "--repair", "--settle", "0.1")
+REPAIR = ("verify", "--repair")
 
 
 def test_migrate_is_killed(empty_world: World) -> None:

@@ -86,11 +86,11 @@ def is_searchable(world: World) -> bool:
         return int(client.count(index=world.alias, query={"match": {"title": "kept"}})["count"]) == KEPT
 
 
-def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
+def begin(world: World) -> subprocess.Popen[bytes]:
     """``syncer index rebuild blogpost`` in a process of its own."""
     with (world.folder / "rebuild.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "syncer", "index", "rebuild", "blogpost", *arguments],
+            [sys.executable, "-m", "syncer", "index", "rebuild", "blogpost"],
             env=world.environment,
             stdout=log,
             stderr=log,
@@ -233,14 +233,15 @@ def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_current_and
 
     Afterwards it is done by one command.
     """
-    blog.worker_settings["SYNCER_WORKER_BATCH_DOCUMENTS_MAX"] = "20"  # the rate holds between chunks
     blog.daemon()
     wait_until(lambda: is_searchable(blog), what="all that stays is found")
     before = blog.index_of()
     with searching(blog):
-        process = begin(blog, "--rate", "20")
-        new = building(blog)
-        block(blog, new, is_blocked=True)
+        with blog.application() as altering:
+            altering.execute("LOCK TABLE posts")  # nothing is written before the disk is full
+            process = begin(blog)
+            new = building(blog)
+            block(blog, new, is_blocked=True)
         assert process.wait(DEADLINE_SECONDS) == 1
         said = (blog.folder / "rebuild.log").read_text()
         assert f"{new} is suspended" in said

@@ -87,7 +87,7 @@ def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: W
         [(id_, error)] = dead_letters(world)
         assert len(id_) < 200
         assert "512 bytes" in error
-        verified = json.loads(world.syncer("verify", "--settle", "2", "--json").stdout)
+        verified = json.loads(world.syncer("verify", "--json").stdout)
         assert [(one["kind"], one["cause"]) for one in verified[0]["drifts"]] == [("missing", "dead_lettered")]
         world.sql("UPDATE users SET email = 'short' WHERE id = 2")
         wait_until(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from tests.support.standbys import standbys
 from tests.support.world import World, made, postgres_with
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
-OF_POSTGRES = [one for one in CHECKS if one.server == "postgres"]
+OF_POSTGRES = [check for check in CHECKS if check.server == "postgres"]
+FUNCTION = 'syncer."capture_public.users"()'
 
 
 @pytest.fixture(scope="module")
@@ -36,120 +36,93 @@ def world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempP
         yield world
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """Something that is broken.
 
     Args:
         id: The check that sees it.
         breaks: SQL that breaks it, as the superuser.
-        says: What the finding names.
+        part: What the finding names.
         severity: How bad it is.
         role: The role that the doctor connects as.
-        restore: SQL that restores what the fix leaves behind.
-        by_restoring: Whether that mends it, and not the fix.
+        undo: SQL that restores what the fix leaves behind.
+        is_advice: Whether `undo` mends it, as the fix is for a person to decide.
     """
 
     id: str
     breaks: str
-    says: str = ""
+    part: str = ""
     severity: Severity = WRONG
     role: str = "postgres"
-    restore: str = "SELECT"
-    by_restoring: bool = False
+    undo: str = "SELECT"
+    is_advice: bool = False
 
 
-RELOAD = "; SELECT pg_reload_conf()"
-FUNCTION = 'syncer."capture_public.users"()'
+def off(setting: str, where: str = "ALTER SYSTEM", value: str = "off") -> str:
+    """SQL that changes a setting."""
+    return f"{where} SET {setting} = {value}; SELECT pg_reload_conf()"
+
+
+def lacks(what: str, role: str, part: str, severity: Severity) -> Case:
+    """A privilege that a daemon's role needs."""
+    on = f"{what} {{verb}} {{{{database}}}}_{role}"
+    revoke, grant_again = on.format(verb="FROM"), on.format(verb="TO")
+    return Case(
+        "postgres.privileges", f"REVOKE {revoke}", part, severity, "daemon", f"GRANT {grant_again}", is_advice=True
+    )
+
+
 CASES = [
     Case(
-        id="postgres.reach",
-        breaks="INSERT INTO syncer.migration (name, checksum) VALUES ('9999_later', 'later')",
-        says="9999_later",
-        restore="DELETE FROM syncer.migration WHERE name = '9999_later'",
-        by_restoring=True,
+        "postgres.reach",
+        "INSERT INTO syncer.migration (name, checksum) VALUES ('9999_later', 'later')",
+        "9999_later",
+        undo="DELETE FROM syncer.migration WHERE name = '9999_later'",
+        is_advice=True,
     ),
-    Case(id="postgres.durability", breaks=f"ALTER SYSTEM SET fsync = off{RELOAD}"),
-    Case(id="postgres.durability", breaks=f"ALTER SYSTEM SET full_page_writes = off{RELOAD}"),
+    Case("postgres.durability", off("fsync")),
+    Case("postgres.durability", off("full_page_writes")),
     *(
-        Case(
-            id="postgres.synchronous_commit", breaks=f"{where} SET synchronous_commit = off{RELOAD}", severity=CONSIDER
-        )
+        Case("postgres.synchronous_commit", off("synchronous_commit", where), severity=CONSIDER)
         for where in ("ALTER SYSTEM", "ALTER ROLE daemon", "ALTER DATABASE {database}", "ALTER ROLE ALL")
     ),
+    Case("postgres.deadlock_timeout", off("deadlock_timeout", value="'500ms'"), severity=CONSIDER),
+    lacks("USAGE ON SCHEMA syncer", "relay, {{database}}_worker", "use the schema syncer", WRONG),
+    lacks("TRUNCATE ON syncer.outbox_0", "relay", "TRUNCATE on syncer.outbox_0", CONSIDER),
+    lacks("USAGE ON SEQUENCE syncer.version", "worker", "USAGE on syncer.version", CONSIDER),
+    Case("postgres.logged", "ALTER TABLE syncer.outbox_3 SET UNLOGGED", "syncer.outbox_3"),
+    Case("postgres.logged", "ALTER SEQUENCE syncer.version SET UNLOGGED", "syncer.version"),
+    Case("postgres.sequence", "ALTER SEQUENCE syncer.version CACHE 50", "CACHE 50"),
+    Case("postgres.sequence", "ALTER SEQUENCE syncer.version INCREMENT 2 CYCLE", "INCREMENT 2"),
+    Case("postgres.triggers", "ALTER TABLE comments DISABLE TRIGGER syncer_row_fe6ac3f5", "public.comments"),
+    Case("postgres.triggers", "DELETE FROM syncer.capture WHERE relation = 'public.posts'", "posts"),
     Case(
-        id="postgres.deadlock_timeout",
-        breaks=f"ALTER SYSTEM SET deadlock_timeout = '500ms'{RELOAD}",
-        severity=CONSIDER,
-    ),
-    *(
-        Case(
-            id="postgres.privileges",
-            breaks=breaks,
-            says=says,
-            severity=severity,
-            role="daemon",
-            restore=restore,
-            by_restoring=True,
-        )
-        for severity, breaks, says, restore in (
-            (
-                WRONG,
-                "REVOKE USAGE ON SCHEMA syncer FROM {database}_relay, {database}_worker",
-                "use the schema syncer",
-                "GRANT USAGE ON SCHEMA syncer TO {database}_relay, {database}_worker",
-            ),
-            (
-                CONSIDER,
-                "REVOKE TRUNCATE ON syncer.outbox_0 FROM {database}_relay",
-                "TRUNCATE on syncer.outbox_0",
-                "GRANT TRUNCATE ON syncer.outbox_0 TO {database}_relay",
-            ),
-            (
-                CONSIDER,
-                "REVOKE USAGE ON SEQUENCE syncer.version FROM {database}_worker",
-                "USAGE on syncer.version",
-                "GRANT USAGE ON SEQUENCE syncer.version TO {database}_worker",
-            ),
-        )
-    ),
-    Case(id="postgres.logged", breaks="ALTER TABLE syncer.outbox_3 SET UNLOGGED", says="syncer.outbox_3"),
-    Case(id="postgres.logged", breaks="ALTER SEQUENCE syncer.version SET UNLOGGED", says="syncer.version"),
-    Case(id="postgres.sequence", breaks="ALTER SEQUENCE syncer.version CACHE 50", says="CACHE 50"),
-    Case(id="postgres.sequence", breaks="ALTER SEQUENCE syncer.version INCREMENT 2 CYCLE", says="INCREMENT 2"),
-    Case(
-        id="postgres.triggers",
-        breaks="ALTER TABLE comments DISABLE TRIGGER syncer_row_fe6ac3f5",
-        says="public.comments",
-    ),
-    Case(id="postgres.triggers", breaks="DELETE FROM syncer.capture WHERE relation = 'public.posts'", says="posts"),
-    Case(
-        id="postgres.triggers",
-        breaks=f"CREATE OR REPLACE FUNCTION {FUNCTION} RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
+        "postgres.triggers",
+        f"CREATE OR REPLACE FUNCTION {FUNCTION} RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
         "AS 'BEGIN RETURN NULL; END'",
-        says="not the one",
+        "not the one",
     ),
-    Case(id="postgres.functions", breaks=f"ALTER FUNCTION {FUNCTION} SECURITY INVOKER", says="privileges of the role"),
+    Case("postgres.functions", f"ALTER FUNCTION {FUNCTION} SECURITY INVOKER", "privileges of the role"),
     Case(
-        id="postgres.functions",
-        breaks=f"CREATE ROLE clerk; GRANT CREATE ON SCHEMA syncer TO clerk; ALTER FUNCTION {FUNCTION} OWNER TO clerk",
-        says="clerk",
+        "postgres.functions",
+        f"CREATE ROLE clerk; GRANT CREATE ON SCHEMA syncer TO clerk; ALTER FUNCTION {FUNCTION} OWNER TO clerk",
+        "clerk",
     ),
-    *(
-        Case(id="postgres.reads", breaks=breaks, says=says, role="daemon", restore=restore)
-        for breaks, says, restore in (
-            ("REVOKE SELECT ON comments FROM {database}_documents", "public.comments", "SELECT"),
-            (
-                "REVOKE USAGE ON SCHEMA public FROM public, {database}_relay, {database}_documents",
-                "schema public",
-                "GRANT USAGE ON SCHEMA public TO public",
-            ),
-            (
-                "ALTER TABLE comments ENABLE ROW LEVEL SECURITY",
-                "Row-level security of public.comments",
-                "ALTER ROLE daemon NOBYPASSRLS; ALTER TABLE comments DISABLE ROW LEVEL SECURITY",
-            ),
-        )
+    Case("postgres.reads", "REVOKE SELECT ON comments FROM {database}_documents", "public.comments", role="daemon"),
+    Case(
+        "postgres.reads",
+        "REVOKE USAGE ON SCHEMA public FROM public, {database}_relay, {database}_documents",
+        "schema public",
+        role="daemon",
+        undo="GRANT USAGE ON SCHEMA public TO public",
+    ),
+    Case(
+        "postgres.reads",
+        "ALTER TABLE comments ENABLE ROW LEVEL SECURITY",
+        "Row-level security of public.comments",
+        role="daemon",
+        undo="ALTER ROLE daemon NOBYPASSRLS; ALTER TABLE comments DISABLE ROW LEVEL SECURITY",
     ),
 ]
 
@@ -163,8 +136,8 @@ def as_role(world: World, role: str) -> Settings:
 def run(world: World, statements: str) -> None:
     """Run statements as the superuser, each in a transaction of its own."""
     with psycopg.connect(world.dsn, autocommit=True) as connection:
-        for one in [statements] if "BEGIN" in statements else statements.split("; "):
-            connection.execute(one.format(database=world.name))
+        for statement in [statements] if "BEGIN" in statements else statements.split("; "):
+            connection.execute(statement.format(database=world.name))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id}-{case.breaks[:40]}")
@@ -173,29 +146,25 @@ def test_what_is_broken_is_seen_and_fixed(world: World, case: Case) -> None:
     settings = as_role(world, case.role)
     before = look(world, case.id, settings=settings)
     assert is_well(before), before
-    with ExitStack() as stack:
-        stack.callback(run, world, case.restore)
+    try:
         run(world, case.breaks)
         (found,) = look(world, case.id, settings=settings)
-        assert found.severity is case.severity
-        assert case.says in found.found
-        if not case.by_restoring:
+        assert (found.severity, case.part in found.found) == (case.severity, True)
+        if not case.is_advice:
             fix(world, found)
             after = look(world, case.id, settings=settings)
             assert is_well(after), after
+    finally:
+        run(world, case.undo)
     assert is_well(look(world, case.id, settings=settings))
 
 
-def test_a_least_privileged_daemon_finds_its_postgres_well(world: World) -> None:
-    """With the documented grants every check can be made, and is well."""
+def test_a_role_is_judged_by_its_privileges(world: World) -> None:
+    """With the documented grants every check is well; what a role cannot check for want of a privilege is unseen."""
     report = examine(as_role(world, "daemon"), world.config, checks=OF_POSTGRES)
     assert [found for found in report.findings.values() if not is_well(found)] == []
-
-
-def test_a_role_without_privileges_is_told_which_it_lacks(world: World) -> None:
-    """What it cannot check for want of a privilege is unseen, and not wrong."""
-    world.sql("CREATE ROLE nobody_yet LOGIN")
-    report = examine(as_role(world, "nobody_yet"), world.config, checks=OF_POSTGRES)
+    world.sql("CREATE ROLE newcomer LOGIN")
+    report = examine(as_role(world, "newcomer"), world.config, checks=OF_POSTGRES)
     severities = {check.id: found[0].severity for check, found in report.findings.items()}
     assert [id_ for id_, severity in severities.items() if severity is WRONG] == ["postgres.privileges"]
     assert severities["postgres.sequence"] is severities["postgres.triggers"] is Severity.UNSEEN

@@ -591,12 +591,8 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     assert "10 documents were written, 15 were not" in cancelled
     assert "counts as not loaded. To load it: syncer apply, or syncer backfill blogpost" in cancelled
 
-    def of(*filters: str) -> list[int]:
-        return [one["id"] for one in json.loads(world.syncer("jobs", "list", *filters, "--json").stdout)]
-
-    assert job.id in of("--document", "blogpost", "--state", "cancelled")
-    assert caused.id in of("--state", "unfinished")
-    assert of("--state", "paused") == of("--state", "failed") == []
+    states = {one["id"]: one["state"] for one in json.loads(world.syncer("jobs", "list", "--json").stdout)}
+    assert (states[job.id], states[caused.id]) == ("cancelled", "new")
     again = world.syncer("jobs", "pause", str(job.id))
     assert (again.returncode, "is cancelled already" in again.stderr) == (1, True)
 

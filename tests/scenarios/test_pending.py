@@ -125,11 +125,11 @@ def test_what_no_job_can_replace_is_drift(world: World, late: Job) -> None:
 def test_the_command_names_the_job(world: World, connection: Connection, late: Job) -> None:
     """What is busy is undecided: an exit code of its own, and the job that may write it."""
     queue.pause(connection, late.id)
-    ended = world.syncer("verify", "--settle", "0")
+    ended = world.syncer("verify")
     assert ended.returncode == 3, ended.stdout + ended.stderr
     assert "120 documents are busy" in ended.stdout
     assert f"An open job may write what is busy: {late.id}" in ended.stdout
-    (report,) = json.loads(world.syncer("verify", "--settle", "0", "--json").stdout)
+    (report,) = json.loads(world.syncer("verify", "--json").stdout)
     assert (len(report["busy"]), report["jobs"], report["drifts"]) == (120, [late.id], [])
 
 

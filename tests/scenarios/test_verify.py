@@ -369,14 +369,14 @@ def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) ->
 def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearch) -> None:
     """And has an exit code of its own for that."""
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
-    ended = blog.syncer("verify", "--settle", "0")
+    ended = blog.syncer("verify")
     assert ended.returncode == 3, ended.stdout + ended.stderr
     assert "1 document is busy" in ended.stdout
     assert "Changes in flight make no progress" in ended.stdout
     assert blog.sql("SELECT count(*) FROM syncer.verification") == [(0,)]
     client.delete(index=blog.alias, id="8")
     handled(blog)
-    ended = blog.syncer("verify", "--settle", "0")
+    ended = blog.syncer("verify")
     assert ended.returncode == 1
     assert "2 documents differ" in ended.stdout
     ended = blog.syncer("verify", "--repair")
@@ -516,7 +516,7 @@ def test_documents_nested_hundreds_deep_are_compared(world: World, client: Elast
     client.index(index=world.alias, id="1", document={"deep": json.loads(theirs)})
     (found,) = run(world, values=True).drifts
     assert [(one.path, one.expected, one.held) for one in found.differences] == [(f"deep{'[0]' * levels}", "1", "2")]
-    for command in (("verify", "--settle", "0"), ("explain", "blogpost", "1")):
+    for command in (("verify",), ("explain", "blogpost", "1")):
         for options in (["--values"], ["--values", "--json"]):
             ended = world.syncer(*command, *options)
             assert (ended.returncode, ended.stderr) == (1, ""), ended.stderr[-2000:]

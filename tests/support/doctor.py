@@ -26,13 +26,13 @@ exec {python} -m syncer "$@"
 
 def look(world: World, id_: str, *, settings: Settings | None = None) -> tuple[Finding, ...]:
     """What one check finds in a world."""
-    (check,) = [one for one in CHECKS if one.id == id_]
+    (check,) = [check for check in CHECKS if check.id == id_]
     return examine(settings or world.settings, world.config, checks=[check]).findings[check]
 
 
 def is_well(findings: tuple[Finding, ...]) -> bool:
     """Whether a check found nothing."""
-    return [one.severity for one in findings] == [Severity.WELL]
+    return [finding.severity for finding in findings] == [Severity.WELL]
 
 
 def fix(world: World, finding: Finding, environment: Mapping[str, str] | None = None) -> None:
@@ -63,6 +63,6 @@ def _tools(world: World) -> Path:
         java = shlex.join(world.sandbox.kafka._java("kafka.admin.ConfigCommand"))
         (tools / "syncer").write_text(_SYNCER.format(python=sys.executable))
         (tools / "kafka-configs.sh").write_text(_KAFKA_CONFIGS.format(java=java))
-        for one in tools.iterdir():
-            one.chmod(0o755)
+        for tool in tools.iterdir():
+            tool.chmod(0o755)
     return tools

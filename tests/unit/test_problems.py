@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from syncer.base.model import Role
 from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import JobKind
 from syncer.monitoring import problems as problems_module
-from syncer.monitoring.daemons import DROP_SECONDS, SILENT_SECONDS, Daemon
+from syncer.monitoring.daemons import SILENT_SECONDS, Daemon
 from syncer.monitoring.problems import Urgency, as_json, headline, problems, urgency
 from syncer.monitoring.status import DocumentStatus, IndexFault, Server, Status, Stored
 from tests.support.world import REPOSITORY
@@ -90,91 +92,115 @@ def down(server: Server) -> Server:
     )
 
 
-def messages(found: Status) -> list[str]:
-    """What the problems say."""
-    return [problem.message for problem in problems(found)]
+SUSPENDED = replace(DOCUMENT, suspended="the column posts.title is gone\nRun: syncer apply", is_loaded=False)
+BUILT_BADLY = replace(DOCUMENT, troubles={NEXT: "a column is gone\nRun: syncer apply"})
+PAUSED = replace(JOB, kind=JobKind.FAN_OUT, is_paused=True)
+SILENT = replace(DAEMON, silent_seconds=SILENT_SECONDS + 5, troubles=(TROUBLE,))
+HEIR = replace(DAEMON, host="web-2")
+RETRIES = replace(DAEMON, leads=False, troubles=(replace(TROUBLE, server="kafka", error="Kafka is down"),))
+WAITING = status(daemons=(RETRIES,), outbox_waiting=4210, outbox_since=93)
+WITHOUT_KAFKA = replace(WAITING, servers=(POSTGRES, down(KAFKA), ELASTICSEARCH))
 
 
-def test_the_headline_says_what_goes_on() -> None:
-    """Nothing, what is in flight and for how long, jobs and how long yet, and that it is behind."""
-    assert headline(WELL) == "All is well. Nothing is waiting."
-    assert headline(status(outbox_waiting=1, published=12)) == "All is well. 3 changes in flight."
-    late = status(outbox_waiting=1, published=12, topic_since=95.8)
-    assert headline(late) == "All is well. 3 changes in flight, the oldest for about 4 s."
-    assert headline(status(outbox_waiting=1, topic_since=-500)).startswith("Behind. 1 change in flight")
-    assert headline(status(jobs=(JOB,))) == "All is well. 1 job running, done in about 8 s."
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (WELL, []),
+        # A daemon that does not report, beside others; alone, nothing else follows from that.
+        (status(daemons=()), ["No daemon is running."]),
+        (status(daemons=(SILENT, HEIR)), ["The daemon web-1, process 42 has not reported for 12 s."]),
+        (status(daemons=(SILENT,)), ["No daemon is running. The last one, web-1, process 42, reported 12 s ago."]),
+        # What no daemon does, unless a server keeps it from that.
+        (status(daemons=(replace(DAEMON, leads=False),)), ["No daemon leads: changes stay in the outbox."]),
+        (
+            status(daemons=(replace(DAEMON, components=("relay",)),)),
+            ["No worker is running: changes are not written."],
+        ),
+        (
+            status(daemons=(replace(DAEMON, leads=False, components=(), troubles=(TROUBLE,)),)),
+            ["Elasticsearch's disk is full, for 12 s."],
+        ),
+        # What follows from an outage is not beside it: no missing leader while Kafka is down.
+        (WITHOUT_KAFKA, ["Kafka is down, for 3 min 20 s. 4,210 changes are waiting."]),
+        (
+            replace(WITHOUT_KAFKA, servers=(down(POSTGRES), KAFKA, ELASTICSEARCH), documents=(SUSPENDED,)),
+            ["Postgres is down, for 3 min 20 s."],
+        ),
+        # The most important first.
+        (
+            replace(status(daemons=(), jobs=(PAUSED,)), documents=(SUSPENDED,)),
+            [
+                "No daemon is running.",
+                "blogpost is suspended: the column posts.title is gone.",
+                f"Job {JOB.id} is paused, and documents of {JOB.document} are stale until it is done.",
+            ],
+        ),
+        (replace(WELL, documents=(BUILT_BADLY,)), [f"{NEXT} (building) is suspended: a column is gone."]),
+        # A lost index is the cause, not that its document is suspended.
+        (
+            replace(WELL, documents=(replace(BUILT_BADLY, faults={NEXT: IndexFault.GONE}),)),
+            [f"The index {NEXT} (of blogpost, building) is gone."],
+        ),
+        (
+            replace(WELL, documents=(replace(DOCUMENT, searched=(INDEX, NEXT)),)),
+            [f"Searches of blogpost find {INDEX} and {NEXT} instead of {INDEX} alone."],
+        ),
+        (
+            replace(WELL, documents=(replace(DOCUMENT, drifted=2, dead_letters=1),)),
+            [
+                "2 documents of blogpost differed from the SELECT at the last verify.",
+                "1 document of blogpost could not be written.",
+            ],
+        ),
+    ],
+)
+def test_each_problem_is_named_once(found: Status, expected: list[str]) -> None:
+    """In one sentence, with an action."""
+    assert [problem.message for problem in problems(found)] == expected
+    assert all(problem.action for problem in problems(found))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "how"),
+    [
+        (WELL, "All is well. Nothing is waiting.", Urgency.WELL),
+        (status(outbox_waiting=1, published=12), "All is well. 3 changes in flight.", Urgency.WELL),
+        (
+            status(outbox_waiting=1, published=12, topic_since=95.8),
+            "All is well. 3 changes in flight, the oldest for about 4 s.",
+            Urgency.WELL,
+        ),
+        (
+            status(outbox_waiting=1, topic_since=-500),
+            "Behind. 1 change in flight, the oldest for about 10 min.",
+            Urgency.BUSY,
+        ),
+        (status(jobs=(JOB,)), "All is well. 1 job running, done in about 8 s.", Urgency.WELL),
+        (
+            replace(status(jobs=(JOB,)), documents=(replace(DOCUMENT, is_loaded=False),)),
+            "blogpost is being loaded, done in about 8 s.",
+            Urgency.BUSY,
+        ),
+        (replace(status(daemons=(), jobs=(PAUSED,)), documents=(SUSPENDED,)), "3 problems.", Urgency.BAD),
+        # The heir does not lead yet: that passes.
+        (status(daemons=(SILENT, replace(HEIR, leads=False))), "2 problems.", Urgency.BUSY),
+    ],
+)
+def test_the_headline_is_the_state_in_one_sentence(found: Status, expected: str, how: Urgency) -> None:
+    """Nothing, what is in flight and for how long, jobs and how long yet, problems; and whether to act."""
+    assert (headline(found), urgency(found)) == (expected, how)
 
 
 def test_a_component_that_retries_is_named_with_its_error() -> None:
-    """Once for all daemons that meet it, wherever they are; briefly, it is about to pass."""
-    other = replace(DAEMON, host="web-2", leads=False, troubles=(replace(TROUBLE, seconds=3),))
+    """Once for all daemons that meet it, wherever they are; briefly, it is about to pass. The lag goes on."""
+    other = replace(HEIR, leads=False, troubles=(replace(TROUBLE, seconds=3),))
     both = status(daemons=(replace(DAEMON, troubles=(TROUBLE,)), other))
     (problem,) = problems(both)
     assert (problem.message, problem.action) == ("Elasticsearch's disk is full, for 12 s.", "Make room")
     assert problem.detail == "worker-1 of web-1, process 42\nworker-1 of web-2, process 42"
     assert urgency(both) is Urgency.BAD
     assert urgency(status(daemons=(DAEMON, other))) is Urgency.BUSY
-
-
-def test_a_daemon_that_does_not_report_is_named() -> None:
-    """Beside others that work; alone, no daemon is running, and nothing else follows from that."""
-    silent = replace(DAEMON, silent_seconds=SILENT_SECONDS + 5, troubles=(TROUBLE,))
-    heir = replace(DAEMON, host="web-2")
-    assert messages(status(daemons=(silent, heir))) == ["The daemon web-1, process 42 has not reported for 12 s."]
-    (message,) = messages(status(daemons=(silent,)))
-    assert message == "No daemon is running. The last one, web-1, process 42, reported 12 s ago."
-    assert messages(status(daemons=())) == ["No daemon is running."]
-    assert SILENT_SECONDS < DROP_SECONDS
-    # The heir does not lead yet: that passes.
-    (_, leaderless) = problems(status(daemons=(silent, replace(heir, leads=False))))
-    assert leaderless.is_passing
-
-
-def test_what_no_daemon_does_is_named() -> None:
-    """Unless one of them is about to start, or a server keeps it from that."""
-    assert messages(status(daemons=(replace(DAEMON, leads=False),))) == ["No daemon leads: changes stay in the outbox."]
-    relay = replace(DAEMON, components=("relay",))
-    assert messages(status(daemons=(relay,))) == ["No worker is running: changes are not written."]
-    waits = replace(DAEMON, leads=False, components=(), troubles=(TROUBLE,))
-    assert messages(status(daemons=(waits,))) == ["Elasticsearch's disk is full, for 12 s."]
-
-
-def test_what_follows_from_an_outage_is_not_said_beside_it() -> None:
-    """Not the missing leader and the retries, if Kafka is down; nothing at all, if Postgres is. The lag goes on."""
-    retries = replace(DAEMON, leads=False, troubles=(replace(TROUBLE, server="kafka", error="Kafka is down"),))
-    away = status(daemons=(retries,), outbox_waiting=4210, outbox_since=93)
-    away = replace(away, servers=(POSTGRES, down(KAFKA), ELASTICSEARCH))
-    assert messages(away) == ["Kafka is down, for 3 min 20 s. 4,210 changes are waiting."]
-    assert replace(away, at=130).lag_seconds == 37
-    suspended = replace(DOCUMENT, suspended="a column is gone")
-    blind = replace(away, servers=(down(POSTGRES), KAFKA, ELASTICSEARCH), documents=(suspended,))
-    assert messages(blind) == ["Postgres is down, for 3 min 20 s."]
-
-
-def test_what_matters_most_comes_first() -> None:
-    """Several problems: how many, and each below."""
-    suspended = replace(DOCUMENT, suspended="the column posts.title is gone\nRun: syncer apply", is_loaded=False)
-    paused = replace(JOB, kind=JobKind.FAN_OUT, is_paused=True)
-    found = replace(status(daemons=(), jobs=(paused,)), documents=(suspended,))
-    assert headline(found) == "3 problems."
-    assert messages(found) == [
-        "No daemon is running.",
-        "blogpost is suspended: the column posts.title is gone.",
-        f"Job {JOB.id} is paused, and documents of {JOB.document} are stale until it is done.",
-    ]
-    filling = replace(status(jobs=(JOB,)), documents=(replace(DOCUMENT, is_loaded=False),))
-    assert urgency(filling) is Urgency.BUSY
-    assert headline(filling) == "blogpost is being loaded, done in about 8 s."
-
-
-def test_what_helps_depends_on_what_the_index_is_for() -> None:
-    """One that is being built may be given up; a lost index is the cause, not that its document is suspended."""
-    suspended = replace(DOCUMENT, troubles={NEXT: "a column is gone\nRun: syncer apply"})
-    (problem,) = problems(replace(WELL, documents=(suspended,)))
-    assert problem.action == "Run: syncer apply\nTo give it up: syncer index abort blogpost"
-    gone = replace(suspended, targets={INDEX: 7, NEXT: None}, faults={NEXT: IndexFault.GONE})
-    (problem,) = problems(replace(WELL, documents=(gone,)))
-    assert problem.action == "Give it up: syncer index abort blogpost"
+    assert replace(WITHOUT_KAFKA, at=130).lag_seconds == 37
 
 
 def test_what_is_unknown_is_null() -> None:

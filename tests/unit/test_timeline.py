@@ -1,14 +1,10 @@
-"""The timeline notes the sentences of log lines, and nothing that it is told makes the caller fail or wait."""
+"""Nothing that the timeline notes makes the caller fail or wait."""
 
 from __future__ import annotations
 
 import psycopg
-import pytest
-import structlog
 from structlog.testing import capture_logs
 
-from syncer.base import log
-from syncer.base.settings import LogSettings
 from syncer.base.timeline import Timeline
 
 
@@ -45,20 +41,3 @@ def test_what_cannot_be_written_waits_within_bounds_and_is_logged_once() -> None
     assert [line["event"] for line in logs] == ["timeline.write_failed"]
     assert len(messages(timeline)) == 1000
     assert messages(timeline)[-1] == "2999"
-
-
-def test_the_timeline_does_not_depend_on_what_is_logged(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A line below the log's level is noted all the same, also by a command; one without a sentence is not."""
-    timeline = Timeline()
-    monkeypatch.setattr(log, "TIMELINE", timeline)
-    before = structlog.get_config()
-    try:
-        log.configure(LogSettings(level="error"), is_command=True)
-        structlog.get_logger().info("relay.led", cursor="1:1:", timeline="A relay leads.")
-        structlog.get_logger().info("relay.stood_by")
-    finally:
-        structlog.configure(**before)
-    assert messages(timeline) == ["A relay leads."]
-    assert capsys.readouterr().err == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import elasticsearch
@@ -18,87 +19,68 @@ from syncer.base.retry import TELL_SECONDS, CurrentTrouble, Trouble, retry, trou
 from syncer.elasticsearch.bulk import _never_fits
 
 
-def answered(
-    status: int, *, by_elasticsearch: bool = True, reason: str = "because", **more: object
-) -> elasticsearch.ApiError:
-    """Return an answer as the client raises it."""
-    node = NodeConfig("http", "127.0.0.1", 9200)
-    meta = ApiResponseMeta(status=status, http_version="1.1", headers=HttpHeaders({}), duration=0.1, node=node)
-    error = {"type": "some_exception", "reason": reason, **more}
-    body = {"error": error, "status": status} if by_elasticsearch else "<html>"
-    return elasticsearch.ApiError(message="some_exception", meta=meta, body=body)
-
-
 class Clock:
     """A clock that goes when the test says so."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     def __call__(self) -> float:
         """The time."""
         return self.now
 
 
-def told(logs: list[Any]) -> list[tuple[str, int]]:
-    """Each line's event and attempts."""
-    return [(one["event"], one["attempts"]) for one in logs]
+def stays(trouble: Trouble, clock: Clock) -> None:
+    """An error whose text changes, for two minutes."""
+    for number in range(130):
+        trouble.met(UnavailableError(f"would be [{number}]", kind="429"))
+        clock.now += 1
+    trouble.over()
+    trouble.over()
 
 
-def test_trouble_that_stays_is_told_once_and_then_each_minute() -> None:
-    """However often its words change; and once more when it is over, with how often and how long."""
-    clock = Clock()
-    trouble = Trouble("worker", clock=clock)
-    with capture_logs() as logs:
-        for number in range(130):
-            trouble.met(UnavailableError(f"would be [{number}]", hint="wait", kind="429 full"))
-            clock.now += 1
-        trouble.over()
-        trouble.over()
-    assert told(logs) == [
-        ("component.retried", 1),
-        ("component.retried", TELL_SECONDS + 1),
-        ("component.retried", 2 * TELL_SECONDS + 1),
-        ("component.recovered", 130),
-    ]
-    assert [one["outage_seconds"] for one in logs] == [0, 60, 120, 130]
-    assert logs[0]["hint"] == "wait"
+def alternates(trouble: Trouble, _clock: Clock) -> None:
+    """Two nodes with two errors."""
+    for _ in range(50):
+        trouble.met(UnavailableError("x", kind="429"))
+        trouble.met(UnavailableError("y", kind="503"))
 
 
-def test_kinds_that_alternate_are_told_once_each() -> None:
-    """Two nodes with two troubles are two lines, not one for each attempt."""
-    trouble = Trouble("worker", clock=Clock())
-    with capture_logs() as logs:
-        for _ in range(50):
-            trouble.met(UnavailableError("x", kind="429"))
-            trouble.met(UnavailableError("y", kind="503"))
-    assert told(logs) == [("component.retried", 1), ("component.retried", 2)]
-
-
-def test_trouble_that_comes_and_goes_is_told_as_rarely() -> None:
-    """A thousand short outages in a minute are one line and its end."""
-    clock = Clock()
-    trouble = Trouble("worker", clock=clock)
-    with capture_logs() as logs:
-        for _ in range(1000):
-            trouble.met(UnavailableError("full", kind="429"))
-            clock.now += 0.03
-            trouble.over()
-            clock.now += 0.03
-    assert told(logs) == [("component.retried", 1), ("component.recovered", 1)]
-
-
-def test_trouble_that_comes_back_to_stay_is_told_soon() -> None:
-    """It was told of just now and is told again, as soon as it is no moment's."""
-    clock = Clock()
-    trouble = Trouble("worker", clock=clock)
-    with capture_logs() as logs:
+def comes_and_goes(trouble: Trouble, clock: Clock) -> None:
+    """A thousand short outages in a minute."""
+    for _ in range(1000):
         trouble.met(UnavailableError("full", kind="429"))
+        clock.now += 0.03
         trouble.over()
-        for _ in range(10):
-            clock.now += 1
-            trouble.met(UnavailableError("full", kind="429"))
-    assert told(logs) == [("component.retried", 1), ("component.recovered", 1), ("component.retried", 6)]
+        clock.now += 0.03
+
+
+def comes_back_to_stay(trouble: Trouble, clock: Clock) -> None:
+    """An error that is logged, over, and back."""
+    trouble.met(UnavailableError("full", kind="429"))
+    trouble.over()
+    for _ in range(10):
+        clock.now += 1
+        trouble.met(UnavailableError("full", kind="429"))
+
+
+RETRIED, RECOVERED = "component.retried", "component.recovered"
+
+
+@pytest.mark.parametrize(
+    ("what", "lines"),
+    [
+        (stays, [(RETRIED, 1), (RETRIED, TELL_SECONDS + 1), (RETRIED, 2 * TELL_SECONDS + 1), (RECOVERED, 130)]),
+        (alternates, [(RETRIED, 1), (RETRIED, 2)]),
+        (comes_and_goes, [(RETRIED, 1), (RECOVERED, 1)]),
+        (comes_back_to_stay, [(RETRIED, 1), (RECOVERED, 1), (RETRIED, 6)]),
+    ],
+)
+def test_trouble_is_logged_rarely(what: Callable[[Trouble, Clock], None], lines: list[tuple[str, int]]) -> None:
+    """Each kind of error once, then each minute, with the number of attempts, and when it is over."""
+    clock = Clock()
+    with capture_logs() as logs:
+        what(Trouble("worker", clock=clock), clock)
+    assert [(line["event"], line["attempts"]) for line in logs] == lines
 
 
 def current(component: str) -> list[CurrentTrouble]:
@@ -118,17 +100,15 @@ def test_what_is_retried_now_is_known_and_nothing_else() -> None:
     def pause(_: float) -> None:
         nonlocal failing
         (trouble,) = current("action")
-        assert trouble.server == "elasticsearch"
-        assert (trouble.error, trouble.hint) == ("full", "make room")
+        assert (trouble.server, trouble.error, trouble.hint) == ("elasticsearch", "full", "make room")
         assert trouble.seconds >= 0.02
         failing = False
-
-    retry(action, pause=pause, component="action")
-    assert current("action") == []
 
     def stop(_: float) -> None:
         raise Stopping
 
+    retry(action, pause=pause, component="action")
+    assert current("action") == []
     failing = True
     with pytest.raises(Stopping):
         retry(action, pause=stop, component="action")
@@ -136,7 +116,7 @@ def test_what_is_retried_now_is_known_and_nothing_else() -> None:
 
 
 def test_an_outage_lasts_from_the_first_failure_to_the_first_success() -> None:
-    """Whichever components they are of: one that began later tells how long it was, and the others tell nothing."""
+    """Of any component: one that began later logs how long it was, and the others nothing."""
     clock = Clock()
     first_failed, recovered = threading.Event(), threading.Event()
     long, brief = Trouble("relay", clock=clock), Trouble("worker-1", clock=clock)
@@ -160,8 +140,8 @@ def test_an_outage_lasts_from_the_first_failure_to_the_first_success() -> None:
     assert current("relay") == current("worker-1") == []
 
 
-def test_what_is_in_hand_has_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop that nobody asked for is never overdue; one that was asked for twice counts from the first time."""
+def test_a_stop_is_overdue_only_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was not requested never is."""
     stop = Stop()
     assert not stop.is_overdue
     stop.request()
@@ -170,7 +150,13 @@ def test_what_is_in_hand_has_its_time_and_no_more(monkeypatch: pytest.MonkeyPatc
     assert stop.is_overdue
 
 
-# How large a request may be
+def answered(status: int, *, by_elasticsearch: bool = True, reason: str = "because", **more: object) -> Any:
+    """An answer as the client raises it."""
+    node = NodeConfig("http", "127.0.0.1", 9200)
+    meta = ApiResponseMeta(status=status, http_version="1.1", headers=HttpHeaders({}), duration=0.1, node=node)
+    error = {"type": "some_exception", "reason": reason, **more}
+    body = {"error": error, "status": status} if by_elasticsearch else "<html>"
+    return elasticsearch.ApiError(message="some_exception", meta=meta, body=body)
 
 
 PRESSURE = "rejected [all_bytes={}, coordinating_operation_bytes={}, max_coordinating_bytes={}]"
@@ -189,6 +175,6 @@ PRESSURE = "rejected [all_bytes={}, coordinating_operation_bytes={}, max_coordin
         (answered(429, bytes_limit=999), False),
     ],
 )
-def test_what_is_too_large_is_told_from_what_has_no_room_now(error: Any, *, never: bool) -> None:
-    """Elasticsearch says the same status of both; what it says besides tells them apart."""
+def test_what_is_too_large_is_distinguished_from_what_has_no_room_now(error: Any, *, never: bool) -> None:
+    """Elasticsearch answers both with the same status; the rest of its answer differs."""
     assert _never_fits(error) is never

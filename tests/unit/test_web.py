@@ -1,4 +1,4 @@
-"""Who may have what over HTTP, and what becomes of requests that make no sense."""
+"""What a request may read and do over HTTP, and what becomes of requests that make no sense."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings as budget, strategies as st
 from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
-from werkzeug.test import Client, TestResponse
+from werkzeug.test import Client
 
 from syncer.base.errors import ConfigError
 from syncer.base.lifecycle import Stop
@@ -30,7 +30,7 @@ from syncer.monitoring.web.access import Access, Need
 from syncer.monitoring.web.api import Api
 from syncer.monitoring.web.app import App, Asked, WebRoute
 
-TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
+TOKEN = "a token that is long enough"  # noqa: S105 - of this test
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
 SETTINGS = Settings(
     postgres=PostgresSettings(dsn=SecretStr(f"host={LOCAL} port=1")),
@@ -38,43 +38,29 @@ SETTINGS = Settings(
     elasticsearch=ElasticsearchSettings(url=f"http://{LOCAL}:1"),
 )
 PATHS = {Need.NOTHING: "/metrics", Need.FACTS: "/facts", Need.ROWS: "/rows", Need.ACTIONS: "/act/7"}
+STATIC = Path(web_server.__file__).parent / "static"
 
 
-def said(asked: Asked, **path: Any) -> dict[str, Any]:
-    """What a route answers here: what it was asked."""
+def echoed(asked: Asked, **path: Any) -> dict[str, Any]:
+    """An answer with what was asked."""
     return {"words": dict(asked.words), "has_token": asked.has_token, **path}
 
 
 def fails(_: Asked) -> None:
-    """An answer that meets what nobody foresaw."""
+    """An answer that meets an unforeseen error."""
     raise RuntimeError("the value of a row")
 
 
 ROUTES = [
-    WebRoute(path="/metrics", need=Need.NOTHING, answer=said),
-    WebRoute(path="/facts", need=Need.FACTS, answer=said),
-    WebRoute(path="/rows", need=Need.ROWS, answer=said),
+    WebRoute(path="/metrics", need=Need.NOTHING, answer=echoed),
+    WebRoute(path="/facts", need=Need.FACTS, answer=echoed),
+    WebRoute(path="/rows", need=Need.ROWS, answer=echoed),
     WebRoute(path="/fails", need=Need.NOTHING, answer=fails),
-    WebRoute(path="/act/<int(max=100):job_id>", method="POST", need=Need.ACTIONS, answer=said),
+    WebRoute(path="/act/<int(max=100):job_id>", method="POST", need=Need.ACTIONS, answer=echoed),
 ]
-
-
-def ask(
-    need: Need,
-    *,
-    listens: str = LOCAL,
-    token: str | None = None,
-    sent: str | None = None,
-    host: str = "localhost:8765",
-    site: str | None = None,
-) -> int:
-    """The status of an answer."""
-    client = Client(App(Access(host=listens, token=token), ROUTES))
-    headers = {"Host": host}
-    headers |= {"Authorization": f"Bearer {sent}"} if sent else {}
-    headers |= {"Sec-Fetch-Site": site} if site else {}
-    method = "POST" if need is Need.ACTIONS else "GET"
-    return client.open(PATHS[need], method=method, headers=headers).status_code
+APP = App(Access(host=LOCAL, token=TOKEN), ROUTES)
+CLIENT = Client(APP)
+SENT = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.mark.parametrize(
@@ -90,114 +76,108 @@ def ask(
         (OPEN, TOKEN, TOKEN, (200, 200, 200, 200)),
     ],
 )
-def test_who_may_have_what(listens: str, token: str | None, sent: str | None, statuses: tuple[int, ...]) -> None:
+def test_which_requests_may_have_what(
+    listens: str, token: str | None, sent: str | None, statuses: tuple[int, ...]
+) -> None:
     """Numbers are for this machine, rows and actions for the token; beyond this machine all but metrics is."""
-    assert tuple(ask(one, listens=listens, token=token, sent=sent) for one in PATHS) == statuses
+    client = Client(App(Access(host=listens, token=token), ROUTES))
+    headers = {"Authorization": f"Bearer {sent}"} if sent else {}
+    methods = {need: "POST" if need is Need.ACTIONS else "GET" for need in PATHS}
+    answers = [client.open(path, method=methods[need], headers=headers) for need, path in PATHS.items()]
+    assert tuple(answer.status_code for answer in answers) == statuses
+
+
+SITE, PAGE = "Sec-Fetch-Site", {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "[::2]:80", "", "@", "a b"]
+    ("path", "headers", "status"),
+    [
+        *(
+            ("/facts", {"Host": host, **SENT}, 403)
+            for host in ("evil.example:8765", "127.0.0.1.evil.example", "[::2]:80", "", "@", "a b")
+        ),
+        *(
+            ("/facts", {"Host": host}, 200)
+            for host in ("localhost", "LOCALHOST:1", "127.0.0.1:9", "127.1.2.3", "[::1]:8765", "localhost.")
+        ),
+        ("/facts", {SITE: "same-origin"}, 200),
+        ("/facts", {SITE: "none"}, 200),
+        ("/facts", {SITE: "cross-site"}, 403),
+        ("/metrics", {SITE: "same-site"}, 403),
+        # A link may lead to the page, which asks for its numbers itself, and into no frame.
+        ("/", {SITE: "cross-site", **PAGE}, 200),
+        ("/", {SITE: "cross-site", **PAGE, "Sec-Fetch-Dest": "iframe"}, 403),
+        ("/", {SITE: "cross-site", **PAGE, "Host": "evil.example"}, 403),
+        ("/facts", {SITE: "cross-site", **PAGE}, 403),
+    ],
 )
-def test_a_name_that_is_not_ours_leads_nowhere(host: str) -> None:
-    """Whoever lets his own name lead to this machine's loopback gets nothing, with the token or without."""
-    assert ask(Need.NOTHING, host=host) == 403
-    assert ask(Need.FACTS, host=host, token=TOKEN, sent=TOKEN) == 403
+def test_the_page_of_another_site_gets_nothing(path: str, headers: dict[str, str], status: int) -> None:
+    """Nor does a foreign name that leads to this machine's loopback, with the token or without."""
+    assert CLIENT.get(path, headers=headers).status_code == status
+    asked_first = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    allowed = CLIENT.options("/act/7", headers=asked_first).headers.keys()
+    assert not [name for name in allowed if name.startswith("Access-Control")]
 
 
-def test_many_names_that_are_not_ours_initial_load_no_log() -> None:
-    """However many are made up, one line says so, until it is time for the next."""
+def test_many_foreign_names_fill_no_log() -> None:
+    """However many are made up, one line is logged, until it is time for the next."""
     fresh = Client(App(Access(host=LOCAL, token=TOKEN), ROUTES))
     with capture_logs() as logs:
         for number in range(100):
             assert fresh.get("/metrics", headers={"Host": f"{number}.example"}).status_code == 403
         assert fresh.get("/facts", headers={"Authorization": "Bearer another"}).status_code == 401
-    assert [one["reason"] for one in logs] == ["This is not '0.example'", "Wrong token"]
+    assert [line["reason"] for line in logs] == ["This is not '0.example'", "Wrong token"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "127.1.2.3", "[::1]:8765", "localhost."])
-def test_this_machine_has_several_names(host: str) -> None:
-    """Any port is right: it may be the end of a tunnel."""
-    assert ask(Need.FACTS, host=host) == 200
-
-
-def test_the_page_of_another_site_gets_nothing() -> None:
-    """A browser says which site a request is for; ours alone is answered."""
-    assert ask(Need.FACTS, site="same-origin") == 200
-    assert ask(Need.FACTS, site="none") == 200
-    assert ask(Need.FACTS, site="cross-site") == 403
-    assert ask(Need.NOTHING, site="same-site") == 403
-    # A link may lead to the page, which asks for its numbers itself, and into no frame.
-    asked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
-    assert client().get("/", headers=asked).status_code == 200
-    assert client().get("/", headers=asked | {"Sec-Fetch-Dest": "iframe"}).status_code == 403
-    assert client().get("/facts", headers=asked).status_code == 403
-    assert client().get("/", headers=asked | {"Host": "evil.example"}).status_code == 403
-    asked_first = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
-    allowed = client().options("/act/7", headers=asked_first).headers.keys()
-    assert not [name for name in allowed if name.startswith("Access-Control")]
-
-
-APP = App(Access(host=LOCAL, token=TOKEN), ROUTES)
-
-
-def client() -> Client:
-    """A client of an app that anybody on this machine may read."""
-    return Client(APP)
-
-
-def problem(response: TestResponse) -> dict[str, str]:
-    """What an error says."""
-    assert response.content_type == "application/json"
-    body: dict[str, str] = response.get_json()
-    assert body.keys() == {"message", "hint"}
-    return body
-
-
-def test_what_is_not_there_is_said_as_json() -> None:
-    """A wrong path, a wrong method, a wrong body and an error inside: each a sentence, and no traceback."""
-    assert problem(client().get("/nothing"))["message"] == "Not found: /nothing"
-    assert client().get("/static/../app.py").status_code == 404
-    assert client().get("/static/%2e%2e%2fapp.py").status_code == 404
-    assert client().get("http://localhost//evil.example/").status_code == 404
-    refused = client().get("/act/7")
-    assert (refused.status_code, refused.headers["Allow"]) == (405, "POST")
-    assert "POST" in problem(refused)["hint"]
-    sent = {"Authorization": f"Bearer {TOKEN}"}
-    assert client().post("/act/7", data="{", headers=sent).status_code == 400
-    assert client().post("/act/7", data="[1]", headers=sent).status_code == 400
-    assert client().post("/act/101", headers=sent).status_code == 404
-    assert client().post("/act/7", json={"a": 1}, headers=sent).get_json()["words"] == {"a": 1}
-    failed = client().get("/fails")
-    assert failed.status_code == 500
-    assert "the value of a row" not in failed.text
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "status"),
+    [
+        ("GET", "/absent", {}, 404),
+        ("GET", "/static/../app.py", {}, 404),
+        ("GET", "/static/%2e%2e%2fapp.py", {}, 404),
+        ("GET", "http://localhost//evil.example/", {}, 404),
+        ("GET", "/act/7", {}, 405),
+        ("POST", "/act/7", {"data": "{"}, 400),
+        ("POST", "/act/7", {"data": "[1]"}, 400),
+        ("POST", "/act/101", {}, 404),
+        ("GET", "/fails", {}, 500),
+    ],
+)
+def test_a_bad_request_is_explained_as_json(method: str, path: str, sent: dict[str, str], status: int) -> None:
+    """A sentence, and no traceback."""
+    answer = CLIENT.open(path, method=method, headers=SENT, **sent)  # type: ignore[arg-type]
+    assert (answer.status_code, answer.content_type) == (status, "application/json")
+    assert answer.get_json().keys() == {"message", "hint"}
+    assert "the value of a row" not in answer.text
+    assert CLIENT.post("/act/7", json={"a": 1}, headers=SENT).get_json()["words"] == {"a": 1}
 
 
 def test_every_answer_forbids_what_the_page_does_not_need() -> None:
     """The page, a script, the API and an error: none may load from elsewhere, be framed, sniffed or kept."""
-    for path in ("/", "/static/main.js", "/facts", "/nothing"):
-        headers = client().get(path).headers
+    for path in ("/", "/static/main.js", "/facts", "/absent"):
+        headers = CLIENT.get(path).headers
         policy = headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy
-        assert "frame-ancestors 'none'" in policy
-        assert "unsafe" not in policy
-        assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Referrer-Policy"] == "no-referrer"
+        assert ("default-src 'none'" in policy, "frame-ancestors 'none'" in policy, "unsafe" in policy) == (
+            True,
+            True,
+            False,
+        )
+        assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
         assert headers["Cache-Control"] in ("no-store", "no-cache")
-    page = client().get("/")
-    assert client().get("/", headers={"If-None-Match": page.headers["ETag"]}).status_code == 304
+    page = CLIENT.get("/")
+    assert CLIENT.get("/", headers={"If-None-Match": page.headers["ETag"]}).status_code == 304
 
 
-def test_the_page_names_no_other_host() -> None:
-    """Nothing in its files leads elsewhere, and no script or style stands in the page itself."""
-    folder = Path(web_server.__file__).parent / "static"
-    for file in folder.iterdir():
-        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+def test_the_page_names_no_other_host_and_has_what_its_scripts_look_up() -> None:
+    """No script or style stands in the page itself, and no element is missing."""
+    for file in STATIC.iterdir():
+        text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "//" not in "".join(line for line in text.splitlines() if "http" in line), file
-    page = (folder / "index.html").read_text()
-    assert "<script>" not in page
-    assert "<style" not in page
-    assert "style=" not in page
-    assert " onclick" not in page
+    page = (STATIC / "index.html").read_text("utf-8")
+    assert [word for word in ("<script>", "<style", "style=", " onclick") if word in page] == []
+    scripts = "".join(file.read_text("utf-8") for file in STATIC.glob("*.js"))
+    assert set(re.findall(r'\bby\("([^"]+)"\)', scripts)) - set(re.findall(r'id="([^"]+)"', page)) == set()
 
 
 @given(
@@ -208,37 +188,34 @@ def test_the_page_names_no_other_host() -> None:
     authorization=st.sampled_from(["", f"Bearer {TOKEN}", "Bearer", "Basic abc", "Bearer " + "x" * 5000]),
 )
 @budget(max_examples=100, deadline=None)
-def test_nothing_that_is_sent_breaks_it(
-    path: str, method: str, query: dict[str, str], body: bytes, authorization: str
-) -> None:
-    """Whatever a request says, the answer is one of those that are documented."""
+def test_no_request_breaks_it(path: str, method: str, query: dict[str, str], body: bytes, authorization: str) -> None:
+    """Whatever a request has, the answer is one of those that are documented."""
     headers = {"Authorization": authorization} if authorization else {}
-    answer = client().open("/" + quote(path), method=method, query_string=query, data=body, headers=headers)
+    answer = CLIENT.open("/" + quote(path), method=method, query_string=query, data=body, headers=headers)
     assert answer.status_code in (200, 304, 400, 401, 403, 404, 405)
 
 
 def api(settings: Settings, access: Access) -> Api:
     """The API of a daemon that has started nothing yet."""
-    return Api(settings, access, stop=Stop(), reporter=Reporter(connect=never, stop=Stop()))
 
+    def connect() -> Any:
+        raise AssertionError
 
-def never() -> Any:
-    """Nothing connects here."""
-    raise AssertionError
+    return Api(settings, access, stop=Stop(), reporter=Reporter(connect=connect, stop=Stop()))
 
 
 @pytest.mark.parametrize(
-    ("listens", "sent", "reason"),
+    ("listens", "has_token", "reason"),
     [
         (LOCAL, False, "connection refused"),
         (OPEN, False, "Shown only with the token"),
         (OPEN, True, "connection refused"),
     ],
 )
-def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool, reason: str) -> None:
+def test_an_error_of_a_server_is_not_for_everybody(*, listens: str, has_token: bool, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
     answers = api(SETTINGS, Access(host=listens, token=TOKEN))
-    checks = answers.ready(Asked(words={}, has_token=sent, address="")).get_json()["checks"]
+    checks = answers.ready(Asked(words={}, has_token=has_token, address="")).get_json()["checks"]
     assert reason in next(check["reason"] for check in checks if check["name"] == "postgres")
 
 
@@ -246,8 +223,8 @@ def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool
 
 
 @contextmanager
-def current(app: App) -> Iterator[web_server.WebServer]:
-    """A server that answers so."""
+def serving(app: App) -> Iterator[web_server.WebServer]:
+    """A server with these answers."""
     listening = web_server.listen(WebSettings(port=0))
     assert listening is not None
     stop = Stop()
@@ -261,28 +238,28 @@ def current(app: App) -> Iterator[web_server.WebServer]:
         thread.join()
 
 
-def status(url: str, *, timeout: float = 60) -> int:
+def status(url: str) -> int:
     """The status of an answer."""
     try:
-        with urlopen(url, timeout=timeout) as answer:  # noqa: S310 - our own
+        with urlopen(url, timeout=60) as answer:  # noqa: S310 - our own
             return int(answer.status)
     except HTTPError as refused:
         return refused.code
 
 
 def test_a_postgres_that_hangs_holds_up_no_health() -> None:
-    """However many ask what only Postgres knows: the rest is answered, and some of them are told to come again."""
+    """However many ask what only Postgres knows: the rest is answered, and some of them are to come again."""
     with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as many:
         dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]}")
         postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=8)
         access = Access(host=LOCAL, token=None)
         answers = api(SETTINGS.model_copy(update={"postgres": postgres}), access).routes()
-        with current(App(access, answers)) as web:
+        with serving(App(access, answers)) as web:
             asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
             assert status(f"{web.address}/healthz") == 200
             assert status(f"{web.address}/readyz") == 503
-            assert not all(one.done() for one in asking)  # it has not waited for them
-            assert {one.result() for one in asking} == {503}
+            assert not all(answer.done() for answer in asking)  # it has not waited for them
+            assert {answer.result() for answer in asking} == {503}
 
 
 @pytest.mark.parametrize(
@@ -294,33 +271,26 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
 )
 def test_a_request_that_is_too_large_is_refused(sent: bytes, expected: int) -> None:
     """Before the application sees it."""
-    with current(APP) as web, socket.create_connection((LOCAL, urlsplit(web.address).port), timeout=20) as connection:
+    with serving(APP) as web, socket.create_connection((LOCAL, urlsplit(web.address).port), timeout=20) as connection:
         connection.sendall(sent)
         answer = HTTPResponse(connection)
         answer.begin()
         assert answer.status == expected
 
 
-@contextmanager
-def taken() -> Iterator[int]:
-    """A port that somebody else has."""
-    with closing(socket.create_server((LOCAL, 0))) as other:
-        yield other.getsockname()[1]
+def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is configured is an error, which names the setting; from the default one on, the next is used.
 
-
-def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
-    """It names the setting; one that nobody asked for is left to who has it, and the next one taken."""
-    with taken() as port, pytest.raises(ConfigError, match=f"port {port}") as refused:
-        web_server.listen(WebSettings(port=port))
-    assert "SYNCER_WEB_PORT" in refused.value.hint
+    If all of them are taken, there is no page, and the daemon goes on.
+    """
     assert web_server.listen(WebSettings(port=None)) is None
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         web_server.listen(WebSettings(host="192.0.2.1", port=0))
-
-
-def test_several_daemons_have_a_page_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default port is taken: the next one is used; all of them are: there is no page, and the daemon goes on."""
-    with taken() as port:
+    with closing(socket.create_server((LOCAL, 0))) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}") as refused:
+            web_server.listen(WebSettings(port=port))
+        assert "SYNCER_WEB_PORT" in refused.value.hint
         default = WebSettings.model_construct(host=LOCAL, port=port, _fields_set=set())
         found = web_server.listen(default)
         assert found is not None
@@ -332,20 +302,7 @@ def test_several_daemons_have_a_page_each(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_token_is_long() -> None:
     """A short one is refused, and so is one that no header can carry."""
-    assert WebSettings().secret() is None
     assert WebSettings(token=SecretStr(TOKEN)).secret() == TOKEN
     for useless in ("short", "ein Schlüssel, den kein Kopf trägt", f"{TOKEN} ", f"two\n{TOKEN}"):
         with pytest.raises(ValidationError):
             WebSettings(token=SecretStr(useless))
-
-
-# The page's scripts
-
-
-def test_what_a_script_looks_up_is_in_the_page() -> None:
-    """Each element by its id: a browser would stop at the first that is missing."""
-    static = Path(web_server.__file__).parent / "static"
-    has = set(re.findall(r'id="([^"]+)"', (static / "index.html").read_text("utf-8")))
-    wanted = {one for file in static.glob("*.js") for one in re.findall(r'\bby\("([^"]+)"\)', file.read_text("utf-8"))}
-    assert len(wanted) > 20
-    assert wanted - has == set()

@@ -37,7 +37,6 @@ def from_table(
     name: str | None,
     *,
     referring: Sequence[str],
-    with_personal: bool,
     force: bool,
 ) -> Draft:
     """Draft a document from a table, named after it by default: see `syncer.apply.scaffold.table.draft`.
@@ -49,7 +48,7 @@ def from_table(
     """
     found = tables.find(connection, table)
     folder = _folder(config_folder, name or found.name, force=force)
-    query, properties, remarks = tables.draft(connection, found, referring=referring, with_personal=with_personal)
+    query, properties, remarks = tables.draft(connection, found, referring=referring)
     given = {**mapping.EMPTY_BODY, "mappings": {"dynamic": "strict", "properties": properties}}
     body, more = mapping.completed(connection, query, folder.name, given)
     remarks = [*remarks, *more]

@@ -2,7 +2,7 @@
 
 A document shows the columns of its table, and each row that a foreign key refers to as an object. Tables that refer to
 it are added on request, as arrays of rows, which show the rows that they refer to in the same way. Columns that look
-like secrets or personal data are left out unless they are asked for.
+like secrets or personal data are left out.
 
 Guarantee: different rows have different ids.
 """
@@ -160,13 +160,13 @@ class _Field:
 
 
 def draft(
-    connection: Connection, table: Table, *, referring: Sequence[str] = (), with_personal: bool = False
+    connection: Connection, table: Table, *, referring: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any], list[str]]:
     """Return the SELECT of a table, the mapping of what it builds as JSON, and what to know of it.
 
     ``referring`` names tables that refer to it, whose rows are added.
     """
-    drafter = _Drafter(connection, with_personal=with_personal)
+    drafter = _Drafter(connection)
     select, properties = drafter.select(table, referring)
     return select, properties, drafter.remarks
 
@@ -174,9 +174,8 @@ def draft(
 class _Drafter:
     """Drafts one SELECT. A parameter ``line`` is a line break with the indentation of what surrounds an expression."""
 
-    def __init__(self, connection: Connection, *, with_personal: bool) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._with_personal = with_personal
         self._words = frozenset(word for (word,) in connection.execute(_KEYWORDS))
         self._aliases: set[str] = set()
         self.remarks: list[str] = []
@@ -221,7 +220,7 @@ class _Drafter:
         for name, type_ in table.columns.items():
             if type_.name in LEFT_OUT:
                 self.remarks.append(f"{path}{name} is left out: {LEFT_OUT[type_.name]}")
-            elif self._with_personal or name in table.key or not is_personal(name, type_.mapping or STORED):
+            elif name in table.key or not is_personal(name, type_.mapping or STORED):
                 column, mapping = self._name(alias, name), type_.mapping or STORED
                 if type_.name in CASTS:
                     cast = f"{CASTS[type_.name]}{'[]' if type_.is_array else ''}"
@@ -230,7 +229,7 @@ class _Drafter:
             else:
                 hidden.append(f"{path}{name}")
         if hidden:
-            self.remarks.append(f"left out, personal or secret by name: {', '.join(hidden)}; to show them: --personal")
+            self.remarks.append(f"left out, personal or secret by name: {', '.join(hidden)}")
 
     def _rows(self, reference: Reference, root: Table, outer: str, line: str) -> _Field:
         """Return the rows that refer, as an array of objects; as one object if there is at most one."""

@@ -68,6 +68,10 @@ UPDATE syncer.document AS d SET is_stale = true, loaded_at = NULL, stale_since =
     WHERE j.index_name = d.index_name AND j.kind = 'fan_out' AND j.state = 'new')))
 WHERE name = $1 AND revision = $2 AND suspended IS NOT NULL AND NOT is_stale
 """
+_DATE_STALE = """
+UPDATE syncer.document SET stale_since = least(stale_since, to_timestamp($2))
+WHERE index_name = $1 AND stale_since IS NOT NULL
+"""
 _SUSPENDED = "SELECT index_name, suspended_ids FROM syncer.document WHERE suspended IS NOT NULL"
 _RESUME = """
 WITH before AS (
@@ -250,6 +254,11 @@ def suspend(
 def mark_stale(connection: Connection, document_name: str, revision: int) -> None:
     """Record that a suspended document needs a refresh when it is resumed."""
     connection.execute(_MARK_STALE, (document_name, revision))
+
+
+def date_stale(connection: Connection, index_name: str, changed_at: float) -> None:
+    """Record that a stale index does not show a change of this time, in Unix time."""
+    connection.execute(_DATE_STALE, (index_name, changed_at))
 
 
 def suspended(connection: Connection) -> dict[str, list[str]]:

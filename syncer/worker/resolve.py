@@ -19,7 +19,7 @@ from syncer.base.lifecycle import Stop
 from syncer.base.link import Link
 from syncer.base.log_limit import Repeated
 from syncer.base.postgres import Connection
-from syncer.documents import affected, suspend
+from syncer.documents import affected, registry, suspend
 from syncer.documents.affected import AffectedReader, FanOut
 from syncer.documents.registry import Document
 from syncer.indexing.pool import WriterPool
@@ -110,10 +110,11 @@ class Resolver:
         cause = affected.cause(document, batch.changes)
         if cause is None:
             job = queue.create(self._link.connection, document, JobKind.REFRESH)
+        elif cause:
+            job = queue.create_fan_out(self._link.connection, document, cause)
         else:
-            job = queue.create_fan_out(self._link.connection, document, cause) if cause else None
-        if job is not None:
-            self._left_to(job, batch)
+            return
+        self._left_to(job, document, batch)
 
     def _reader(self) -> AffectedReader:
         connection = self._link.connection
@@ -143,11 +144,16 @@ class Resolver:
                     report = self._writers.submit(document.index_name, found.ids, origin=origin)
                     batch.writes.append(Write(index_name=document.index_name, report=report))
                     continue
-                if job is not None:
-                    self._left_to(job, batch)
+                self._left_to(job, document, batch)
 
-    def _left_to(self, job: Job, batch: ChangeBatch) -> None:
-        """Date a job that makes good the changes of this batch, and log it; a refresh that was joined is not logged."""
+    def _left_to(self, job: Job | None, document: Document, batch: ChangeBatch) -> None:
+        """Date a job that makes good the changes of this batch, and log it; a refresh that was joined is not logged.
+
+        Without a job, they are left to a load or a refresh that is created later: then the document is dated.
+        """
+        if job is None:
+            registry.date_stale(self._link.connection, document.index_name, batch.changed_at)
+            return
         queue.date(self._link.connection, job.id, batch.changed_at)
         if self._refreshes.get(job.index_name) != job.id:
             self._log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.cause)

@@ -1,22 +1,29 @@
-"""A process that is killed at any point of its work loses nothing, and the next one finds nothing half done."""
+"""Processes are killed, frozen, or told to end, at any point of their work: the next one finds nothing half done."""
 
 from __future__ import annotations
 
 import json
 import re
 import signal
+import socket
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg.conninfo
 import pytest
 
-from syncer.base import migrations
 from syncer.capture import leader
-from syncer.documents import registry
-from syncer.jobs import queue
-from syncer.jobs.model import JobKind, JobState, find
+from syncer.capture.leader import LEASE_SECONDS
+from syncer.jobs.model import JobState, find
+from tests.faults import harness
+from tests.faults.harness import require_holds
 from tests.support.breakpoints import REACHED, Plan, Point
+from tests.support.network import line
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 from tests.support.writers import QUICK_FAILOVER, fill, writing
 
@@ -25,14 +32,16 @@ QUICK = {
     "SYNCER_WORKER_THREADS": "1",
     "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5",
 }
-_WITNESSES = 100
-_FEWEST = 10
+MANY = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"}
+WRITE = "syncer.elasticsearch.bulk:Index.write"
+FEWEST = 10
+"""So many posts exist throughout, whatever random writers do."""
 
 
 @pytest.fixture
 def blog(world: World) -> World:
     """A blog for random writers, with an author of whom they know nothing."""
-    world.worker_settings = QUICK
+    world.worker_settings = dict(QUICK)
     fill(world)
     world.sql("INSERT INTO users (id, name, email) VALUES (100, 'witness', '')")
     return world
@@ -43,11 +52,6 @@ def witness(world: World, number: int) -> None:
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, 100, 'witness', '')", 1000 + number)
 
 
-def killed(world: World, *arguments: str, point: Point) -> None:
-    """Start a daemon, and wait until it is dead."""
-    wait_until_dead(world.daemon(*arguments, program=Plan(points=(point,)).program), point)
-
-
 def wait_until_dead(daemon: Daemon, point: Point) -> None:
     """It has come to its point."""
     wait_until(lambda: daemon.process.poll() is not None, what=f"it dies at {point}", detail=daemon.log_file.read_text)
@@ -55,19 +59,32 @@ def wait_until_dead(daemon: Daemon, point: Point) -> None:
 
 
 def finish(world: World) -> None:
-    """A daemon that is not killed makes every document level, once writers rest."""
+    """A daemon that is not killed does what is left."""
     world.daemon()
-    world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
-    assert world.sql("SELECT * FROM syncer.dead_letter") == []
-    assert world.sql("SELECT name FROM syncer.document WHERE suspended IS NOT NULL") == []
+    require_holds(world, seconds=2 * DEADLINE_SECONDS)
 
 
-# The relay
+# Daemons are killed
 
 RELAY = (
     Point(at="syncer.kafka.producer:ChangeProducer.flush"),
     Point(at="syncer.capture.reader:OutboxReader.save"),
     Point(at="syncer.capture.outbox:_truncate_seen"),
+)
+WORKER = (
+    Point(at="syncer.worker.resolve:Resolver.resolve"),
+    Point(at="syncer.indexing.compose:Composer.compose", when="after"),
+    Point(at=WRITE, seconds=1),
+    Point(at=WRITE, when="after"),
+)
+FAN_OUT = (
+    Point(at="syncer.jobs.queue:create_fan_out"),
+    Point(at="syncer.jobs.queue:create_fan_out", when="after"),
+)
+JOB_WORKER = (
+    Point(at="syncer.jobs.listing:_list_range", when="after"),
+    Point(at=WRITE, seconds=1),
+    Point(at="syncer.jobs.chunks:Chunks.finish"),
 )
 
 
@@ -76,18 +93,8 @@ def test_a_relay_is_killed_at_each_step(blog: World) -> None:
     with writing(blog, writers=3):
         for number, point in enumerate(RELAY):
             witness(blog, number)
-            killed(blog, "--only", "relay", point=point)
+            wait_until_dead(blog.daemon("--only", "relay", program=Plan(points=(point,)).program), point)
     finish(blog)
-
-
-# A worker
-
-WORKER = (
-    Point(at="syncer.worker.resolve:Resolver.resolve"),
-    Point(at="syncer.indexing.compose:Composer.compose", when="after"),
-    Point(at="syncer.elasticsearch.bulk:Index.write", seconds=1),
-    Point(at="syncer.elasticsearch.bulk:Index.write", when="after"),
-)
 
 
 def test_workers_are_killed_at_each_step(blog: World) -> None:
@@ -95,80 +102,66 @@ def test_workers_are_killed_at_each_step(blog: World) -> None:
     blog.daemon("--only", "relay")
     with writing(blog, writers=3):
         blog.sql("UPDATE syncer.cluster_identity SET timeline = 0")  # it is another one now
-        killed(blog, "--only", "workers", point=Point(at="syncer.elasticsearch.bulk:Index.write_epoch", when="after"))
+        die_together(blog, Point(at="syncer.elasticsearch.bulk:Index.write_epoch", when="after"))
         for number in range(40):
             witness(blog, number)
-        many = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"}
-        die_together(blog, WORKER, environment=many)
+        die_together(blog, *WORKER, environment=MANY)
     finish(blog)
 
 
-def die_together(world: World, points: tuple[Point, ...], *, environment: Mapping[str, str]) -> None:
+def die_together(world: World, *points: Point, environment: dict[str, str] | None = None) -> None:
     """A daemon for each point, all at once, until all are dead; their clocks are hours apart."""
     plans = [Plan(points=(point,), clock_hours=6 * hours) for hours, point in enumerate(points, -1)]
-    daemons = [world.daemon("--only", "workers", environment=environment, program=one.program) for one in plans]
+    daemons = [world.daemon("--only", "workers", environment=environment, program=plan.program) for plan in plans]
     for daemon, point in zip(daemons, points, strict=True):
         wait_until_dead(daemon, point)
 
 
-# A job worker, and what jobs are
-
-JOB_WORKER = (
-    Point(at="syncer.jobs.listing:_list_range", when="after"),
-    Point(at="syncer.elasticsearch.bulk:Index.write", seconds=1),
-    Point(at="syncer.jobs.chunks:Chunks.finish"),
-)
-
-
-def test_a_job_worker_is_killed_at_each_step(blog: World) -> None:
-    """The job goes on where it was, with nothing left out, and ends once."""
-    for number in range(_WITNESSES):
+def test_a_worker_is_killed_over_a_fan_out(blog: World) -> None:
+    """Offsets are saved only once the job is there: the successor makes it, or adds to it what it has already."""
+    blog.daemon("--only", "relay")
+    for number in range(20):
         witness(blog, number)
-    blog.sql("DELETE FROM syncer.outbox")
-    with blog.elasticsearch() as client:
-        orphan = {"title": "orphan"}
-        client.index(index=blog.alias, id="5000", document=orphan, version=1, version_type="external")
-    with blog.connect() as connection:
-        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
-        assert job is not None
-        only_the_job_worker = {"SYNCER_WORKER_THREADS": "0", "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "10"}
-        with writing(blog, writers=3):
-            for point in JOB_WORKER:
-                daemon = blog.daemon(
-                    "--only", "workers", environment=only_the_job_worker, program=Plan(points=(point,)).program
-                )
-                wait_until_dead(daemon, point)
-            blog.daemon()
-            wait_until(lambda: find(connection, job.id).state is JobState.DONE, what="the job is done")
-        assert find(connection, job.id).documents_done == find(connection, job.id).documents_total
+    finish(blog)
+    blog.daemons[-1].stop()
+    for number, point in enumerate(FAN_OUT):
+        blog.sql("UPDATE users SET name = %s WHERE id = 100", f"renamed {number}")
+        die_together(blog, point)
     finish(blog)
 
 
-# Commands
+def test_a_job_worker_is_killed_at_each_step(blog: World) -> None:
+    """The job goes on where it was, with nothing left out, and counts each document once."""
+    for number in range(100):
+        witness(blog, number)
+    blog.sql("DELETE FROM syncer.outbox")
+    with blog.elasticsearch() as client:
+        client.index(index=blog.alias, id="5000", document={"title": "orphan"}, version=1, version_type="external")
+    only_the_job_worker = {"SYNCER_WORKER_THREADS": "0", "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "10"}
+    with blog.connect() as connection, writing(blog, writers=3):
+        job = harness.create(connection)
+        for point in JOB_WORKER:
+            program = Plan(points=(point,)).program
+            wait_until_dead(blog.daemon("--only", "workers", environment=only_the_job_worker, program=program), point)
+        blog.daemon()
+        harness.wait_done(connection, job)
+    finish(blog)
 
-APPLY = (
-    Point(at="syncer.elasticsearch.indices:Indices._create", when="after", turn=2),  # the first one is a trial
-    Point(at="syncer.elasticsearch.indices:Indices.swap", when="after"),
-)
+
+# Commands are killed
 
 
-def test_apply_is_killed_at_each_step(blog: World) -> None:
-    """Searches see all documents all the while; the last apply lets the new index serve, and leaves no other behind."""
-    blog.daemon()
-    blog.wait_until_level()
-    want_another_index(blog, "text")
-    with writing(blog, writers=1):
-        for point in APPLY:
-            run_killed(blog, "apply", "--yes", point=point)
-            assert len(blog.held()) > _FEWEST
-        assert_done(blog.syncer("apply", "--yes"))
-        assert blog.index_of().endswith("-000002")
-        want_another_index(blog, "keyword")
-        run_killed(blog, "apply", "--yes", point=Point(at="syncer.elasticsearch.indices:Indices.drop"))
-        assert len(physical(blog)) > 1
-        assert_done(blog.syncer("apply", "--yes"))
-    blog.wait_until_level()
-    assert physical(blog) == {blog.index_of()}
+def run_killed(world: World, *arguments: str, point: Point) -> None:
+    """Run a command that dies at its point."""
+    done = world.syncer(*arguments, program=Plan(points=(point,)).program)
+    assert done.returncode == -signal.SIGKILL, (point, done)
+
+
+def run(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that does what it was asked for."""
+    done = world.syncer(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def want_another_index(world: World, kind: str) -> None:
@@ -186,50 +179,91 @@ def physical(world: World) -> set[str]:
     return {name for name in names if "-syncer-plan-" not in name}  # a killed plan leaves its scratch index for a while
 
 
-def wait_until_reached(daemon: Daemon, point: Point) -> None:
-    """It has come to its point, and stays there."""
-    said = f"{REACHED} {point.at}"
-    wait_until(lambda: said in daemon.log_file.read_text(), what=said, detail=daemon.log_file.read_text)
+SWITCH = (
+    Point(at="syncer.elasticsearch.indices:Indices._create", when="after", turn=2),  # the first one is a trial
+    Point(at="syncer.documents.registry:put_document"),
+    Point(at="syncer.jobs.listing:list_ids"),
+    Point(at="syncer.elasticsearch.indices:Indices.swap"),
+    Point(at="syncer.elasticsearch.indices:Indices.swap", when="after"),
+    Point(at="syncer.documents.registry:make_current"),
+)
 
 
-def run_killed(world: World, *arguments: str, point: Point) -> None:
-    """Run a command that dies at its point."""
-    done = world.syncer(*arguments, program=Plan(points=(point,)).program)
-    assert done.returncode == -signal.SIGKILL, (point, done)
+def test_a_switch_to_another_index_is_killed_at_each_step(blog: World) -> None:
+    """Searches see all documents all the while; the last apply lets the new index serve, and leaves no other."""
+    blog.daemon()
+    blog.wait_until_level()
+    want_another_index(blog, "text")
+    with writing(blog, writers=1):
+        for point in SWITCH:
+            run_killed(blog, "apply", "--yes", point=point)
+            assert len(blog.held()) > FEWEST
+        run(blog, "apply", "--yes")
+        assert blog.index_of() not in ("", f"{blog.alias}-000001")
+        want_another_index(blog, "keyword")
+        run_killed(blog, "apply", "--yes", point=Point(at="syncer.elasticsearch.indices:Indices.drop"))
+        assert len(physical(blog)) > 1
+        run(blog, "apply", "--yes")
+    require_holds(blog)
+    assert physical(blog) == {blog.index_of()}
 
 
-def assert_done(done: subprocess.CompletedProcess[str]) -> None:
-    """The command has done what was asked for."""
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_repair_is_killed(blog: World) -> None:
-    """The same command finds what is left, and repairs that."""
-    blog.sql("DELETE FROM syncer.outbox")
-    run_killed(blog, *REPAIR, point=Point(at="syncer.elasticsearch.bulk:Index.write", when="after"))
-    assert_done(blog.syncer(*REPAIR))
+@pytest.mark.parametrize("point", [SWITCH[2], SWITCH[5]], ids=["not loaded", "roles not changed"])
+def test_a_rebuild_that_was_killed_is_given_up(blog: World, point: Point) -> None:
+    """What was searched before is searched still, and nothing else is left."""
+    blog.backfill()
+    before = blog.index_of()
+    run_killed(blog, "index", "rebuild", "blogpost", point=point)
+    assert blog.syncer("index", "abort", "blogpost").returncode == 2
+    run(blog, "index", "abort", "blogpost", "--yes")
+    assert physical(blog) == {before} == {blog.index_of()}
     assert blog.differences() == []
 
 
-REPAIR = ("verify", "--repair")
+COMMANDS = {
+    "backfill": ("backfill", "blogpost"),
+    "repair": ("verify", "--repair"),
+}
 
 
-def test_migrate_is_killed(empty_world: World) -> None:
-    """Nothing is applied by half; the same command applies all."""
-    run_killed(empty_world, "migrate", point=Point(at="syncer.base.migrations:_checksum", turn=1))
-    assert empty_world.sql("SELECT to_regclass('syncer.outbox'), to_regclass('syncer.job')") == [(None, None)]
-    assert_done(empty_world.syncer("migrate"))
-    with empty_world.connect() as connection:
-        migrations.require_current(connection)
+AFTER_A_CHUNK = {"backfill": "syncer.jobs.chunks:Chunks.finish", "verify": WRITE}
 
 
-# Told to end
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_that_was_killed_goes_on_from_where_it_was(blog: World, arguments: Sequence[str]) -> None:
+    """Twice, without a daemon: what is done stays done, and each document counts once."""
+    blog.worker_settings["SYNCER_WORKER_BATCH_DOCUMENTS_MAX"] = "10"
+    blog.sql("DELETE FROM syncer.outbox")
+    for turn in (1, 2):
+        run_killed(blog, *arguments, point=Point(at=AFTER_A_CHUNK[arguments[0]], when="after", turn=turn))
+    run(blog, *arguments)
+    assert blog.differences() == []
+    jobs = blog.sql(
+        "SELECT documents_done, documents_listed, indexed + skipped FROM syncer.job WHERE kind = 'backfill'"
+    )
+    assert jobs == ([(60, 60, 60)] if "backfill" in arguments else [])
 
-HANGS = Point(at="syncer.elasticsearch.bulk:Index.write", seconds=3600)
+
+# Daemons are told to end
+
+HANGS = Point(at=WRITE, seconds=3600)
+STARTING = (
+    Point(at="syncer.recovery.lost_records:require_original", send="SIGTERM"),
+    Point(at="syncer.daemon:run", send="SIGTERM"),
+    Point(at="syncer.capture.reader:OutboxReader._begin", send="SIGTERM"),
+    Point(at="syncer.capture.progress:places", send="SIGTERM"),
+    Point(at="syncer.kafka.consumer:ChangeConsumer._seek", send="SIGTERM"),
+)
 
 
-def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
-    """It says which component did not end; who is told twice ends at once; what was in hand is done by the next."""
+def wait_until_reached(daemon: Daemon, point: Point) -> None:
+    """It has come to its point, and stays there."""
+    reached = f"{REACHED} {point.at}"
+    wait_until(lambda: reached in daemon.log_file.read_text(), what=reached, detail=daemon.log_file.read_text)
+
+
+def test_a_daemon_that_hangs_ends_when_it_is_told_to(blog: World) -> None:
+    """It says which component did not end; told twice, it ends at once; the next one does what was in hand."""
     hasty = Plan(points=(HANGS,), constants={"syncer.daemon:STOP_SECONDS": 0.5})
     daemon = blog.daemon(program=hasty.program)
     wait_until_reached(daemon, HANGS)
@@ -245,12 +279,11 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
         wait_until(lambda: leader.find(connection) is None, what="it ends what can be ended")
     patient.process.send_signal(signal.SIGINT)
     assert patient.process.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
-    blog.daemon()
-    blog.wait_until_level()
+    finish(blog)
 
 
-def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
-    """If the process hangs while it stops, it ends all the same, and says where."""
+def test_a_process_that_hangs_while_it_exits_is_ended(blog: World) -> None:
+    """It says where."""
     hangs_at_exit = Point(at="syncer.monitoring.daemons:Reporter.leave", seconds=3600)
     constants = {"syncer.daemon:STOP_SECONDS": 3, "syncer.cli.app:_EXIT_SECONDS": 1}
     daemon = blog.daemon(program=Plan(points=(hangs_at_exit,), constants=constants).program)
@@ -258,7 +291,15 @@ def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
     assert "breakpoints.py" in daemon.log_file.read_text()
 
 
-# Standing still
+def test_a_daemon_is_told_to_end_while_it_starts(blog: World) -> None:
+    """It leaves with exit code 0, and the next one does it all."""
+    for point in STARTING:
+        done = blog.syncer("run", program=Plan(points=(point,)).program)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), (point, done.stderr)
+    finish(blog)
+
+
+# Daemons stand still
 
 LEASES = {
     "syncer.capture.reader:LEASE_SECONDS": 2,
@@ -267,8 +308,8 @@ LEASES = {
 }
 
 
-def stand_still(daemon: Daemon) -> None:
-    """Return once it does."""
+def wait_until_stopped(daemon: Daemon) -> None:
+    """It has sent itself SIGSTOP."""
 
     def is_stopped() -> bool:
         return Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -276,65 +317,121 @@ def stand_still(daemon: Daemon) -> None:
     wait_until(is_stopped, what="the daemon stands still", detail=daemon.log_file.read_text)
 
 
-def go_on(daemon: Daemon) -> None:
-    """Let it."""
-    daemon.process.send_signal(signal.SIGCONT)
-
-
 def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
     """Others take over all it had; the document that it brings back, long forgotten, is gone again."""
-    blog.daemon()
-    blog.wait_until_level()
+    finish(blog)
     blog.daemons[0].stop()
-    sleeper = Plan(
-        points=(Point(at="syncer.elasticsearch.bulk:Index.write", send="SIGSTOP"),),
-        constants=LEASES,
-    )
+    sleeper = Plan(points=(Point(at=WRITE, send="SIGSTOP"),), constants=LEASES)
     sleeping = blog.daemon(program=sleeper.program)
     witness(blog, 1)
-    stand_still(sleeping)
+    wait_until_stopped(sleeping)
     blog.daemon(program=Plan(constants=LEASES).program)
     blog.wait_until_level()
-    forget_deletes_at_once(blog)
-    blog.sql("DELETE FROM posts WHERE id = 1001")
-    with writing(blog, writers=3):
-        wait_until(lambda: "1001" not in blog.held(), what="the post is gone")
-        wait_until(lambda: is_forgotten(blog, "1001"), what="its tombstone is forgotten")
-    go_on(sleeping)
-    sleeping.wait_for("worker.batch_indexed")
-    blog.wait_until_level()
-    assert blog.daemons[0].process.returncode == 0
+    with harness.index_settings(blog, {"index.gc_deletes": "0s"}):
+        blog.sql("DELETE FROM posts WHERE id = 1001")
+        with writing(blog, writers=3):
+            wait_until(lambda: "1001" not in blog.held(), what="the post is gone")
+            wait_until(lambda: is_forgotten(blog, "1001"), what="its tombstone is forgotten")
+        sleeping.process.send_signal(signal.SIGCONT)
+        sleeping.wait_for("worker.batch_indexed")
+        blog.wait_until_level()
     assert sleeping.stop() == 0
     finish(blog)
 
 
-def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> None:
-    """Postgres ends the session of a process that is stopped: a command that follows the job takes its chunks."""
-    stops = Plan(points=(Point(at="syncer.jobs.chunks:Chunks.take", when="after", send="SIGSTOP"),), constants=LEASES)
-    sleeping = blog.daemon(program=stops.program, environment={"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"})
-    with blog.connect() as connection:
-        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
-    stand_still(sleeping)
-    assert_done(blog.syncer("backfill", "blogpost", program=Plan(constants=LEASES).program))
-    with blog.connect() as connection:
-        assert job is not None
-        assert find(connection, job.id).state is JobState.DONE
-    go_on(sleeping)
-    assert blog.differences() == []
-    assert sleeping.stop() == 0
-
-
-def forget_deletes_at_once(world: World) -> None:
-    """Elasticsearch remembers the version of a deleted document for no time."""
-    with world.elasticsearch() as client:
-        client.indices.put_settings(index=world.index_of(), settings={"index.gc_deletes": "0s"})
-
-
 def is_forgotten(world: World, id_: str) -> bool:
-    """Whether the least version could be written now; it is not."""
+    """Whether Elasticsearch no longer knows that it deleted the document: the least version could be written."""
     with world.elasticsearch() as client:
         client.indices.refresh(index=world.index_of())
         answer = client.options(ignore_status=[404, 409]).delete(
             index=world.index_of(), id=id_, version=1, version_type="external"
         )
     return bool(answer.meta.status == 404)
+
+
+def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> None:
+    """Postgres ends the session of a process that is stopped: a command that follows the job takes its chunks."""
+    stops = Plan(points=(Point(at="syncer.jobs.chunks:Chunks.take", when="after", send="SIGSTOP"),), constants=LEASES)
+    sleeping = blog.daemon(program=stops.program, environment=MANY)
+    with blog.connect() as connection:
+        job = harness.create(connection)
+        wait_until_stopped(sleeping)
+        done = blog.syncer("backfill", "blogpost", program=Plan(constants=LEASES).program)
+        assert done.returncode == 0, done.stderr
+        assert find(connection, job.id).state is JobState.DONE
+    sleeping.process.send_signal(signal.SIGCONT)
+    assert sleeping.stop() == 0
+    assert blog.differences() == []
+
+
+@pytest.mark.parametrize("uses_kafka", [True, False], ids=["relay", "worker"])
+def test_a_leader_that_stands_still_is_replaced(blog: World, *, uses_kafka: bool) -> None:
+    """Once Postgres has ended its session; it saves nothing when it continues, stands by, and leads after the other."""
+    blog.uses_kafka = uses_kafka
+    frozen, heir = (blog.daemon(program=Plan(constants=LEASES).program) for _ in range(2))
+    frozen.wait_for("relay.led")
+    heir.wait_for("relay.stood_by")
+    require_holds(blog)
+    began = time.monotonic()
+    frozen.process.send_signal(signal.SIGSTOP)
+    try:
+        heir.wait_for("relay.led")
+        assert time.monotonic() - began < LEASE_SECONDS
+        blog.sql("UPDATE posts SET title = 'of the heir' WHERE id < 10")
+        require_holds(blog)
+    finally:
+        frozen.process.send_signal(signal.SIGCONT)
+    frozen.wait_for("relay.stood_by")
+    assert heir.stop() == 0
+    wait_until(lambda: [event["event"] for event in frozen.events()].count("relay.led") == 2, what="it leads again")
+    blog.sql("UPDATE posts SET title = 'of both' WHERE id < 20")
+    require_holds(blog)
+
+
+# Daemons start while a server is away
+
+
+def free_port() -> int:
+    """A port where nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    """What the daemon answers over HTTP."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+@pytest.mark.parametrize("server", ["Postgres", "Elasticsearch", "Kafka"])
+def test_a_daemon_starts_while_a_server_is_away(world: World, server: str) -> None:
+    """It lives, is not ready, says once what it waits for, and goes on when the server answers, or when told to end."""
+    fill(world)
+    port, page = free_port(), free_port()
+    dsn = psycopg.conninfo.conninfo_to_dict(world.dsn)
+    real = {
+        "Postgres": int(dsn["port"] or 5432),
+        "Elasticsearch": urlsplit(world.endpoints.elasticsearch_url).port or 9200,
+        "Kafka": int(world.endpoints.kafka_bootstrap_servers.rpartition(":")[2]),
+    }
+    away = {
+        "Postgres": {"SYNCER_POSTGRES_DSN": psycopg.conninfo.make_conninfo(world.dsn, host="127.0.0.1", port=port)},
+        "Elasticsearch": {"SYNCER_ELASTICSEARCH_URL": f"http://127.0.0.1:{port}"},
+        "Kafka": {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": f"127.0.0.1:{port}"},
+    }
+    if server == "Elasticsearch":
+        assert world.daemon(environment=away[server], until="component.retried").stop() == 0
+    daemon = world.daemon(environment={**away[server], "SYNCER_WEB_PORT": str(page)}, until="component.retried")
+    assert answer(page, "/healthz")[0] == 200
+    status, text = answer(page, "/readyz")
+    assert (status, f"{server} cannot be reached" in text) == (503, True)
+    with line(real[server], port=port):
+        daemon.wait_for("daemon.started")
+        require_holds(world)
+        assert answer(page, "/healthz")[0] == 200
+        recovered = [event["component"] for event in daemon.events() if event["event"] == "component.recovered"]
+        assert [component for component in recovered if component != "report"] == ["daemon"]
+        assert daemon.stop() == 0

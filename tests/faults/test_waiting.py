@@ -1,37 +1,55 @@
-"""A wait for a transaction ends once it is indexed, and not before, even if processes are killed."""
+"""`wait` ends once a transaction is indexed, and `verify` finds drift and nothing else, beside writers and losses."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.base.errors import WaitTimeoutError
+from syncer.base.errors import TokenError, WaitTimeoutError
+from syncer.base.lifecycle import Stop
 from syncer.capture import progress
-from syncer.verify.wait import Waiter
+from syncer.sandbox import Endpoints, Sandbox
+from syncer.verify import compare
+from syncer.verify.compare import VerifyReport, verify
+from syncer.verify.wait import Waited, Waiter
+from tests.faults.harness import elsewhere, require_holds
+from tests.faults.test_kafka import let_expire, make_anew
 from tests.scenarios.test_fan_outs import BLOG, follow, worker
 from tests.scenarios.test_jobs import new_revision
-from tests.support.world import DEADLINE_SECONDS, World, wait_until
-from tests.support.writers import QUICK_FAILOVER, at_work
+from tests.support.in_process import refreshes
+from tests.support.routing import document
+from tests.support.standbys import Standbys, standbys
+from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.writers import QUICK_FAILOVER, SECONDS, at_work, fill, writing
 
 _SOON = 0.01
 
 
 @pytest.fixture
-def waiter(world: World) -> Iterator[Waiter]:
-    """Waits for transactions in a blog in which two users have many posts, all of which are written."""
+def blog(world: World) -> World:
+    """A blog in which two users have many posts, all of which are written."""
     world.sql(BLOG)
     with world.index() as index:
         follow(world, index, many=1000)
     world.sql("DELETE FROM syncer.job")
-    with Waiter(world.settings) as made:
+    return world
+
+
+@pytest.fixture
+def waiter(blog: World) -> Iterator[Waiter]:
+    """Waits for transactions in it."""
+    with Waiter(blog.settings) as made:
         yield made
 
 
@@ -50,7 +68,7 @@ def renamed(world: World, user: int, name: str) -> str:
 
 
 def component(waiter: Waiter, token: str) -> str:
-    """Where a transaction is; empty if it is there."""
+    """Where a transaction is; empty if it is indexed."""
     try:
         waiter.wait(token, timeout_seconds=_SOON)
     except WaitTimeoutError as error:
@@ -60,41 +78,46 @@ def component(waiter: Waiter, token: str) -> str:
 
 def names(world: World, user: int) -> set[str]:
     """What reads by id show as the name of the author of a user's posts."""
-    ids = [str(one) for (one,) in world.sql("SELECT id FROM posts WHERE user_id = %s", user)]
+    ids = [str(id_) for (id_,) in world.sql("SELECT id FROM posts WHERE user_id = %s", user)]
     with world.elasticsearch() as client:
         found = client.mget(index=world.alias, ids=ids)["docs"]
-    return {one["_source"]["user"]["name"] for one in found}
+    return {each["_source"]["user"]["name"] for each in found}
 
 
-def test_each_component_is_waited_for(world: World, waiter: Waiter) -> None:
-    """The relay, the workers and the job are named as what it waits for, one after the other; then all is there."""
-    token = renamed(world, 1, "renamed")
+# A wait goes through relay, workers and jobs
+
+
+def test_each_component_is_waited_for(blog: World, waiter: Waiter) -> None:
+    """The relay, the workers and the job, one after the other; also if the change joins a job that was there."""
+    token = renamed(blog, 1, "renamed")
     assert component(waiter, token) == "relay"
-    with world.relay() as relay:
+    with blog.relay() as relay:
         assert relay.run_once().published == 1
     assert component(waiter, token) == "workers"
-    with world.index() as index:
-        with worker(world, index) as made:
+    with blog.index() as index:
+        with worker(blog, index) as made:
             wait_until(lambda: made.run_once() == 1, what="the worker has handled it")
-        assert component(waiter, token) == "jobs"
-        assert names(world, 1) == {"name 1"}
-        world.refresh(index)
+        second = renamed(blog, 2, "second")
+        follow(blog, index)
+        assert [component(waiter, each) for each in (token, second)] == ["jobs", "jobs"]
+        assert len(blog.sql("SELECT id FROM syncer.job")) == 1
+        assert names(blog, 1) == {"name 1"}
+        blog.refresh(index)
     assert waiter.wait(token).is_complete
-    assert names(world, 1) == {"renamed"}
+    assert waiter.wait(second).is_complete
+    assert (names(blog, 1), names(blog, 2)) == ({"renamed"}, {"second"})
 
 
-def test_a_fan_out_that_takes_up_another_change_is_waited_for(world: World, waiter: Waiter) -> None:
-    """Nobody has begun to list it, so it is one job for both."""
-    renamed(world, 1, "first")
-    with world.index() as index:
-        follow(world, index)
-        token = renamed(world, 2, "second")
-        follow(world, index)
-        assert len(world.sql("SELECT id FROM syncer.job")) == 1
+def test_what_is_truncated_is_waited_for(blog: World, waiter: Waiter) -> None:
+    """The refresh that a TRUNCATE becomes is waited for; then searches find no post any more."""
+    with blog.elasticsearch() as client, blog.index() as index:
+        client.indices.put_settings(index=blog.alias, settings={"index.refresh_interval": -1})
+        token = committed(blog, "TRUNCATE posts CASCADE")
+        follow(blog, index)
         assert component(waiter, token) == "jobs"
-        world.refresh(index)
-    assert waiter.wait(token).is_complete
-    assert names(world, 2) == {"second"}
+        blog.refresh(index)
+        assert waiter.wait(token, searchable=True).is_complete
+        assert client.count(index=blog.alias)["count"] == 0
 
 
 def test_what_was_adopted_is_waited_for(world: World) -> None:
@@ -112,67 +135,128 @@ def test_what_was_adopted_is_waited_for(world: World) -> None:
     assert names(world, 1) == {"renamed"}
 
 
-def test_what_is_left_to_a_initial_load_is_waited_for(world: World, waiter: Waiter) -> None:
-    """Whoever makes the load has not seen the change; the worker who has finds the next revision, and leaves it."""
-    with world.index() as index, world.connect() as connection, ThreadPoolExecutor(1) as pool:
+def test_what_is_left_to_an_initial_load_is_waited_for(blog: World, waiter: Waiter) -> None:
+    """The apply that makes the load has not seen the change; the worker that has finds the next revision."""
+    locks = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
+    with blog.index() as index, blog.connect() as connection, ThreadPoolExecutor(1) as pool:
         with connection.transaction():
             new_revision(connection)
-            token = renamed(world, 1, "renamed")
-            following = pool.submit(follow, world, index)
-            wait_until(lambda: _waits_for_a_lock(world), what="the worker would make a fan-out")
+            token = renamed(blog, 1, "renamed")
+            following = pool.submit(follow, blog, index)
+            wait_until(lambda: bool(blog.sql(locks, blog.name)), what="the worker would make a fan-out")
         following.result()
-        assert world.sql("SELECT kind FROM syncer.job") == [("initial_load",)]
+        assert blog.sql("SELECT kind FROM syncer.job") == [("initial_load",)]
         assert component(waiter, token) == "jobs"
-        world.refresh(index)
+        blog.refresh(index)
     assert waiter.wait(token).is_complete
-    assert names(world, 1) == {"renamed"}
+    assert names(blog, 1) == {"renamed"}
 
 
-def _waits_for_a_lock(world: World) -> bool:
-    return bool(
-        world.sql("SELECT pid FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'", world.name)
-    )
+# Kafka or Postgres loses what is waited for
 
 
-def test_what_is_truncated_is_waited_for(world: World, waiter: Waiter) -> None:
-    """The refresh that a TRUNCATE becomes is waited for; then searches find no post any more."""
-    with world.elasticsearch() as client, world.index() as index:
-        client.indices.put_settings(index=world.alias, settings={"index.refresh_interval": -1})
-        client.indices.refresh(index=world.alias)
-        token = committed(world, "TRUNCATE posts CASCADE")
-        follow(world, index)
-        assert component(waiter, token) == "jobs"
-        world.refresh(index)
-        assert waiter.wait(token, searchable=True).is_complete
-        assert client.count(index=world.alias)["count"] == 0
+class HeldUp:
+    """A client that waits for transactions: it has checked once, and checks again when released."""
+
+    def __init__(self, world: World) -> None:
+        self._rests = threading.Semaphore(0)
+        self._goes, self._stop = threading.Event(), Stop()
+        self._waiter = Waiter(world.settings, pause=self._pause)
+        self._pool = ThreadPoolExecutor()
+
+    def _pause(self, seconds: float) -> None:
+        self._rests.release()
+        self._goes.wait()
+        self._stop.pause(seconds)
+
+    def wait(self, *tokens: str) -> list[Future[Waited]]:
+        """Begin to wait for each of these; none is there yet."""
+        begun = [self._pool.submit(self._waiter.wait, token, timeout_seconds=2 * DEADLINE_SECONDS) for token in tokens]
+        for _ in begun:
+            assert self._rests.acquire(timeout=DEADLINE_SECONDS), [each for each in begun if each.done()]
+        return begun
+
+    def go(self) -> None:
+        """Look again."""
+        self._goes.set()
+
+    def close(self) -> None:
+        """Wait no longer, whatever has come of it."""
+        self._stop.request()
+        self.go()
+        self._pool.shutdown()
+        self._waiter.close()
 
 
-def test_random_writers_read_what_they_wrote(world: World) -> None:
-    """After each wait a read by id, or a search, shows the writer's own last commit, fan-outs included."""
-    world.worker_settings = {
-        "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5",
-        "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,
-    }
-    world.sql(
-        "INSERT INTO users (id, name, email) SELECT g, '0', '' FROM generate_series(0, 3) AS g;"
-        "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 4, '0', '' FROM generate_series(1, 60) AS g"
-    )
-    relay, workers = world.daemon("--only", "relay"), world.daemon("--only", "workers")
-    with Waiter(world.settings) as waiter, world.elasticsearch() as client:
-        authors = [_Author(user=user, alias=world.alias, waiter=waiter, client=client) for user in range(4)]
+@contextmanager
+def held_up(world: World) -> Iterator[HeldUp]:
+    """A waiting client, until the block ends."""
+    held = HeldUp(world)
+    try:
+        yield held
+    finally:
+        held.close()
 
-        def read_on() -> None:
-            before = sum(one.turns for one in authors)
-            wait_until(lambda: sum(one.turns for one in authors) > before + 4, what="they have read on")
 
-        with at_work(world, [one.work for one in authors]):
-            read_on()
-            relay.kill()
-            world.daemon("--only", "relay")
-            read_on()
-            workers.kill()
-            world.daemon("--only", "workers")
-            read_on()
+@pytest.mark.parametrize("lose", [let_expire, make_anew])
+def test_what_kafka_has_lost_is_not_taken_for_indexed(
+    blog: World, waiter: Waiter, lose: Callable[[World], None]
+) -> None:
+    """The client waits for the job that makes up for it, and reads its own write after that."""
+    with held_up(blog) as client, blog.index() as index:
+        token = renamed(blog, 3, "renamed")
+        with blog.relay() as relay:
+            assert relay.run_once().published == 1
+        (waiting,) = client.wait(token)
+        lose(blog)
+        client.go()
+        with blog.relay() as relay, blog.worker(index) as made, running(relay), running(made):
+            wait_until(lambda: component(waiter, token) == "jobs", what="it waits for the job")
+        assert (refreshes(blog), names(blog, 3), waiting.done()) == (1, {"name 3"}, False)
+        blog.refresh(index)
+        assert waiting.result(DEADLINE_SECONDS).is_complete
+    assert names(blog, 3) == {"renamed"}
+
+
+@pytest.fixture
+def servers(sandbox: Sandbox) -> Iterator[Standbys]:
+    """A Postgres of the test's own."""
+    with standbys(sandbox) as started:
+        yield started
+
+
+def test_what_postgres_has_lost_is_not_taken_for_indexed(
+    sandbox: Sandbox, endpoints: Endpoints, servers: Standbys, tmp_path: Path
+) -> None:
+    """What survives a crash is waited for; whoever waits for what a failover has lost gets an error."""
+    with elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=servers.primary.address) as world:
+        world.sql(BLOG)
+        with held_up(world) as client:
+            (waiting,) = client.wait(renamed(world, 3, "renamed"))
+            servers.primary.kill()
+            servers.primary.start()
+            client.go()
+            with world.index() as index:
+                follow(world, index, many=1000)
+                world.refresh(index)
+            assert waiting.result(DEADLINE_SECONDS).is_complete
+        assert names(world, 3) == {"renamed"}
+        fail_over = servers.keep_standby()
+        token = renamed(world, 3, "lost")
+        xid = token.partition(".")[0]
+        with held_up(world) as client:
+            both = client.wait(token, xid)
+            fail_over()
+            with psycopg.connect(world.dsn, autocommit=True) as connection:
+                while int(str(connection.execute("SELECT pg_current_xact_id()::text").fetchall()[0][0])) <= int(xid):
+                    pass
+            client.go()
+            for each in both:
+                with pytest.raises(TokenError, match="before a failover"):
+                    each.result(DEADLINE_SECONDS)
+
+
+# Random writers
 
 
 @dataclass
@@ -192,19 +276,18 @@ class _Author:
 
     def _turn(self, connection: psycopg.Connection[Any], dice: random.Random) -> None:
         word, own = f"{self.user}-{self.turns}", 1000 + self.user
+        post = "INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, '')"
         connection.execute("UPDATE users SET name = %s WHERE id = %s", (word, self.user))
-        connection.execute(
-            "INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, '')", (own, self.user, word)
-        )
+        connection.execute(post, (own, self.user, word))
         is_searchable = dice.random() < 0.3
         self._wait(connection, "SELECT syncer.token()", searchable=is_searchable)
-        posts = [str(one) for one in (own, *range(1, 61)) if one == own or one % 4 == self.user]
+        posts = [str(id_) for id_ in (own, *range(1, 61)) if id_ == own or id_ % 4 == self.user]
         found = self.client.mget(index=self.alias, ids=posts)["docs"]
         if is_searchable:
             query = {"term": {"user.id": self.user}}
             found += self.client.search(index=self.alias, query=query, size=100)["hits"]["hits"]
             assert len(found) == 2 * len(posts)
-        assert {one["_source"]["user"]["name"] for one in found} == {word}
+        assert {each["_source"]["user"]["name"] for each in found} == {word}
         connection.execute("DELETE FROM posts WHERE id = %s", (own,))
         self._wait(connection, "SELECT pg_current_xact_id()::text", searchable=False)
         assert not self.client.exists(index=self.alias, id=str(own))
@@ -214,3 +297,50 @@ class _Author:
         connection.commit()
         assert row is not None
         assert self.waiter.wait(row[0], timeout_seconds=DEADLINE_SECONDS, searchable=searchable).is_complete
+
+
+def test_random_writers_read_what_they_wrote(world: World) -> None:
+    """After each wait a read by id, or a search, shows the writer's own last commit, while a relay and workers die."""
+    world.worker_settings = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5", "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER}
+    world.sql(
+        "INSERT INTO users (id, name, email) SELECT g, '0', '' FROM generate_series(0, 3) AS g;"
+        "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 4, '0', '' FROM generate_series(1, 60) AS g"
+    )
+    daemons = [world.daemon("--only", only) for only in ("relay", "workers")]
+    with Waiter(world.settings) as waiter, world.elasticsearch() as client:
+        authors = [_Author(user=user, alias=world.alias, waiter=waiter, client=client) for user in range(4)]
+
+        def read_on() -> None:
+            before = sum(each.turns for each in authors)
+            wait_until(lambda: sum(each.turns for each in authors) > before + 4, what="they have read on")
+
+        with at_work(world, [each.work for each in authors]):
+            read_on()
+            for daemon, only in zip(daemons, ("relay", "workers"), strict=True):
+                daemon.kill()
+                world.daemon("--only", only)
+                read_on()
+
+
+HELD_UP_SECONDS = 30.0
+"""How long a busy machine may keep a change from its document, which is no drift."""
+
+
+def test_verify_takes_nothing_that_is_in_flight_for_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again, while everything changes on both sides."""
+    monkeypatch.setattr(compare, "_PAGE", 7)
+    monkeypatch.setattr(compare, "_FIRST_ROWS", 7)  # so that much happens between small ranges
+    fill(world)
+    world.daemon()
+    deadline = time.monotonic() + SECONDS
+    with world.index() as index:
+
+        def verified() -> VerifyReport:
+            return verify(world.connect, document(world), index=index, settle_seconds=HELD_UP_SECONDS)
+
+        with writing(world):
+            while time.monotonic() < deadline:
+                report = verified()
+                assert not report.has_drifted, report
+        require_holds(world)
+        assert verified().holds

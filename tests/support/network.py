@@ -27,14 +27,14 @@ class Line:
         port: Where the line begins.
     """
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: int, port: int = 0) -> None:
         self._server_port = server_port
         self._loop = asyncio.new_event_loop()
         self._flows = {direction: asyncio.Event() for direction in Direction}
         for flow in self._flows.values():
             flow.set()
         self._ends: set[asyncio.StreamWriter] = set()
-        self._listening = self._loop.run_until_complete(asyncio.start_server(self._connect, "127.0.0.1"))
+        self._listening = self._loop.run_until_complete(asyncio.start_server(self._connect, "127.0.0.1", port))
         self.port = int(self._listening.sockets[0].getsockname()[1])
         self._thread = threading.Thread(target=self._loop.run_forever, name="line", daemon=True)
         self._thread.start()
@@ -89,9 +89,9 @@ class Line:
 
 
 @contextmanager
-def line(server_port: int) -> Iterator[Line]:
-    """A line to the server at this port, until the block ends."""
-    made = Line(server_port)
+def line(server_port: int, *, port: int = 0) -> Iterator[Line]:
+    """A line to the server at this port, until the block ends; it begins at a port where nothing listens."""
+    made = Line(server_port, port)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""A pooler of connections before a real Postgres, which shares the server's sessions as PgBouncer does.
+"""A pooler of connections before a real Postgres, which shares the server's sessions as PgBouncer does by transaction.
 
 It speaks as much of the protocol as psycopg does without pipelines and without COPY from the client.
 """
@@ -10,7 +10,6 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 
 _LENGTH = struct.Struct("!I")
 _ENCRYPTION_REQUESTS = (80877103, 80877104)
@@ -18,13 +17,6 @@ _ENDS_A_REQUEST = b"QSF"
 _READY, _TERMINATE = b"Z", b"X"
 _IDLE = b"I"
 _MADE_UP_KEY = _LENGTH.pack(1) + _LENGTH.pack(2)
-
-
-class Mode(StrEnum):
-    """For how long a client has a session of the server for itself."""
-
-    SESSION = "session"
-    TRANSACTION = "transaction"
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -67,28 +59,20 @@ class _Session:
                 message = message[:5] + _MADE_UP_KEY
             self.greeting += message
 
-    def answer(self, client: socket.socket | None) -> bool:
+    def answer(self, client: socket.socket) -> bool:
         """Hand on the answer to a request; whether no transaction is left open."""
         while True:
             kind, message = _message(self.connection)
-            if client is not None:
-                client.sendall(message)
+            client.sendall(message)
             if kind == _READY:
                 return message[-1:] == _IDLE
-
-    def forget(self) -> None:
-        """Undo what its client has set."""
-        query = b"DISCARD ALL\x00"
-        self.connection.sendall(b"Q" + _LENGTH.pack(len(query) + 4) + query)
-        self.answer(None)
 
 
 class Pooler:
     """Listens until it is closed."""
 
-    def __init__(self, server: tuple[str, int], mode: Mode) -> None:
+    def __init__(self, server: tuple[str, int]) -> None:
         self._server = server
-        self._mode = mode
         self._free: list[_Session] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
@@ -119,13 +103,11 @@ class Pooler:
                     break
                 session = session or self._taken(startup)
                 session.connection.sendall(message)
-                is_idle = kind in _ENDS_A_REQUEST and session.answer(client)
-                if is_idle and self._mode is Mode.TRANSACTION:
+                if kind in _ENDS_A_REQUEST and session.answer(client):
                     self._free.append(session)
                     session = None
         if session is not None:
-            session.forget()
-            self._free.append(session)
+            session.connection.close()
 
     def _taken(self, startup: bytes) -> _Session:
         """The session that was given back last, or a new one."""
@@ -136,9 +118,9 @@ class Pooler:
 
 
 @contextmanager
-def pooled(host: str, port: int, mode: Mode) -> Iterator[int]:
+def pooled(host: str, port: int) -> Iterator[int]:
     """The port of a pooler before that server."""
-    pooler = Pooler((host, port), mode)
+    pooler = Pooler((host, port))
     try:
         yield pooler.port
     finally:

@@ -14,7 +14,7 @@ import psycopg
 
 from syncer.sandbox import Reporter, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from tests.support.world import DEADLINE_SECONDS, wait_until
+from tests.support.world import wait_until
 
 
 class Standbys:
@@ -98,21 +98,6 @@ class Standbys:
 
         return recover
 
-    def keep_dump(self) -> Callable[[], None]:
-        """What pg_dumpall writes, which makes another cluster."""
-        dumped = self._run_for(self.primary, "pg_dumpall", f"--dbname={self.primary.address}", "--no-role-passwords")
-
-        def restore() -> None:
-            self.primary.stop()
-            other = self._server()
-            other.start()
-            self._run_for(other, "psql", "--quiet", other.address, given=dumped)
-            other.stop()
-            self._replace_data(other)
-            self.primary.start()
-
-        return restore
-
     def keep_files(self) -> Callable[[], None]:
         """A copy of the server's files, as of a machine or a volume, which are put back: it knows of nothing."""
         self.primary.stop()
@@ -132,11 +117,6 @@ class Standbys:
         """Have the primary start with the files of another server, which does not run."""
         shutil.rmtree(self.primary.data_folder)
         other.data_folder.rename(self.primary.data_folder)
-
-    def _run_for(self, server: PostgresServer, program: str, *arguments: str, given: bytes = b"") -> bytes:
-        command = [str(server.bin_folder / program), *arguments]
-        done = subprocess.run(command, input=given, capture_output=True, check=True, timeout=2 * DEADLINE_SECONDS)
-        return done.stdout
 
     def stop_replicas(self) -> None:
         """End all but the primary."""

@@ -36,8 +36,8 @@ SCENARIOS = (
     "tests/scenarios/test_indices_of_a_rebuild.py",
     "tests/scenarios/test_shards_as_elasticsearch_finds_them.py",
     "tests/scenarios/test_documents_with_routing.py",
-    "tests/faults/test_routing_moves.py",
-    "tests/faults/test_random_writers.py",
+    "tests/faults/test_writes.py",
+    "tests/faults/test_processes.py",
 )
 _SECONDS = 1800
 

@@ -1,7 +1,8 @@
-"""Another role of the database creates functions and operators where the search_path of syncer's role finds them."""
+"""Another role creates functions, operators, types and casts where syncer's sessions and triggers may find them."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -19,17 +20,17 @@ from syncer.documents import analyze, registry
 from syncer.documents.definition import Definition
 from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind
+from tests.faults import harness
+from tests.support.capture import capture_only, define, forget, install, written
 from tests.support.versions import assign
 from tests.support.world import World, wait_until
 
 # A body that notes as whom it is run.
 NOTES = """
-CREATE TABLE public.caught (role text DEFAULT current_user);
+CREATE TABLE IF NOT EXISTS public.caught (role text DEFAULT current_user);
 GRANT ALL ON public.caught TO public;
 """
-ASSIGNS_ALIKE = """
-CREATE FUNCTION public.nextval(text) RETURNS bigint LANGUAGE sql AS 'SELECT 7::bigint';
-"""
+ASSIGNS_ALIKE = "CREATE FUNCTION public.nextval(text) RETURNS bigint LANGUAGE sql AS 'SELECT 7::bigint';"
 SPELLS = """
 CREATE FUNCTION public.format(text, name, name) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -44,13 +45,6 @@ BEGIN
     RETURN 'not what was applied';
 END $$;
 """
-
-
-@pytest.fixture
-def world(empty_world: World) -> World:
-    """The world of `mallory`, set up."""
-    empty_world.set_up()
-    return empty_world
 
 
 @pytest.fixture
@@ -71,23 +65,40 @@ def caught(world: World) -> list[str]:
     return [role for (role,) in world.sql("SELECT DISTINCT role FROM public.caught")]
 
 
-def test_a_function_of_another_role_assigns_no_version(world: World, mallory: Callable[[str], None]) -> None:
-    """A later snapshot has a later version; in a session that is not pinned all versions would be the same."""
-    mallory(ASSIGNS_ALIKE)
-
-    with world.connect() as connection:
-        assert assign(connection) < assign(connection)
-        connection.execute("SET search_path TO DEFAULT")
-        assert assign(connection) == assign(connection)
-
-
-def test_a_function_of_another_role_is_not_run_by_the_migrator(
+def test_a_function_of_another_role_has_no_part_in_what_syncer_does(
     empty_world: World, mallory: Callable[[str], None]
 ) -> None:
-    """Neither by migrate nor by apply."""
+    """Not in migrate, apply, or versions; a SELECT and a condition mean what they did when they were given."""
+    world = empty_world
     mallory(SPELLS)
-    empty_world.set_up()
-    assert caught(empty_world) == []
+    select = world.document_folder / "select.sql"
+    select.write_text(select.read_text().replace("p.title", "concat(p.title, p.title) AS title", 1))
+    world.set_up()
+    harness.add_posts(world, 2)
+    world.sql("UPDATE posts SET title = 't'")
+    with world.connect() as connection, world.index() as index:
+        document = registry.current(connection)["blogpost"]
+        job = queue.create(connection, document, JobKind.PARTIAL, where="concat(title, title) = 'tt'")
+        assert job is not None
+        mallory(JOINS_WORDS + ASSIGNS_ALIKE)
+        assert listing.list_ids(connection, job, document, chunk=10)
+        assert world.sql("SELECT ids FROM syncer.job_chunk") == [(["1", "2"],)]
+        with world.relay() as relay, world.worker(index) as worker:
+
+            def is_written() -> bool:
+                relay.run_once()
+                worker.run_once()
+                return len(world.held()) == 2
+
+            wait_until(is_written, what="the documents are written")
+        assert {each["title"] for each in world.held().values()} == {"tt"}
+        assert caught(world) == []
+        assert assign(connection) < assign(connection)
+        connection.execute("SET search_path TO DEFAULT")
+        assert assign(connection) == assign(connection)  # in a session that is not pinned
+
+
+# Triggers
 
 
 THINGS = """
@@ -184,7 +195,6 @@ def test_triggers_run_nothing_of_a_schema_of_traps_that_comes_first(
 
     expected = leaves("public")
     assert [change[0] for change in expected] == ["I", "U", "U", "D", "T"]
-    world.sql("DROP TABLE public.caught")
     mallory(f"{SET_TRAPS} SELECT pg_temp.set_traps('{ARGUMENTS}'); {SAME_NAMES}")
     assert leaves("traps, pg_temp, pg_catalog, public") == expected
     assert caught(world) == []
@@ -195,42 +205,89 @@ def test_triggers_run_nothing_of_a_schema_of_traps_that_comes_first(
     assert caught(world) != []
 
 
-def test_a_select_goes_on_to_mean_what_it_did_when_it_was_applied(
-    empty_world: World, mallory: Callable[[str], None]
+@pytest.fixture
+def lesser(empty_world: World) -> Iterator[psycopg.Connection]:
+    """A session of a role that may create tables, types and casts of its own; a table of another role is captured."""
+    tables = "CREATE TABLE things (id int PRIMARY KEY, name text)"
+    capture_only(empty_world, tables, "SELECT t.id AS _id, t.name FROM things AS t")
+    role = sql.Identifier(f"{empty_world.name}_lesser")
+    with psycopg.connect(empty_world.dsn, autocommit=True) as session:
+        session.execute(sql.SQL("CREATE ROLE {0}; GRANT USAGE ON SCHEMA syncer TO {0}").format(role))
+        session.execute(sql.SQL("CREATE SCHEMA mine AUTHORIZATION {}").format(role))
+        session.execute(sql.SQL("SET ROLE {}; SET search_path = mine, public").format(role))
+        try:
+            yield session
+        finally:
+            session.execute("RESET ROLE")
+            session.execute(sql.SQL("DROP OWNED BY {0} CASCADE; DROP ROLE {0}").format(role))
+
+
+EVENTS = ("INSERT OR UPDATE OR DELETE ON own FOR EACH ROW", "TRUNCATE ON own FOR EACH STATEMENT")
+
+
+def test_no_role_writes_the_outbox_from_a_table_of_its_own(empty_world: World, lesser: psycopg.Connection) -> None:
+    """The trigger is refused, also if the function was granted to all since; an owner adds partitions as ever."""
+    lesser.execute("CREATE TABLE own (id int, name text)")
+    for _ in range(2):
+        for event in EVENTS:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                lesser.execute(f'CREATE TRIGGER t AFTER {event} EXECUTE FUNCTION syncer."capture_public.things"()')
+        empty_world.sql('GRANT EXECUTE ON FUNCTION syncer."capture_public.things"() TO PUBLIC')
+        install(empty_world)
+    assert written(empty_world) == []
+    lesser.execute("CREATE TABLE parted (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)")
+    shutil.rmtree(empty_world.config / "documents" / "thing")
+    define(empty_world, "parted", "SELECT t.id AS _id, t.name FROM mine.parted AS t")
+    install(empty_world)
+    lesser.execute("CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)")
+    lesser.execute("INSERT INTO parted VALUES (1, 'a')")
+    assert written(empty_world) == [("mine.parted", "I", None, {"id": "1"})]
+
+
+TYPES = {
+    "enum": ("CREATE TYPE evil AS ENUM ('a')", "'a'", ""),
+    "composite": ("CREATE TYPE evil AS (n int)", "ROW(1)", "PARTITION BY RANGE (id)"),
+    "range": ("CREATE TYPE evil AS RANGE (subtype = int)", "'[1,2)'", ""),
+    "array": ("CREATE TYPE evil AS ENUM ('a')", "ARRAY['a'::evil]", "PARTITION BY RANGE (id)"),
+}
+
+
+@pytest.mark.parametrize(("type_", "value", "kind"), TYPES.values(), ids=TYPES.keys())
+def test_no_cast_runs_with_the_rights_of_the_function(
+    empty_world: World, lesser: psycopg.Connection, type_: str, value: str, kind: str
 ) -> None:
-    """What is found in the schemas of the role is found once, at apply."""
-    select = empty_world.document_folder / "select.sql"
-    select.write_text(select.read_text().replace("p.title", "concat(p.title, p.title) AS title", 1))
-    empty_world.set_up()
-    mallory(JOINS_WORDS)
-    with empty_world.index() as index, empty_world.relay() as relay, empty_world.worker(index) as worker:
-        empty_world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
-        empty_world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'one', 'body')")
+    """Casts to json, jsonb and text that fail, or do harm, are not run; nor can a role make one to a type of ours."""
+    lesser.execute(type_)
+    for target in ("json", "jsonb", "text"):
+        body = "$$BEGIN RAISE EXCEPTION 'run as %', current_user; END$$"
+        lesser.execute(f"CREATE FUNCTION to_{target}_evil(evil) RETURNS {target} LANGUAGE plpgsql AS {body}")
+        lesser.execute(f"CREATE CAST (evil AS {target}) WITH FUNCTION to_{target}_evil(evil) AS IMPLICIT")
+    column = "evil[]" if "ARRAY" in value else "evil"
+    tables = f"CREATE TABLE mine.taken (id int PRIMARY KEY, spot mine.{column}, kind text) {kind};"
+    if kind:
+        tables += "CREATE TABLE mine.taken_1 PARTITION OF mine.taken DEFAULT;"
+    empty_world.sql(tables)
+    shutil.rmtree(empty_world.config / "documents" / "thing")
+    affects = "SELECT c.id AS _id FROM %(rows)s AS c WHERE c.spot IS NULL OR c.kind IS NULL"
+    select = "SELECT t.id AS _id, t.kind FROM mine.taken AS t"
+    define(empty_world, "taken", select, **{"mine.taken": affects})
+    install(empty_world)
+    forget(empty_world)
+    with psycopg.connect(empty_world.dsn, autocommit=True) as application:
+        application.execute("SET search_path = mine, pg_catalog")
+        for turn in range(2):
+            application.execute(f"INSERT INTO taken VALUES (1, {value}, {'NULL' if turn else repr('b')})")
+            application.execute(f"UPDATE taken SET kind = {value if turn else repr('c')}")
+            application.execute("DELETE FROM taken")
+            changes = written(empty_world)
+            assert [operation for _, operation, _, _ in changes] == ["D", "I", "U"], turn
+            # The function was made when this was a text.
+            application.execute(f"ALTER TABLE taken ALTER COLUMN kind TYPE {column} USING {value}")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        lesser.execute("CREATE FUNCTION to_gone(evil) RETURNS syncer.gone LANGUAGE sql AS 'SELECT NULL::syncer.gone'")
 
-        def is_written() -> bool:
-            relay.run_once()
-            worker.run_once()
-            return bool(empty_world.held())
 
-        wait_until(is_written, what="the document is written")
-    assert [one["title"] for one in empty_world.held().values()] == ["oneone"]
-    assert caught(empty_world) == []
-
-
-def test_a_condition_goes_on_to_mean_what_it_did_when_it_was_given(
-    world: World, mallory: Callable[[str], None]
-) -> None:
-    """It is stored with its names in full."""
-    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
-    world.sql("INSERT INTO posts (id, user_id, title, body) SELECT n, 1, 't', 'b' FROM generate_series(1, 2) AS n")
-    with world.connect() as connection:
-        document = registry.current(connection)["blogpost"]
-        job = queue.create(connection, document, JobKind.PARTIAL, where="concat(title, title) = 'tt'")
-        assert job is not None
-        mallory(JOINS_WORDS)
-        assert listing.list_ids(connection, job, document, chunk=10)
-    assert world.sql("SELECT ids FROM syncer.job_chunk") == [(["1", "2"],)]
-    assert caught(world) == []
+# What a SELECT names
 
 
 def analyse(world: World, select: str, *, options: str = "") -> str:
@@ -279,18 +336,13 @@ UNNAMED = [
 ]
 
 
-def test_an_operator_that_sql_cannot_name_is_refused(empty_world: World) -> None:
-    """Without search_path another operator would take its place, unnoticed."""
-    empty_world.sql(MOODS)
+def test_an_operator_that_sql_cannot_name_is_refused(world: World) -> None:
+    """Without search_path another operator would take its place, unnoticed; also in a condition."""
+    world.sql(MOODS)
     for select in UNNAMED:
         with pytest.raises(DefinitionError, match="where SQL cannot name one"):
-            analyse(empty_world, select)
-    assert "OPERATOR(public.=)" in analyse(empty_world, "SELECT id AS _id, status = 'well' AS is_well FROM people")
-
-
-def test_an_operator_that_sql_cannot_name_is_refused_in_a_condition(world: World) -> None:
-    """In a condition too, with what to do."""
-    world.sql(MOODS)
+            analyse(world, select)
+    assert "OPERATOR(public.=)" in analyse(world, "SELECT id AS _id, status = 'well' AS is_well FROM people")
     where = "EXISTS (SELECT FROM people WHERE people.id = posts.id AND status IS DISTINCT FROM 'well')"
     with world.connect() as connection:
         document = registry.current(connection)["blogpost"]

@@ -1,0 +1,231 @@
+"""What the fault tests share. A hazard is what happens, to which process or server, at which moment.
+
+What must hold afterwards is the same for all of them: see `require_holds`. A test says only what its hazard adds to
+that. Modules are named after the process, the server or the data that the hazard hits.
+
+    at a point of the code    `tests.support.breakpoints`: a process is killed, or stands still
+    at a write                `spoilt`: what happens to a request to Elasticsearch
+    on the way                `tests.support.elasticsearch_proxy`: what becomes of an answer
+    to a server               `postgres_of_its_own` and its like: nobody else uses it
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
+from elasticsearch import ApiError, Elasticsearch
+
+from syncer.base.model import Composition, Target
+from syncer.base.postgres import Connection
+from syncer.base.write_report import WriteReport
+from syncer.documents import registry
+from syncer.documents.registry import Document
+from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
+from syncer.jobs import model, queue
+from syncer.jobs.model import Job, JobKind, JobState, find
+from syncer.sandbox import Endpoints, Sandbox
+from syncer.worker.loop import Worker
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, made, wait_until
+
+USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;"
+POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g"
+SUSPENDED = "SELECT name, suspended FROM syncer.document WHERE suspended IS NOT NULL"
+DEAD_LETTERS = "SELECT id, kind FROM syncer.dead_letter ORDER BY id"
+
+
+def add_posts(world: World, number: int) -> None:
+    """One user with so many posts."""
+    world.sql(USER + POSTS.format(number))
+
+
+# What must hold
+
+
+def require_holds(world: World, *, seconds: float = DEADLINE_SECONDS) -> None:
+    """When writes stop: every document equals its SELECT, nothing is dead-lettered or suspended, all is handled."""
+    world.wait_until_level(seconds=seconds)
+    wait_until(world.is_handled, what="every change is handled")
+    with world.connect() as connection:
+        wait_until(
+            lambda: not model.unfinished(connection),
+            what="every job is done",
+            detail=lambda: str(model.unfinished(connection)) + world._last_words(),
+        )
+    assert world.differences() == []
+    assert world.sql(DEAD_LETTERS) == []
+    assert world.sql(SUSPENDED) == []
+
+
+def require_quiet(daemon: Daemon, *, lines: int = 6) -> None:
+    """However long an outage was, the log has a few lines for each component."""
+    troubles = [event["component"] for event in daemon.events() if event["event"] == "component.retried"]
+    assert all(troubles.count(component) <= lines for component in troubles), troubles
+
+
+def troubles(daemon: Daemon, words: str) -> int:
+    """How many times a daemon has logged trouble in these words."""
+    events = [event for event in daemon.events() if event["event"] == "component.retried"]
+    return len([event for event in events if words in event["error"]])
+
+
+def wait_for_trouble(daemon: Daemon, words: str) -> None:
+    """Return once a daemon has logged it."""
+    wait_until(lambda: troubles(daemon, words) > 0, what=f"logged: {words}", detail=daemon.log_file.read_text)
+
+
+# Jobs
+
+
+def the_document(connection: Connection, name: str = "blogpost") -> Document:
+    """The definition of the index that searches use."""
+    return registry.current(connection)[name]
+
+
+def create(connection: Connection, kind: JobKind = JobKind.BACKFILL, name: str = "blogpost") -> Job:
+    """A job of all documents."""
+    job = queue.create(connection, the_document(connection, name), kind)
+    assert job is not None
+    return job
+
+
+def wait_done(connection: Connection, job: Job) -> Job:
+    """The job once it is done; each document that was listed counts once."""
+    wait_until(lambda: find(connection, job.id).state.is_finished, what="the job is finished")
+    done = find(connection, job.id)
+    assert done.state is JobState.DONE, done
+    assert done.indexed + done.deleted + done.skipped + done.dead_lettered == done.documents_done
+    assert done.documents_done == done.documents_total
+    return done
+
+
+def two_documents(world: World) -> World:
+    """The blog's posts, and its users as documents of their own."""
+    world.use("blogpost", "user")
+    world.apply()
+    return world
+
+
+# What happens to a write
+
+Write = Callable[[Target, Sequence[Composition]], BulkOutcome]
+"""Sends documents to Elasticsearch."""
+Spoil = Callable[[Write, Target, Sequence[Composition]], BulkOutcome]
+"""What happens instead."""
+
+
+class Killed(BaseException):
+    """Ends a worker in the middle, as SIGKILL would."""
+
+
+class _Spoilt(Index):
+    def __init__(self, client: Elasticsearch, spoil: Spoil) -> None:
+        super().__init__(client, bulk_bytes_max=8_000_000)
+        self._spoil = spoil
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        return self._spoil(super().write, target, compositions)
+
+
+@contextmanager
+def spoilt(world: World, spoil: Spoil) -> Iterator[Index]:
+    """Elasticsearch, as a writer sees it to whose requests this happens."""
+    with world.elasticsearch() as client:
+        yield _Spoilt(client, spoil)
+
+
+class Hold:
+    """Holds requests, whose documents have been read, until they are released."""
+
+    def __init__(self) -> None:
+        self.is_held, self.release = threading.Event(), threading.Event()
+
+    def __call__(self, write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write once released."""
+        self.is_held.set()
+        assert self.release.wait(DEADLINE_SECONDS)
+        return write(target, compositions)
+
+
+@contextmanager
+def stalled_writer(world: World, spoil: Hold, id_: str = "2") -> Iterator[Callable[[], WriteReport]]:
+    """A writer that has read a post and stalls; call what is yielded to let it write, and for its report."""
+    reports: list[WriteReport] = []
+
+    def write() -> None:
+        with spoilt(world, spoil) as index, world.writer(index) as writer:
+            reports.append(writer.write(world.index_of(), [id_]))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert spoil.is_held.wait(DEADLINE_SECONDS)
+
+    def resume() -> WriteReport:
+        spoil.release.set()
+        thread.join(DEADLINE_SECONDS)
+        return reports[0] if reports else WriteReport()
+
+    yield resume
+    resume()
+
+
+def too_many_requests() -> ApiError:
+    """What the client raises if Elasticsearch refuses a request as a whole."""
+    node = NodeConfig(scheme="http", host="127.0.0.1", port=9200)
+    meta = ApiResponseMeta(status=429, http_version="1.1", headers=HttpHeaders(), duration=0.0, node=node)
+    return ApiError("es_rejected_execution_exception", meta=meta, body={"error": {"reason": "queue is full"}})
+
+
+def refused(compositions: Sequence[Composition], kind: str, *, status: int = 429) -> list[Rejection]:
+    """What Elasticsearch answers to single documents of a request."""
+    return [Rejection(composition=each, status=status, kind=kind, reason=kind) for each in compositions]
+
+
+def die(worker: Worker) -> None:
+    """Turn a worker until it is killed in the middle of a batch."""
+
+    def is_dead() -> bool:
+        try:
+            worker.run_once()
+        except Killed:
+            return True
+        return False
+
+    wait_until(is_dead, what="the worker dies")
+
+
+# Servers
+
+
+@contextmanager
+def elsewhere(sandbox: Sandbox, endpoints: Endpoints, folder: Path, **addresses: str) -> Iterator[World]:
+    """The blog on other servers."""
+    there = replace(endpoints, **addresses)
+    with made(World(sandbox=sandbox, endpoints=there, folder=folder)) as world:
+        world.set_up()
+        yield world
+
+
+@contextmanager
+def altering(world: World) -> Iterator[None]:
+    """A migration has locked the posts until the block ends."""
+    with world.application() as migration:
+        migration.execute("LOCK TABLE posts IN ACCESS EXCLUSIVE MODE")
+        yield
+        migration.rollback()
+
+
+@contextmanager
+def index_settings(world: World, settings: Mapping[str, object]) -> Iterator[None]:
+    """The index that searches use has these settings until the block ends."""
+    name = world.index_of()
+    with world.elasticsearch() as client:
+        client.indices.put_settings(index=name, settings=dict(settings))
+        try:
+            yield
+        finally:
+            client.indices.put_settings(index=name, settings=dict.fromkeys(settings))

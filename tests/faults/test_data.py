@@ -1,0 +1,401 @@
+"""Rows that cannot be read, followed or written, and values that are large, deep or odd: all others continue."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from syncer.capture import triggers
+from syncer.documents import registry
+from syncer.indexing import compose, dead_letters
+from syncer.indexing.writer import Slice, Writer
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind, JobState, find, unfinished
+from tests.faults import harness
+from tests.faults.harness import DEAD_LETTERS, POSTS, SUSPENDED, USER, require_holds
+from tests.support.capture import define, install, written
+from tests.support.world import BLOG_SCHEMA, World, wait_until
+
+TOO_OLD = "UPDATE posts SET created = 'infinity' WHERE id = {}"
+"""What the mapping refuses."""
+
+
+def letters(world: World) -> dict[str, str]:
+    """Which documents are dead-lettered, of the index that searches use, and the kind of error."""
+    rows = world.sql(
+        "SELECT id, kind FROM syncer.dead_letter JOIN syncer.document USING (index_name) WHERE role = 'current'"
+    )
+    return dict(rows)
+
+
+@pytest.fixture
+def dividing(empty_world: World) -> World:
+    """A world whose SELECT raises for a post that has been seen 13 times."""
+    select = empty_world.document_folder / "select.sql"
+    select.write_text(select.read_text().replace("p.body,", "p.body, 100 / (p.views - 13) AS ratio,"))
+    index_json = empty_world.document_folder / "index.json"
+    index_json.write_text(index_json.read_text().replace('"strict"', "true"))
+    empty_world.set_up()
+    return empty_world
+
+
+# Many at once
+
+
+def test_rows_and_documents_at_fault_are_dead_lettered(dividing: World) -> None:
+    """Each with its error, in few lines of the log; the others are written, and later they."""
+    dividing.sql(USER + POSTS.format(600))
+    dividing.sql("UPDATE posts SET views = 13 WHERE id % 3 = 1")
+    dividing.sql("UPDATE posts SET created = 'infinity' WHERE id % 3 = 2")
+    with capture_logs() as logs:
+        dividing.backfill()
+    kinds = list(letters(dividing).values())
+    assert (kinds.count("DivisionByZero"), kinds.count("document_parsing_exception"), len(kinds)) == (200, 200, 400)
+    assert dividing.held().keys() == {str(id_) for id_ in range(3, 601, 3)}
+    logged = [event for event in logs if event["event"] == "document.dead_lettered"]
+    assert sum(event["documents"] for event in logged) == 400
+    assert len(logged) <= 10, logged
+    with dividing.connect() as connection:
+        counted = "SELECT documents_done, indexed, dead_lettered FROM syncer.job WHERE kind = 'backfill'"
+        assert connection.execute(counted).fetchall() == [(600, 200, 400)]
+    dividing.sql("UPDATE posts SET views = 0, created = now()")
+    dividing.backfill()
+    assert dividing.differences() == []
+    assert letters(dividing) == {}
+
+
+MAPPINGS = {
+    "in a new index": ('"created": { "type": "date" }', '"created": {"type": "keyword"}'),
+    "in place": ('"title": { "type": "text" },', '"title": { "type": "text" }, "body": { "type": "text" },'),
+}
+
+
+@pytest.mark.parametrize("change", MAPPINGS.values(), ids=MAPPINGS)
+def test_what_a_mapping_refuses_is_written_once_the_mapping_is_changed(
+    empty_world: World, change: tuple[str, str]
+) -> None:
+    """`syncer apply` writes them all, and no dead letter is left."""
+    index_json = empty_world.document_folder / "index.json"
+    if "body" in change[1]:  # a strict mapping lacks it at first
+        index_json.write_text(index_json.read_text().replace('"body": { "type": "text" },', ""))
+    empty_world.set_up()
+    harness.add_posts(empty_world, 5)
+    empty_world.sql("UPDATE posts SET created = 'infinity'")
+    empty_world.backfill()
+    before = empty_world.index_of()
+    assert len(letters(empty_world)) == 5
+    if "body" in change[1]:
+        empty_world.sql("UPDATE posts SET created = now()")
+    index_json.write_text(index_json.read_text().replace(*change))
+    empty_world.apply()
+    assert (empty_world.index_of() == before) is ("body" in change[1])
+    assert empty_world.differences() == []
+    assert letters(empty_world) == {}
+
+
+# A refusal or a failure that comes late
+
+
+@pytest.fixture
+def blog(world: World) -> World:
+    """A blog with one post, whose age is too great for the mapping."""
+    harness.add_posts(world, 1)
+    world.sql(TOO_OLD.format(1))
+    return world
+
+
+@pytest.mark.parametrize("fix", ["UPDATE posts SET created = now()", "DELETE FROM posts"])
+def test_a_refusal_that_comes_late_dead_letters_nothing(blog: World, fix: str) -> None:
+    """A slow writer sends what a quick one has overtaken: Elasticsearch refuses it, and nothing is wrong."""
+    name = blog.index_of()
+    with blog.index() as index, blog.writer(index) as slow, blog.writer(index) as quick:
+        slow.build(attempt := Slice(index_name=name, ids=["1"]))
+        blog.sql(fix)
+        quick.write(name, ["1"])
+        slow.send(attempt)
+        assert attempt.outcome.rejections
+        again = slow.settle(attempt)
+        assert again == ["1"]
+        slow.write(name, again)
+    require_holds(blog)
+
+
+def test_a_failure_that_is_late_dead_letters_nothing(dividing: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer has written the fixed row before it was dead-lettered: it does not stay dead-lettered."""
+    harness.add_posts(dividing, 2)
+    dividing.sql("UPDATE posts SET views = 13 WHERE id = 1")
+    dead_letter = dead_letters.dead_letter
+    with dividing.index() as index, dividing.writer(index) as slow, dividing.writer(index) as quick:
+        name = dividing.index_of()
+
+        def late(*arguments: Any) -> None:
+            monkeypatch.setattr(dead_letters, "dead_letter", dead_letter)
+            dividing.sql("UPDATE posts SET views = 0")
+            quick.write(name, ["1"])
+            dead_letter(*arguments)
+
+        monkeypatch.setattr(dead_letters, "dead_letter", late)
+        slow.write(name, ["1", "2"])
+    require_holds(dividing)
+
+
+@pytest.mark.parametrize("fault", ["views = 13", "created = 'infinity'"], ids=["select", "mapping"])
+def test_what_cannot_be_dead_lettered_is_tried_again(dividing: World, fault: str) -> None:
+    """It is not taken for done, nor tried without a pause; it is dead-lettered once that is possible."""
+    harness.add_posts(dividing, 3)
+    dividing.sql(f"UPDATE posts SET {fault} WHERE id = 2")
+    dividing.sql("ALTER TABLE syncer.dead_letter ADD CONSTRAINT nothing CHECK (false) NOT VALID")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            dividing.sql("ALTER TABLE syncer.dead_letter DROP CONSTRAINT nothing")
+
+    with dividing.index() as index, capture_logs() as logs:
+        writer = Writer(connect=dividing.connect, index=index, pause=pause, name="test")
+        report = writer.write(dividing.index_of(), ["1", "2", "3"])
+        writer.close()
+    assert (report.indexed, report.dead_lettered) == (2, 1)
+    assert letters(dividing).keys() == {"2"}
+    (logged,) = [event for event in logs if event["event"] == "component.retried"]
+    assert "cannot be dead-lettered: CheckViolation" in logged["error"]
+    assert pauses[4] > 4 * pauses[0]
+
+
+# Changes that cannot be followed
+
+
+@pytest.fixture
+def noted(empty_world: World) -> World:
+    """A world whose affects query raises for a note that refers to no number, though the SELECT bears it."""
+    folder = empty_world.document_folder
+    empty_world.sql(BLOG_SCHEMA.read_text())
+    empty_world.sql("CREATE TABLE notes (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ref text NOT NULL)")
+    empty_world.sql("CREATE INDEX ON notes (ref)")
+    (folder / "select.sql").write_text(
+        "SELECT p.id AS _id, (SELECT count(*) FROM notes AS n WHERE n.ref IN (p.id::text, 'x' || p.id)) AS notes\n"
+        "FROM posts AS p"
+    )
+    (folder / "index.json").write_text('{"mappings": {"dynamic": true}}')
+    (folder / "affects").mkdir()
+    affects = "SELECT p.id AS _id FROM %(rows)s AS r JOIN posts AS p ON p.id = r.ref::bigint"
+    (folder / "affects" / "notes.sql").write_text(affects)
+    empty_world.migrate()
+    harness.add_posts(empty_world, 3)
+    empty_world.apply()
+    return empty_world
+
+
+def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
+    """The document goes on, and a job writes all of it, with what the others in the batch changed."""
+    noted.sql("INSERT INTO notes (ref) VALUES ('2'), ('x3'), ('1')")
+    with noted.index() as index, noted.relay() as relay, noted.worker(index) as worker, noted.connect() as connection:
+
+        def turn() -> bool:
+            relay.run_once()
+            worker.run_once()
+            return bool(unfinished(connection))
+
+        with capture_logs() as logs:
+            wait_until(turn, what="a job is made")
+        assert [job.kind for job in unfinished(connection)] == [JobKind.REFRESH]
+        noted.refresh(index)
+    assert noted.differences() == []
+    assert noted.sql(SUSPENDED) == []
+    (unresolved,) = [event for event in logs if event["event"] == "worker.changes_unresolved"]
+    assert unresolved["kind"] == "InvalidTextRepresentation"
+    assert "x3" not in json.dumps(logs, default=str)
+
+
+def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
+    """The job ends, and names the one that does its work; the document is not suspended."""
+    with noted.index() as index, noted.connect() as connection:
+        noted.sql("INSERT INTO notes (ref) VALUES ('x3')")
+        document = registry.current(connection)["blogpost"]
+        job = queue.create_fan_out(connection, document, {"public.notes": [{"ref": "2"}, {"ref": "x3"}]})
+        assert job is not None
+        noted.refresh(index)
+        ended = find(connection, job.id)
+        assert ended.state is JobState.CANCELLED
+        assert (ended.error or "").startswith(f"Job {job.id + 1} takes its place")
+        assert find(connection, job.id + 1).state is JobState.DONE
+    require_holds(noted)
+
+
+# Large, deep and odd values
+
+
+PAPERS = """
+CREATE TABLE files (id int PRIMARY KEY, code text);
+CREATE TABLE papers (id int PRIMARY KEY, doc {} NOT NULL);
+INSERT INTO files SELECT g, g FROM generate_series(1, 3) AS g;
+INSERT INTO papers VALUES (1, '{{"file": 1}}'), (2, '{{"file": 2}}');
+"""
+NUMBER_OF_PAPERS = """
+SELECT f.id AS _id, (SELECT count(*) FROM papers AS p WHERE (p.doc ->> 'file')::int = f.id) AS title FROM files AS f
+"""
+DOCS = {
+    "a number of 5,001 digits": """'{"file": 3, "n": 1e5000}'""",
+    "nested a thousand levels": """('{"file": 3, "n": ' || repeat('[', 1000) || repeat(']', 1000) || '}')""",
+    "more than Kafka takes": """('{"file": 3, "n": [' || repeat('1e130000, ', 9) || '0]}')""",
+    "large": """('{"file": 3, "n": "' || repeat('x', 3000000) || '"}')""",
+}
+
+
+@pytest.mark.parametrize("type_", ["json", "jsonb"])
+def test_whatever_an_application_commits_reaches_its_documents(empty_world: World, type_: str) -> None:
+    """The documents of the row as it was and as it is are written, whether its image can be carried or not."""
+    _set_up(empty_world, PAPERS.format(type_), NUMBER_OF_PAPERS)
+    back = "UPDATE papers SET doc = format('{\"file\": %s}', id)::text::" + type_
+    with (
+        capture_logs() as logs,
+        empty_world.index() as index,
+        empty_world.relay() as relay,
+        empty_world.worker(index) as worker,
+    ):
+        for name, doc in DOCS.items():
+            moved = f"UPDATE papers SET doc = {doc}::{type_} WHERE id = 1;"
+            moved += "UPDATE papers SET doc = '{\"file\": 1}' WHERE id = 2"
+            for change in (moved, back):
+                empty_world.sql(change)
+                assert len(empty_world.differences()) > 1, name
+                empty_world.drain(relay, worker)
+    assert not [event for event in logs if event["event"] == "topic.records_lost"]
+
+
+def _set_up(world: World, tables: str, select: str) -> None:
+    """One document over these tables, loaded."""
+    (world.document_folder / "select.sql").write_text(select)
+    for file in (world.document_folder / "affects").glob("*.sql"):
+        file.unlink()
+    world.sql(tables)
+    world.set_up()
+
+
+CODES = """
+CREATE TABLE things (id int PRIMARY KEY, code text);
+CREATE TABLE links (id int PRIMARY KEY, data {});
+INSERT INTO things VALUES (1, '1e3'), (2, '1000'), (3, '1.50');
+"""
+LINKED = """
+SELECT t.id AS _id, (SELECT count(*) FROM links AS k WHERE k.data ->> 'code' = t.code) AS title FROM things AS t
+"""
+
+
+@pytest.mark.parametrize("type_", ["json", "jsonb"])
+def test_a_number_in_json_leads_where_its_text_does(empty_world: World, type_: str) -> None:
+    """1e3 in a json column is 1e3, and 1000 in a jsonb column; 1.50 is 1.50 in both."""
+    _set_up(empty_world, CODES.format(type_), LINKED)
+    with empty_world.index() as index, empty_world.relay() as relay, empty_world.worker(index) as worker:
+        for change in ("""INSERT INTO links VALUES (1, '{"code": 1e3}'), (2, '{"code": 1.50}')""", "DELETE FROM links"):
+            empty_world.sql(change)
+            assert len(empty_world.differences()) > 1
+            empty_world.drain(relay, worker)
+
+
+KEPT = {
+    "half a surrogate pair": r"""'{"title": "cut \ud83d", "a": [{"_source": {"b": "]}"}}]}'""",
+    "the other half": r"""'{"\udc00": "\udc00\ud83d"}'""",
+    "a number beyond all bounds": """'{"a": 1e999999, "b": -0, "c": 12345678901234567890123.10}'""",
+    "nested deep": """('{"a":' || repeat('[', 900) || '"\\ud83d"' || repeat(']', 900) || '}')::json""",
+    "escapes and control characters": r"""'{"a": "\u0001\b\f\/\"\\", "b\n": "\u2028"}'""",
+}
+"""Texts of type json that Elasticsearch keeps as they are, and parsers differ about."""
+
+
+def test_whatever_elasticsearch_keeps_is_compared(empty_world: World) -> None:
+    """Verify and a rebuild read such documents, and notice one that differs."""
+    folder = empty_world.document_folder
+    (folder / "select.sql").write_text("SELECT p.id AS _id, p.doc FROM papers AS p")
+    (folder / "index.json").write_text('{"mappings": {"enabled": false}}')
+    empty_world.sql("CREATE TABLE papers (id int PRIMARY KEY, doc json)")
+    for number, doc in enumerate(KEPT.values()):
+        empty_world.sql(f"INSERT INTO papers VALUES ({number}, {doc})")
+    empty_world.set_up()
+    for command in (("verify",), ("index", "rebuild", "blogpost"), ("explain", "blogpost", "0")):
+        done = empty_world.syncer(*command)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+    with empty_world.elasticsearch() as client:
+        client.index(index=empty_world.alias, id="0", document={"doc": "other"}, refresh=True)
+    assert empty_world.syncer("verify").returncode == 1
+
+
+VALUES = {
+    "a text of 270 MB": ("text", "repeat('x', 270000000)"),
+    "a bytea that is doubled when printed": ("bytea", "decode(repeat('00', 40000), 'hex')"),
+    "jsonb that prints more than a gigabyte": ("jsonb", "('[' || repeat('1e130000, ', 8400) || '0]')::jsonb"),
+    "nothing but escapes": ("text", r"repeat(E'\x01', 65000)"),
+}
+
+
+@pytest.mark.parametrize(("type_", "value"), VALUES.values(), ids=VALUES.keys())
+def test_no_value_is_too_large_to_be_captured(empty_world: World, type_: str, value: str) -> None:
+    """Its row is captured, without images unless they are small enough; what comes in between is captured in full."""
+    affects = "SELECT c.id AS _id FROM %(rows)s AS c WHERE c.place IS NOT NULL"
+    shutil.rmtree(empty_world.document_folder)
+    define(empty_world, "thing", "SELECT t.id AS _id, t.name FROM things AS t", things=affects)
+    empty_world.sql(f"CREATE TABLE things (id int PRIMARY KEY, place {type_}, name text);")
+    empty_world.migrate()
+    install(empty_world)
+    empty_world.sql(f"INSERT INTO things VALUES (1, {value}, 'a')")
+    empty_world.sql("UPDATE things SET name = 'b'")
+    empty_world.sql("DELETE FROM things")
+    changes = written(empty_world)
+    assert sorted(operation for _, operation, _, _ in changes) == ["D", "I", "U"]
+    images = [image for change in changes for image in change[2:] if image is not None]
+    assert not images or all(len(image["place"]) < triggers.IMAGE_BYTES_MAX for image in images)
+    empty_world.sql("INSERT INTO things VALUES (2, NULL, 'a')")
+    assert written(empty_world) == [("public.things", "I", None, {"id": "2", "place": None})]
+
+
+def test_a_row_that_is_too_large_is_set_aside_by_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is never fetched, and one that Postgres fails at: both are dead letters, and nothing is suspended."""
+    monkeypatch.setattr(compose, "DOCUMENT_BYTES_MAX", 1_000_000)
+    half = "repeat(repeat(p.body, 1000), 100000)"  # of six letters: more than any value may have, if there are two
+    file = world.document_folder / "select.sql"
+    file.write_text(
+        file.read_text().replace("p.body,", f"CASE WHEN p.views = 13 THEN {half} || {half} ELSE p.body END AS body,")
+    )
+    world.apply()
+    harness.add_posts(world, 4)
+    world.sql("UPDATE posts SET body = repeat('x', 2000000) WHERE id = 2")
+    world.sql("UPDATE posts SET body = 'xxxxxx', views = 13 WHERE id = 3")
+    with world.index() as index, world.writer(index) as writer:
+        report = writer.write(world.index_of(), ["1", "2", "3", "4"])
+        assert (report.indexed, report.dead_lettered) == (2, 2)
+        assert world.sql(DEAD_LETTERS) == [("2", "document_too_large"), ("3", "InternalError_")]
+        assert world.sql(SUSPENDED) == []
+        world.sql("UPDATE posts SET body = 'short now', views = 0")
+        assert writer.write(world.index_of(), ["1", "2", "3", "4"]).indexed == 4
+    require_holds(world)
+
+
+KINDS = {"numeric": ("1.50", "NaN"), "small": ("1", "99")}
+
+
+@pytest.mark.parametrize("type_", KINDS)
+def test_an_id_that_no_row_can_have_is_an_orphan(empty_world: World, type_: str) -> None:
+    """Verify calls it extra, a cleanup removes it, and no document is suspended."""
+    shutil.rmtree(empty_world.document_folder)
+    define(empty_world, "thing", "SELECT id AS _id, name FROM things")
+    empty_world.documents = ("thing",)
+    empty_world.sql("CREATE DOMAIN small AS int CHECK (value < 100)")
+    empty_world.sql(f"CREATE TABLE things (id {type_} PRIMARY KEY, name text)")
+    empty_world.migrate()
+    empty_world.apply()
+    for id_ in KINDS[type_]:
+        empty_world.sql(f"INSERT INTO things VALUES ('{id_}', 'a row')")
+    with empty_world.elasticsearch() as client:
+        for orphan in ["orphan", "1e5", "100", "2026-02-30", *KINDS[type_]]:
+            client.index(index=empty_world.alias_of("thing"), id=orphan, document={"name": "by hand"}, refresh=True)
+    verified = empty_world.syncer("verify")
+    assert "suspended" not in verified.stdout + verified.stderr
+    assert verified.stdout.count("extra") >= 3
+    empty_world.backfill("thing")
+    assert empty_world.sql(SUSPENDED) == []
+    assert empty_world.differences() == []

@@ -1,0 +1,292 @@
+"""What the status page, the metrics and `syncer status --json` say while a fault lasts, and how soon.
+
+All tests of a deployment share one, with one daemon, and leave it with all well.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from syncer.documents import registry
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind, unfinished
+from tests.faults import harness
+from tests.faults.harness import require_holds
+from tests.support.capture import define
+from tests.support.elasticsearch_proxy import Proxy
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
+
+EDIT = "UPDATE posts SET title = title || ' again' WHERE id = 1"
+QUICK = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "20"}
+Json = dict[str, Any]
+
+
+@dataclass
+class Operator:
+    """What a person sees who looks at the page, the metrics and `syncer status`.
+
+    Args:
+        world: What is deployed.
+        daemon: Its daemon.
+        proxy: In front of Elasticsearch, for the daemon and for `status`.
+    """
+
+    world: World
+    daemon: Daemon
+    proxy: Proxy
+
+    def _get(self, path: str) -> bytes:
+        address = str(self.daemon.wait_for("web.listening")["address"]).rstrip("/")
+        with urlopen(address + path, timeout=DEADLINE_SECONDS) as answer:  # noqa: S310 - our own
+            return bytes(answer.read())
+
+    def page(self) -> Json:
+        """What the page's API says."""
+        status: Json = json.loads(self._get("/api/status"))
+        return status
+
+    def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """What Prometheus reads: of each series its values, by those of its labels."""
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for family in text_string_to_metric_families(self._get("/metrics").decode()):
+            for sample in family.samples:
+                found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+        return found
+
+    def lag(self) -> float:
+        """The metric that the alert is about."""
+        return self.metrics()["syncer_lag_seconds"]["blogpost",]
+
+    def status(self) -> Json:
+        """What `syncer status --json` prints; its exit code tells whether all is well."""
+        done = self.world.syncer("status", "--json", environment={"SYNCER_ELASTICSEARCH_URL": self.proxy.address})
+        assert done.stdout, done.stderr
+        status: Json = json.loads(done.stdout)
+        assert done.returncode == int(not status["is_well"])
+        return status
+
+    def document(self) -> Json:
+        """What the page says of the blogpost."""
+        found: Json = next(each for each in self.page()["documents"] if each["name"] == "blogpost")
+        return found
+
+    def problem(self, *parts: str, seconds: float = DEADLINE_SECONDS) -> Json:
+        """The problem with these words, once the page has it: once, as `status` does and the metrics count it."""
+
+        def problems() -> list[Json]:
+            return [each for each in self.page()["problems"] if all(part in each["message"] for part in parts)]
+
+        wait_until(lambda: bool(problems()), what=f"the page says {parts}", seconds=seconds)
+        (problem,) = problems()
+        assert self.page()["is_well"] is False
+        same = [each for each in self.status()["problems"] if each["action"] == problem["action"]]
+        assert len(same) == 1, self.status()["problems"]
+        expected = 0 if problem["is_passing"] else 1
+        wait_until(lambda: self.metrics()["syncer_problems"][()] == expected, what="the metrics count it")
+        return problem
+
+    def over(self) -> None:
+        """Return once all three say that all is well."""
+        wait_until(lambda: "syncer_lag_seconds" in self.metrics(), what="the servers answer")
+        wait_until(
+            lambda: self.page()["is_well"] is True, what="all is well", detail=lambda: str(self.page()["problems"])
+        )
+        wait_until(lambda: max(self.metrics()["syncer_lag_seconds"].values()) < 1, what="the lag is gone")
+        assert self.metrics()["syncer_problems"] == {(): 0}
+
+
+@pytest.fixture(scope="module")
+def deployment(shared_world: World) -> Iterator[Operator]:
+    """Two documents, a daemon at work, and an operator who looks."""
+    world = shared_world
+    harness.add_posts(world, 40)
+    define(world, "author", "SELECT id AS _id, name FROM users")
+    world.apply()
+    world.backfill()
+    world.documents = ("blogpost", "author")
+    proxy = Proxy(world.endpoints.elasticsearch_url)
+    with proxy.running():
+        daemon = world.daemon(environment={**QUICK, "SYNCER_ELASTICSEARCH_URL": proxy.address})
+        daemon.wait_for_workers()
+        yield Operator(world, daemon, proxy)
+        daemon.stop()
+
+
+@pytest.fixture
+def operator(deployment: Operator) -> Operator:
+    """The operator of a deployment with which all is well."""
+    deployment.world.sql("UPDATE posts SET body = body || '.' WHERE id = (SELECT min(id) FROM posts)")
+    require_holds(deployment.world)
+    deployment.over()
+    return deployment
+
+
+@pytest.fixture
+def blog(operator: Operator) -> World:
+    """Where it is deployed."""
+    return operator.world
+
+
+# The lag is the age of the oldest change that the index does not show
+
+
+def test_changes_that_wait_in_a_job_are_lag(operator: Operator, blog: World) -> None:
+    """A fan-out and a TRUNCATE's refresh, held up: the lag is theirs, though outbox and topic are empty."""
+    for change in ("UPDATE users SET name = 'Jane Doe' WHERE id = 1", "TRUNCATE comments"):
+        with blog.connect() as holder, holder.transaction():
+            # The listing waits for this; then the job is there, and stands still.
+            holder.execute("LOCK TABLE syncer.job_chunk IN EXCLUSIVE MODE")
+            blog.sql(change)
+            wait_until(lambda: bool(operator.page()["jobs"]), what="there is a job")
+            wait_until(lambda: operator.lag() > 2, what="it lags")
+            page = operator.page()
+            assert (page["outbox_waiting"], page["topic_waiting"]) == (0, 0)
+            assert page["lag_seconds"] > 2
+            if change.startswith("TRUNCATE"):
+                assert operator.problem("Every document of blogpost is being written again")["is_passing"] is True
+        operator.over()
+
+
+def test_a_frozen_elasticsearch_lets_the_lag_grow_with_the_time(operator: Operator, blog: World) -> None:
+    """SIGSTOP for some seconds: the lag is what has passed since the edit, and is gone soon after SIGCONT."""
+    server = blog.sandbox.elasticsearch
+    server.pause()
+    try:
+        blog.sql(EDIT)
+        edited = time.time()
+        for seconds in (4, 8):
+            wait_until(lambda due=edited + seconds: time.time() >= due, what="it is frozen")  # type: ignore[misc]
+            before = time.time() - edited
+            lag = operator.lag()
+            assert before - 2 <= lag <= time.time() - edited + 1, (before, lag)
+        assert operator.page()["lag_seconds"] >= 8 - 2
+    finally:
+        server.resume()
+    wait_until(lambda: operator.lag() < 1, what="the lag is gone", seconds=10)
+    operator.over()
+    require_holds(blog)
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("is_stale", [False, True], ids=["waits in a fan-out", "waits for a refresh"])
+def test_a_change_in_hand_at_a_suspension_is_as_old_as_its_commit(world: World, *, is_stale: bool) -> None:
+    """The worker has received it when the document is suspended: the lag does not go back to zero."""
+    harness.add_posts(world, 3)
+    world.backfill()
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        world.drain(relay, worker)
+        world.sql(EDIT)
+        world.sql("UPDATE syncer.outbox SET changed_at = changed_at - interval '1 hour'")
+        relay.run_once()
+        with world.connect() as connection:
+            document = harness.the_document(connection)
+            registry.suspend(connection, document.name, document.revision, reason="a test", ids=(), is_stale=is_stale)
+        world.handle(worker)
+        assert HOUR <= lag_seconds(world) < HOUR + DEADLINE_SECONDS
+        world.sql("UPDATE posts SET title = 'later' WHERE id = 2")
+        relay.run_once()
+        world.handle(worker)
+        assert HOUR <= lag_seconds(world) < HOUR + DEADLINE_SECONDS
+
+
+def lag_seconds(world: World) -> float:
+    """What `syncer status` says of the blogpost."""
+    [document] = json.loads(world.syncer("status", "--json").stdout)["documents"]
+    return float(document["lag_seconds"])
+
+
+def test_the_lag_grows_once_a_fan_out_is_cancelled(world: World) -> None:
+    """The status does not call the document level: what the job would have written stays stale, until a backfill."""
+    harness.add_posts(world, 3)
+    world.backfill()
+    with world.connect() as connection, world.index() as index:
+        document = harness.the_document(connection)
+        world.sql("DELETE FROM syncer.outbox")
+        job = queue.create_fan_out(connection, document, {"public.users": [{"id": "1"}]})
+        assert job is not None
+        queue.cancel(connection, job.id)
+        first = lag_seconds(world)
+        assert 0 < first < lag_seconds(world)
+        assert queue.create(connection, document, JobKind.BACKFILL) is not None
+        world.refresh(index)
+        assert unfinished(connection) == []
+    assert lag_seconds(world) == 0
+
+
+# One cause, one sentence, one correct fix
+
+
+def test_an_index_that_is_lost_is_one_problem(operator: Operator, blog: World) -> None:
+    """One sentence, whether a write has met it yet or not; and what it says to do is the fix."""
+    name = blog.index_of()
+    with blog.elasticsearch() as client:
+        client.indices.delete(index=name)
+    operator.problem(f"The index {name} (of blogpost) is gone.")
+    blog.sql(EDIT)
+    wait_until(lambda: operator.document()["suspended"] is not None, what="a write has met it")
+    problem = operator.problem(f"The index {name} (of blogpost) is gone.")
+    command = problem["action"].removeprefix("Run: syncer ").split()
+    assert blog.syncer(*command, "--yes").returncode == 0
+    operator.over()
+    require_holds(blog)
+
+
+def test_a_full_disk_is_named_at_once(operator: Operator, blog: World) -> None:
+    """With Elasticsearch's words; the other document is not held up."""
+    with harness.index_settings(blog, {"index.blocks.read_only_allow_delete": True}):
+        blog.sql(EDIT)
+        operator.problem("disk", seconds=8)
+    operator.over()
+    require_holds(blog)
+
+
+def test_elasticsearch_is_away(operator: Operator, blog: World) -> None:
+    """The sentence names its address, how long it has been away, and how many changes wait."""
+    down = f"Elasticsearch is down: connection refused at 127.0.0.1:{operator.proxy.address.rpartition(':')[2]}"
+    with operator.proxy.closed():
+        blog.sql(EDIT)
+        operator.problem(f"{down}, for", "1 change is waiting.")
+        wait_until(lambda: operator.lag() > 2, what="it lags")
+        status = operator.status()
+        assert [each["message"].startswith(down) for each in status["problems"]] == [True]
+        assert status["workers"] == 2
+        assert operator.document()["targets"] == {blog.index_of(): 40}
+    operator.over()
+
+
+def test_postgres_is_away(operator: Operator, blog: World) -> None:
+    """The lag that was known goes on growing; the outage is an event once it is over."""
+    blog.sql("ALTER TABLE posts RENAME title TO headline")
+    operator.problem("blogpost is suspended")
+    before = operator.lag()
+    blog.sandbox.postgres.stop()
+    try:
+        wait_until(
+            lambda: operator.page()["problems"][0]["message"].startswith("Postgres is down: connection refused at"),
+            what="the page says so",
+        )
+        wait_until(lambda: operator.lag() > before + 2, what="the lag grows")
+        status = operator.status()
+        assert status["problems"][0]["message"].startswith("Postgres is down: connection refused at 127.0.0.1")
+        assert status["outbox_waiting"] is status["documents"] is status["jobs"] is status["workers"] is None
+    finally:
+        blog.sandbox.postgres.start()
+    wait_until(lambda: "was held up for" in blog.syncer("events").stdout, what="the outage is an event")
+    blog.sql("ALTER TABLE posts RENAME headline TO title")
+    operator.over()
+
+
+def test_no_daemon(operator: Operator) -> None:
+    """`status` says so as soon as the last one is killed; it is the last test, since the others need the daemon."""
+    operator.daemon.kill()
+    wait_until(lambda: operator.status()["headline"].startswith("No daemon is running."), what="it is said")

@@ -1,0 +1,421 @@
+"""Postgres crashes, fills its disk, refuses or ends sessions, or is behind a pooler: syncer waits and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import SecretStr
+
+from syncer.base import postgres
+from syncer.base.errors import SourceError
+from syncer.base.model import Composition, Target
+from syncer.base.settings import ElasticsearchSettings, PostgresSettings
+from syncer.elasticsearch.bulk import BulkOutcome
+from syncer.elasticsearch.client import connect
+from syncer.sandbox import Endpoints, Sandbox
+from syncer.sandbox.account import server_account
+from syncer.sandbox.postgres import PostgresServer
+from tests.faults.harness import Write, elsewhere, require_holds, require_quiet, spoilt, wait_for_trouble
+from tests.support.breakpoints import Plan
+from tests.support.elasticsearch_proxy import Forward, Proxy
+from tests.support.pooler import pooled
+from tests.support.standbys import ask, standbys
+from tests.support.world import DEADLINE_SECONDS, World, postgres_server, running, wait_until
+from tests.support.writers import fill, writing
+
+ROLE = "syncer_worker"
+PASSWORD = "one"  # noqa: S105 - of a server that ends with the test
+GRANTS = f"""
+GRANT USAGE ON SCHEMA syncer TO {ROLE};
+GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA syncer TO {ROLE};
+GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA syncer TO {ROLE};
+GRANT SELECT ON users, posts, comments TO {ROLE};
+"""
+OURS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'syncer %%' AND datname = %s"
+TRIMS = Plan(constants={"syncer.capture.reader:TRIM_SECONDS": 0.05})
+SERVER = {"max_prepared_transactions": "10", "autovacuum": "off"}
+"""Transactions can be prepared, and nobody commits beside us."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A Postgres of these tests' own, in which one role needs its password."""
+    with postgres_server(SERVER) as started:
+        with psycopg.connect(started.address, autocommit=True) as connection:
+            connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
+            rules = started.data_folder / "pg_hba.conf"
+            rules.write_text(f"host all {ROLE} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+            connection.execute("SELECT pg_reload_conf()")
+        yield started
+
+
+@pytest.fixture
+def own(sandbox: Sandbox, endpoints: Endpoints, server: PostgresServer, tmp_path: Path) -> Iterator[World]:
+    """The blog on that Postgres."""
+    server.start()
+    with elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=server.address) as world:
+        world.sql(GRANTS)
+        fill(world)
+        yield world
+
+
+def operate(world: World, statement: str) -> None:
+    """What an operator does, or the superuser."""
+    with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
+        connection.execute(statement)
+
+
+# It refuses sessions
+
+
+REFUSALS = (
+    (f"ALTER ROLE {ROLE} CONNECTION LIMIT 2", "too many connections", f"ALTER ROLE {ROLE} CONNECTION LIMIT -1"),
+    (
+        'ALTER DATABASE "{}" SET default_transaction_read_only = on',
+        "read-only transaction",
+        'ALTER DATABASE "{}" RESET default_transaction_read_only',
+    ),
+    (f"ALTER ROLE {ROLE} PASSWORD 'another'", "password authentication failed", ""),
+)
+"""What is refused, how the server says that, and how it is allowed again; a password is changed for the client too."""
+
+
+def passwords(world: World, password: str) -> str:
+    """A file with the role's password, which libpq reads at each connection."""
+    file = world.folder / "passwords"
+    file.write_text(f"*:*:*:{ROLE}:{password}\n")
+    file.chmod(0o600)
+    return str(file)
+
+
+def test_a_database_that_refuses_sessions_is_waited_for(own: World) -> None:
+    """The daemon logs what the server says, once for each component, and continues when it may."""
+    dsn = own.dsn.replace("postgres@", f"{ROLE}@")
+    daemon = own.daemon(environment={"SYNCER_POSTGRES_DSN": dsn, "PGPASSFILE": passwords(own, PASSWORD)})
+    own.wait_until_level()
+    for number, (refuse, words, allow) in enumerate(REFUSALS):
+        operate(own, refuse.format(own.name))
+        for (pid,) in own.sql(OURS, own.name):
+            own.sql("SELECT pg_terminate_backend(%s)", pid)
+        wait_for_trouble(daemon, words)
+        own.sql(f"SET TRANSACTION READ WRITE; UPDATE posts SET title = 'refused {number}' WHERE id < 5")
+        if allow:
+            operate(own, allow.format(own.name))
+        else:
+            passwords(own, "another")
+        own.wait_until_level()
+    operate(own, f"ALTER ROLE {ROLE} PASSWORD '{PASSWORD}'")
+    require_holds(own)
+    require_quiet(daemon, lines=6 * len(REFUSALS))
+    assert daemon.stop() == 0
+
+
+TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
+"""What an operator may set for a role that should do nothing for long."""
+
+
+def test_timeouts_of_the_role_do_not_end_our_sessions(own: World) -> None:
+    """They have none, whatever is set; but a question that arrives nowhere is not sent for a quarter of an hour."""
+    for timeout in TIMEOUTS:
+        operate(own, f"ALTER ROLE postgres SET {timeout} = '2s'")
+    try:
+        with own.connect() as connection, socket.socket(fileno=os.dup(connection.fileno())) as wire:
+            assert [connection.execute(f"SHOW {each}").fetchone() for each in TIMEOUTS] == [("0",)] * len(TIMEOUTS)
+            assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+    finally:
+        operate(own, "ALTER ROLE postgres RESET ALL")
+
+
+def test_a_client_that_takes_nothing_of_an_answer_holds_no_locks(own: World) -> None:
+    """A relay that is stopped amid a great many changes does not stay the leader for as long as it is stopped."""
+    everything = sql.SQL("SELECT repeat('x', 1000) FROM generate_series(1, 1000000)")
+    with (
+        postgres.connect(own.settings.postgres, name="test", idle_seconds_max=1) as connection,
+        closing(postgres.copied(connection, everything)) as rows,
+    ):
+        next(rows)
+        pid = connection.info.backend_pid
+        wait_until(lambda: not own.sql("SELECT FROM pg_stat_activity WHERE pid = %s", pid), what="its session is over")
+        with suppress(psycopg.Error):  # what had been sent by then may be the rest of a message, or end with one
+            deque(rows, maxlen=0)
+
+
+def test_a_database_that_is_being_restored_is_waited_for(own: World, server: PostgresServer) -> None:
+    """The daemon meets it half full, and keeps out of the way until all of it is there."""
+    daemon = own.daemon()
+    own.wait_until_level()
+    dump = subprocess.run(
+        [server.bin_folder / "pg_dump", own.dsn], capture_output=True, check=True, timeout=DEADLINE_SECONDS
+    ).stdout.decode()
+    own.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
+    own.wait_until_level()
+    operate(own, f'DROP DATABASE "{own.name}" WITH (FORCE)')
+    operate(own, f'CREATE DATABASE "{own.name}"')
+    half = dump.index("COPY syncer.cursor")
+    restrict = "".join(row for row in dump.splitlines(keepends=True) if row.startswith("\\restrict"))
+    psql = [str(server.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", own.dsn]
+    subprocess.run(psql, input=dump[:half].encode(), capture_output=True, check=True, timeout=DEADLINE_SECONDS)
+    wait_for_trouble(daemon, "no syncer schema")
+    rest = (restrict + dump[half:]).encode()
+    subprocess.run(psql, input=rest, capture_output=True, check=True, timeout=DEADLINE_SECONDS)
+    require_holds(own)
+    require_quiet(daemon, lines=10)
+    assert daemon.stop() == 0
+
+
+# A writer's own limits: capture does not fail, or wait, where the same write would not
+
+NO_TEMPORARY_FILES = "SET temp_file_limit = 0; SET work_mem = '64kB'"
+NO_WAIT = "SET synchronous_commit = 'local'; SET lock_timeout = '1ms'"
+
+
+def test_a_writer_with_narrow_limits_is_captured(own: World) -> None:
+    """Neither temporary files, nor locks of the relay that trims, nor a synchronous standby that is away matter."""
+    relay = own.daemon("--only", "relay", environment={"SYNCER_LOG_LEVEL": "debug"}, program=TRIMS.program)
+    relay.wait_for("relay.led")
+    with own.application() as writer:
+        own.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, 1, '', '' FROM generate_series(100, 9999) AS g")
+        writer.execute(NO_TEMPORARY_FILES)
+        writer.execute("UPDATE posts SET title = title || '!'")
+        writer.commit()
+        operate(own, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
+        operate(own, "SELECT pg_reload_conf()")
+        try:
+            writer.execute(NO_WAIT)
+            writer.commit()
+            for number in range(1000):
+                writer.execute("UPDATE users SET name = %s WHERE id = 1", (str(number),))
+                writer.commit()
+        finally:
+            operate(own, "ALTER SYSTEM RESET synchronous_standby_names")
+            operate(own, "SELECT pg_reload_conf()")
+    relay.wait_for("relay.outbox_trimmed")
+
+
+# It crashes
+
+
+def crash(server: PostgresServer) -> None:
+    """SIGKILL to all of it, as if the power had failed; and back again."""
+    server.kill()
+    server.start()
+
+
+def stop_walwriter(world: World) -> bool:
+    """SIGSTOP to it; False, and it goes on, if it was at work: it holds a lock then that every commit needs."""
+    query = "SELECT pid, wait_event = 'WalWriterMain' FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+    ((pid, _),) = world.sql(query)
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, what="it stands")
+    ((_, is_at_rest),) = world.sql(query)
+    if not is_at_rest:
+        os.kill(pid, signal.SIGCONT)
+    return bool(is_at_rest)
+
+
+def lazily(world: World, query: str) -> None:
+    """A commit that does not wait for the disk, nor gets there until somebody waits for another one."""
+    wait_until(lambda: stop_walwriter(world), what="the walwriter stands still while it rests")
+    while world.sql("SELECT log_cnt < 8 FROM syncer.version") == [(True,)]:
+        world.sql("SELECT nextval('syncer.version')")  # an assignment that is logged would wait for all before it
+    world.sql(f"SET LOCAL synchronous_commit = off; {query}")
+
+
+def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(own: World, server: PostgresServer) -> None:
+    """What a document shows is on disk before the change that led to it is let go of."""
+    with own.relay() as relay, own.index() as index:
+        with own.worker(index) as worker:
+            own.drain(relay, worker)
+            lazily(own, "UPDATE posts SET title = 'on no disk' WHERE id = 1")
+            relay.run_once()
+            wait_until(lambda: worker.run_once() > 0, what="the change is done")
+            assert own.held()["1"]["title"] == "on no disk"
+        crash(server)
+    with own.relay() as relay, own.index() as index, own.worker(index) as worker:
+        own.sql("UPDATE posts SET title = 'another' WHERE id = 2")
+        own.drain(relay, worker)
+
+
+def test_what_was_composed_before_a_crash_is_composed_again(own: World, server: PostgresServer) -> None:
+    """A batch that waits for another one, which waits for Postgres, is read again in the life that has begun."""
+    is_next, is_time = threading.Event(), threading.Event()
+
+    def crash_before_the_answer(write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        outcome = write(target, compositions)
+        if is_next.is_set() and compositions[0].id == "1":
+            is_next.clear()
+            assert is_time.wait(DEADLINE_SECONDS)
+            crash(server)
+        return outcome
+
+    with own.relay() as relay, spoilt(own, crash_before_the_answer) as index, own.worker(index) as worker:
+        own.drain(relay, worker)
+        is_next.set()
+        with running(worker):
+            own.sql("UPDATE posts SET title = 'slow' WHERE id = 1")
+            relay.run_once()
+            wait_until(lambda: own.held()["1"]["title"] == "slow", what="the first is written")
+            lazily(own, "UPDATE posts SET title = 'on no disk' WHERE id = 2")
+            relay.run_once()
+            wait_until(lambda: own.held()["2"]["title"] == "on no disk", what="the second is written")
+            is_time.set()
+            wait_until(lambda: not worker._batches, what="both are done")
+    assert own.differences() == []
+
+
+def test_a_prepared_transaction_outlives_a_crash(own: World, server: PostgresServer) -> None:
+    """Its changes are new when they are committed, however far the cursor has come meanwhile."""
+    own.daemon()
+    with psycopg.connect(own.dsn, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        connection.execute("UPDATE posts SET title = 'prepared' WHERE id = 1")
+        connection.execute(f"PREPARE TRANSACTION '{own.name}'")
+    own.sql("UPDATE posts SET title = 'before' WHERE id = 2")
+    own.wait_until_level()
+    crash(server)
+    own.sql("UPDATE posts SET title = 'after' WHERE id = 3")
+    own.wait_until_level()
+    with psycopg.connect(own.dsn, autocommit=True) as connection:
+        connection.execute(f"COMMIT PREPARED '{own.name}'")
+    require_holds(own)
+    assert own.held()["1"]["title"] == "prepared"
+
+
+# Its disk is full
+
+DISK_MB = 100
+APART = ("unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "/bin/sh", "-c")
+"""Runs a command that may mount, and whose mounts nobody else sees."""
+# The log is on another disk: without room for that Postgres ends, which is a crash as any other.
+ON_A_SMALL_DISK = """
+cp -a "$1/." "$1.seed" && mount -t tmpfs -o size="$3"m,mode=700 tmpfs "$1" && cp -a "$1.seed/." "$1" &&
+rm -r "$1/pg_wal" && ln -s "$1.seed/pg_wal" "$1/pg_wal" && exec "$2" -D "$1"
+"""
+
+
+class SmallServer(PostgresServer):
+    """A Postgres whose tables are on a small disk of their own, for one start."""
+
+    def _command(self) -> Sequence[str]:
+        program = str(self.bin_folder / "postgres")
+        return [*APART, ON_A_SMALL_DISK, "sh", str(self.data_folder), program, str(DISK_MB)]
+
+
+@pytest.fixture
+def small(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> Iterator[World]:
+    """The blog on such a server, where the kernel lets an ordinary user have a disk."""
+    mount = [*APART, "mount -t tmpfs tmpfs /tmp"]
+    account = server_account().popen_arguments()
+    tried = subprocess.run(mount, capture_output=True, text=True, check=False, cwd="/", **account)
+    if tried.returncode:
+        pytest.skip(f"no user namespaces here: {tried.stderr.strip()}")
+    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        server = SmallServer(Path(folder), sandbox._cache, sandbox.postgres._account, report=sandbox.postgres._report)
+        server.start()
+        try:
+            with elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=server.address) as world:
+                yield world
+        finally:
+            server.stop("immediate")
+
+
+def test_a_full_disk_is_waited_for(small: World) -> None:
+    """Nothing is skipped meanwhile, and it is logged once, not each time that it is tried."""
+    fill(small)
+    daemon = small.daemon(program=TRIMS.program)
+    small.wait_until_level()
+    with psycopg.connect(small.endpoints.postgres_dsn, autocommit=True) as connection:
+        with writing(small):
+            connection.execute("CREATE TABLE filler (content text STORAGE PLAIN)")
+            for size in (1000, 100, 1):  # all the room that there is, to the last page
+                with suppress(psycopg.errors.DiskFull):
+                    while True:
+                        fillers = "INSERT INTO filler SELECT repeat('x', 7000) FROM generate_series(1, %s)"
+                        connection.execute(fillers, (size,))
+            wait_for_trouble(daemon, "No space left")
+        connection.execute("DROP TABLE filler")
+    with writing(small):
+        small.sql("UPDATE users SET name = 'room' WHERE id = 1")
+    require_holds(small)
+    require_quiet(daemon)
+    assert daemon.stop() == 0
+
+
+# It is behind a pooler
+
+
+def test_a_pooler_that_shares_sessions_is_refused(world: World) -> None:
+    """By every command, which says what to do; nothing is set in a session that another client gets."""
+    server = conninfo_to_dict(world.dsn)
+    with pooled(str(server["host"]), int(str(server["port"]))) as port:
+        dsn = make_conninfo(world.dsn, host="127.0.0.1", port=str(port))
+        with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:  # it is in use by applications
+            first.execute("SELECT 1")
+            second.execute("SELECT 1")
+        for _ in range(3):
+            with pytest.raises(SourceError, match="behind a pooler") as refused:
+                postgres.connect(PostgresSettings(dsn=SecretStr(dsn)), name="test").close()
+            assert "pool_mode = session" in refused.value.hint
+        with psycopg.connect(dsn) as application:
+            assert application.execute("SELECT current_setting('search_path')").fetchone() == ('"$user", public',)
+        for command in (("apply", "--yes"), ("run",), ("doctor",)):
+            ended = world.syncer(*command, environment={"SYNCER_POSTGRES_DSN": dsn})
+            assert ended.returncode == 1, (command, ended.stdout, ended.stderr)
+            assert "behind a pooler that shares sessions" in ended.stdout + ended.stderr, (command, ended)
+
+
+# The first of several addresses is dead, and the one in use dies
+
+DEAD = "127.0.0.1:1"
+
+
+def gone(_: Forward) -> None:
+    """The connection is closed, and nothing is done."""
+
+
+def test_the_next_address_is_used(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
+    """Of each server: commands and the daemon pass over what is dead, and over a standby, also after a failover."""
+    with standbys(sandbox) as servers, Proxy(endpoints.elasticsearch_url).running() as node:
+        standby = servers.follow()
+        primary, other = (urlsplit(each.address).netloc.rpartition("@")[2] for each in (servers.primary, standby))
+        there = {
+            "postgres_dsn": f"postgresql://postgres@{DEAD},{primary},{other}/postgres",
+            "kafka_bootstrap_servers": f"{DEAD},{endpoints.kafka_bootstrap_servers}",
+        }
+        with elsewhere(sandbox, endpoints, tmp_path, **there) as world:
+            world.worker_settings = {
+                "SYNCER_POSTGRES_DSN": f"postgresql://postgres@{DEAD},{other},{primary}/{world.name}",
+                "SYNCER_ELASTICSEARCH_URL": f"http://{DEAD}, {node.address}, {endpoints.elasticsearch_url}",
+            }
+            fill(world)
+            daemon = world.daemon()
+            world.wait_until_level()
+            with node.spoiling(gone, path="/"):
+                world.sql("UPDATE users SET name = 'a node is gone'")
+                world.wait_until_level()
+                servers.primary.kill()
+                ask(standby, "SELECT pg_promote(true, 120)")
+                world.sql("UPDATE users SET name = 'the primary is gone'")
+                require_holds(world)
+                assert world.syncer("verify").returncode == 0
+            assert daemon.stop() == 0
+    dead = ",".join(f"http://127.0.0.1:{port}" for port in (1, 2, 3))
+    for _ in range(10):  # each begins with a node by lot
+        with closing(connect(ElasticsearchSettings(url=f"{dead},{endpoints.elasticsearch_url}"))) as client:
+            assert client.info()["version"]

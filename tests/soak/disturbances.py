@@ -219,9 +219,10 @@ def _cancel_job(soak: Soak, dice: random.Random) -> None:
     document = dice.choice(soak.world.documents)
     with _command(soak, "backfill", document, "--rate", "5"):
         time.sleep(dice.uniform(1, 3))
-        listed = json.loads(_run(soak, dice, "jobs", "list", "--document", document, "--json") or "{}")
+        listed = json.loads(_run(soak, dice, "jobs", "list", "--json") or "{}")
         jobs = listed.get("jobs", []) if isinstance(listed, dict) else listed
-        for job in [one["id"] for one in jobs if one["kind"] == "backfill" and not one.get("finished_at")]:
+        backfills = [job for job in jobs if (job["document"], job["kind"]) == (document, "backfill")]
+        for job in [job["id"] for job in backfills if not job["finished_at"]]:
             _run(soak, dice, "jobs", "cancel", str(job), "--yes")
 
 

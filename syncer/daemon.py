@@ -53,7 +53,7 @@ def checked(settings: Settings, *, workers: bool = True) -> Settings:
         if workers:
             with connect(settings.elasticsearch) as client:
                 if settings.kafka.is_used:
-                    index = Index(client, bulk_bytes_max=settings.worker.bulk_bytes_max)
+                    index = Index(client)
                     lost_records.require_original(connection, settings.kafka, index)
         if settings.kafka.is_used:
             topic.ensure_topic(settings.kafka)
@@ -73,7 +73,7 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
             connect=lambda: _connect(settings, "relay"), kafka=settings.kafka, settings=settings.relay
         )
     if workers:
-        index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
+        index = Index(connect(settings.elasticsearch))
         traffic = LiveTraffic()
         if not settings.worker.threads:
             structlog.get_logger().warning("daemon.workers_left_out")
@@ -118,7 +118,6 @@ def job_worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraf
         name=name,
         in_flight_max=settings.worker.in_flight_max,
         batch_documents_max=settings.worker.batch_documents_max,
-        batch_bytes_max=settings.worker.bulk_bytes_max,
         traffic=traffic,
     )
 

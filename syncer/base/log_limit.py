@@ -24,7 +24,7 @@ _Sample = TypeVar("_Sample")
 class _Count(Generic[_Sample]):
     """The count of one key: when it was last reported, the last occurrence, and how many there were since."""
 
-    said_at: float
+    reported_at: float
     sample: _Sample
     number: int = 0
 
@@ -36,19 +36,19 @@ class Repeated(Generic[_Key, _Sample]):
     threads.
 
     Args:
-        say: Called with the key, the number of occurrences since its last report, and the last one as a sample.
+        log: Called with the key, the number of occurrences since its last report, and the last one as a sample.
         seconds: The pause between reports of a key.
         clock: In seconds.
     """
 
     def __init__(
         self,
-        say: Callable[[_Key, int, _Sample], object],
+        log: Callable[[_Key, int, _Sample], object],
         *,
         seconds: float = QUIET_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._say = say
+        self._log = log
         self._seconds = seconds
         self._clock = clock
         self._counts: dict[_Key, _Count[_Sample]] = {}
@@ -62,32 +62,32 @@ class Repeated(Generic[_Key, _Sample]):
             if count is None:
                 if len(self._counts) >= _KNOWN_MAX:
                     self.flush()
-                self._counts[key] = _Count(said_at=now, sample=sample)
-                self._say(key, number, sample)
+                self._counts[key] = _Count(reported_at=now, sample=sample)
+                self._log(key, number, sample)
                 return
             count.number, count.sample = count.number + number, sample
-            self._tell(key, count, is_due=is_urgent or now - count.said_at >= self._seconds)
+            if is_urgent or now - count.reported_at >= self._seconds:
+                self._report(key, count)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the counts that are due; forget keys that have not recurred since their last report."""
         with self._turn:
             now = self._clock()
             for key, count in list(self._counts.items()):
-                if now - count.said_at < self._seconds:
+                if now - count.reported_at < self._seconds:
                     continue
                 if not count.number:
                     del self._counts[key]
-                self._tell(key, count, is_due=True)
+                self._report(key, count)
 
     def flush(self) -> None:
         """Report all counts and start over."""
         with self._turn:
             for key, count in list(self._counts.items()):
-                self._tell(key, count, is_due=True)
+                self._report(key, count)
             self._counts.clear()
 
-    def _tell(self, key: _Key, count: _Count[_Sample], *, is_due: bool) -> None:
-        if not is_due or not count.number:
-            return
-        number, count.number, count.said_at = count.number, 0, self._clock()
-        self._say(key, number, count.sample)
+    def _report(self, key: _Key, count: _Count[_Sample]) -> None:
+        if count.number:
+            number, count.number, count.reported_at = count.number, 0, self._clock()
+            self._log(key, number, count.sample)

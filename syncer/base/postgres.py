@@ -139,7 +139,6 @@ def _opened(settings: PostgresSettings, name: str) -> Connection:
         autocommit=True,
         cursor_factory=RawCursor,
         application_name=f"syncer {name}",
-        connect_timeout=settings.connect_timeout_seconds,
         # Notice a dead peer within half a minute. The defaults are two hours for an idle connection, and a quarter
         # of an hour of retransmissions after a query.
         keepalives_idle=10,

@@ -8,7 +8,6 @@ Nothing is read at import. Secrets are `SecretStr`, and errors do not quote reje
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -21,7 +20,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     PrivateAttr,
     SecretStr,
@@ -53,7 +51,7 @@ _REQUIRED = {
     "elasticsearch": "elasticsearch.url",
 }
 """The required setting of each section."""
-_FIXED_PROPERTIES: dict[str, frozenset[str]] = {
+FIXED_PROPERTIES: dict[str, frozenset[str]] = {
     "acks": frozenset({"all", "-1"}),
     "request.required.acks": frozenset({"all", "-1"}),
     "enable.idempotence": frozenset({"true"}),
@@ -69,7 +67,7 @@ _FIXED_PROPERTIES: dict[str, frozenset[str]] = {
     "group.instance.id": frozenset(),
 }
 """The librdkafka properties that a guarantee depends on, with their permitted values in lower case."""
-_OWN_PROPERTIES = {
+OWN_PROPERTIES = {
     "bootstrap.servers": "kafka.bootstrap_servers",
     "metadata.broker.list": "kafka.bootstrap_servers",
     "group.id": "kafka.topic",
@@ -82,28 +80,23 @@ class _Section(BaseModel):
 
 
 class PostgresSettings(_Section):
-    """The source database."""
+    """The source database. The connection string has the password, TLS options and ``connect_timeout``."""
 
     dsn: SecretStr
-    """A libpq connection string: a URI or ``key=value`` pairs, including TLS options. With several hosts, the first
-    that accepts writes is used, unless ``target_session_attrs`` is set."""
-    password: SecretStr | None = None
-    """The password, if it is not in the connection string."""
-    connect_timeout_seconds: PositiveInt = 10
-    """Maximum time to establish a connection."""
+    """A libpq connection string: a URI or ``key=value`` pairs, including TLS options. The password is in it, in a
+    ``passfile`` or in ``PGPASSWORD``. ``connect_timeout`` is 10 unless it is set. With several hosts, the first that
+    accepts writes is used, unless ``target_session_attrs`` is set."""
 
     @property
     def conninfo(self) -> str:
-        """The connection string for libpq, including the password."""
-        said = self.dsn.get_secret_value()
-        parts = conninfo_to_dict(said)
-        more: dict[str, str] = {}
-        if self.password:
-            more["password"] = self.password.get_secret_value()
+        """The connection string for libpq, with our defaults."""
+        dsn = self.dsn.get_secret_value()
+        parts = conninfo_to_dict(dsn)
+        defaults = {"connect_timeout": "10"}  # libpq's own default is to wait for as long as the system does
         # libpq's own default is the first host that answers, be it a standby that takes no writes.
         if "," in f"{parts.get('host')}{parts.get('hostaddr')}":
-            more["target_session_attrs"] = str(parts.get("target_session_attrs", "read-write"))
-        return make_conninfo(said, **more) if more else said
+            defaults["target_session_attrs"] = "read-write"
+        return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in parts})
 
     @field_validator("dsn")
     @classmethod
@@ -117,7 +110,7 @@ class PostgresSettings(_Section):
 
 
 class KafkaSettings(_Section):
-    """The topic of changes, if Kafka is used."""
+    """The topic of changes, if Kafka is used. The properties of its client have the password and TLS options."""
 
     bootstrap_servers: str = ""
     """Initial brokers as host:port, separated by commas. Empty: Kafka is not used, and one daemon at a time reads the
@@ -130,9 +123,8 @@ class KafkaSettings(_Section):
     replication_factor: Annotated[int, Field(ge=-1)] = -1
     """Replication factor when the topic is created; -1 uses the broker's default."""
     properties: Annotated[dict[str, str | int | bool], Field(repr=False)] = {}
-    """Properties passed to librdkafka, such as ``security.protocol`` and ``sasl.username``."""
-    sasl_password: SecretStr | None = None
-    """The value of ``sasl.password``, if it is not among the properties."""
+    """Properties passed to librdkafka, such as ``security.protocol`` and ``sasl.password``. Those of the environment, a
+    JSON object, are added to those of the file."""
 
     _installation: str = PrivateAttr("")
 
@@ -157,9 +149,9 @@ class KafkaSettings(_Section):
     @classmethod
     def _keep_guarantees(cls, properties: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
         for name, value in properties.items():
-            if name in _OWN_PROPERTIES:
-                raise ValueError(f"{name} has its own setting: remove it here and set {_OWN_PROPERTIES[name]}")
-            allowed = _FIXED_PROPERTIES.get(name)
+            if name in OWN_PROPERTIES:
+                raise ValueError(f"{name} has its own setting: remove it here and set {OWN_PROPERTIES[name]}")
+            allowed = FIXED_PROPERTIES.get(name)
             if allowed is not None and str(value).lower() not in allowed:
                 raise ValueError(f"{name} cannot be {value}: syncer sets it so that no change is lost; remove it")
         return properties
@@ -179,8 +171,6 @@ class ElasticsearchSettings(_Section):
     """API key, in the encoded form that Elasticsearch returns."""
     ca_certs: Path | None = None
     """File with CA certificates. Default: the system's."""
-    request_timeout_seconds: PositiveFloat = 60
-    """Request timeout."""
 
     @property
     def urls(self) -> list[str]:
@@ -210,13 +200,10 @@ class WorkerSettings(_Section):
     threads: NonNegativeInt = 2
     """Number of workers in this daemon; with 0, it runs only a job worker and logs a warning."""
     batch_documents_max: PositiveInt = 1000
-    """Maximum documents written together."""
-    bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
-    """Maximum size of a bulk request."""
+    """Maximum documents in a batch of a worker, and in a chunk of a job. A change that affects more documents becomes a
+    fan-out job."""
     in_flight_max: PositiveInt = 4
     """Maximum bulk requests in flight per worker, and per job worker; each uses a Postgres connection."""
-    fan_out_documents_max: PositiveInt = 1000
-    """A change that affects more documents becomes a fan-out job."""
 
 
 class WebSettings(_Section):
@@ -259,22 +246,12 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class LogSettings(_Section):
-    """Log format and levels."""
+    """Log format and level."""
 
     format: Literal["auto", "json", "console"] = "auto"
     """Format; ``auto`` uses console on a terminal and JSON elsewhere."""
     level: Level = "info"
-    """Minimum level; ``debug`` logs a line for each document written."""
-    levels: dict[str, Level] = {}
-    """Levels of single events or prefixes: ``{"worker": "warning", "document.written": "debug"}``."""
-
-    @field_validator("levels")
-    @classmethod
-    def _are_of_events(cls, levels: dict[str, Level]) -> dict[str, Level]:
-        for name in levels:
-            if not re.fullmatch(r"[a-z]+(\.[a-z_]+)?", name):
-                raise ValueError(f"{name} names no event: write relay, or relay.batch_published")
-        return levels
+    """Minimum level; ``debug`` logs a line for each batch and for each document written."""
 
 
 class _FromFileAndEnvironment(BaseSettings):
@@ -397,9 +374,9 @@ def _is_address(url: str) -> bool:
         return False
 
 
-def _is_token(said: str) -> bool:
+def _is_token(token: str) -> bool:
     """Whether it is long enough, and what a header may carry as it is."""
-    return len(said) >= TOKEN_CHARACTERS_MIN and said.isascii() and said.isprintable() and said == said.strip()
+    return len(token) >= TOKEN_CHARACTERS_MIN and token.isascii() and token.isprintable() and token == token.strip()
 
 
 def _load(kind: type[_Settings]) -> _Settings:
@@ -410,7 +387,10 @@ def _load(kind: type[_Settings]) -> _Settings:
         # What the parser says may quote a secret.
         raise ConfigError(f"{file} is not valid YAML{_place(error)}", hint=_FILE_HINT) from None
     except ValidationError as error:
-        raise ConfigError(_sentence(error), hint=_hint(file)) from error
+        problems = error.errors(include_url=False, include_input=False)
+        message = "The settings are not valid: " + "; ".join(map(_problem, problems))
+        unknown = [hint for problem in problems if (hint := _hint_on_unknown(problem))]
+        raise ConfigError(message, hint="\n".join(unknown) or _hint(file)) from error
     except SettingsError as error:
         raise ConfigError(
             f"An environment variable is not valid: {error}",
@@ -428,11 +408,6 @@ def _place(error: yaml.YAMLError) -> str:
     return f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
-def _sentence(error: ValidationError) -> str:
-    problems = [_problem(problem) for problem in error.errors(include_url=False, include_input=False)]
-    return "The settings are not valid: " + "; ".join(problems)
-
-
 def _problem(problem: ErrorDetails) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
@@ -440,6 +415,18 @@ def _problem(problem: ErrorDetails) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{name}: unknown setting"
     return f"{name}: {problem['msg'].removeprefix('Value error, ').lower()}"
+
+
+def _hint_on_unknown(problem: ErrorDetails) -> str:
+    """Say what the section of an unknown setting has instead."""
+    section = Settings.model_fields.get(str(problem["loc"][0]))
+    if problem["type"] != "extra_forbidden":
+        return ""
+    if section is None:
+        return f"The sections are: {', '.join(Settings.model_fields)}"
+    assert isinstance(section.annotation, type)
+    assert issubclass(section.annotation, _Section)
+    return f"{problem['loc'][0]} has: {', '.join(section.annotation.model_fields)}. {section.annotation.__doc__}"
 
 
 def _hint(file: Path) -> str:

@@ -68,7 +68,7 @@ def plan(
     log.configure(loaded.log, is_command=True)
     with postgres.connect(loaded.postgres, name="plan") as connection:
         client = elastic.connect(loaded.elasticsearch, is_patient=True)
-        index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
+        index = Index(client)
         with render.doing(render.console(sys.stderr), _TESTING, in_pipes=False):
             _, found = read(
                 connection, index, Indices(client), settings.config_folder(), only=document, remove=remove or ()

@@ -88,7 +88,7 @@ def open_parts(name: str) -> Iterator[Parts]:
         migrations.require_current(connection)
         loaded = loaded.of(registry.installation(connection))
         client = elastic.connect(loaded.elasticsearch, is_patient=True)
-        index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
+        index = Index(client)
         try:
             yield Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)
         finally:

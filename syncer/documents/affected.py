@@ -46,7 +46,7 @@ from syncer.lineage.dependencies import TableUse
 
 QUERIES_MAX = 64
 SECONDS_MAX = 1.0
-_THRESHOLDS_AT_ONCE = 4
+_PAGES_AT_ONCE = 4
 
 _ROWS = "$1::jsonb"
 _FEW = "SELECT touched.id FROM ({affected}) AS touched (id) WHERE touched.id IS NOT NULL LIMIT $2"
@@ -106,13 +106,12 @@ class _Allowance:
 class AffectedReader:
     """Finds affected documents in Postgres; returns at most a page of ids together.
 
-    One cause with more than ``fan_out_documents_max`` documents is a fan-out.
+    One cause with more documents than a page is a fan-out.
     """
 
-    def __init__(self, connection: Connection, *, page: int, fan_out_documents_max: int = 1000) -> None:
+    def __init__(self, connection: Connection, *, page: int) -> None:
         self._connection = connection
         self._page = page
-        self._threshold = fan_out_documents_max
         self._catalogue = Catalogue()
 
     def documents(self) -> list[Document]:
@@ -147,7 +146,7 @@ class AffectedReader:
     ) -> dict[str, list[Image]]:
         """Add the ids of causes that lead to few; return the images of the other causes, by relation."""
         many: dict[str, list[Image]] = {}
-        allowance = _Allowance(ids=_THRESHOLDS_AT_ONCE * self._threshold, until=time.monotonic() + SECONDS_MAX)
+        allowance = _Allowance(ids=_PAGES_AT_ONCE * self._page, until=time.monotonic() + SECONDS_MAX)
         for relation, relevant in used.items():
             use = document.dependencies.tables[relation]
             if use.affected:
@@ -192,7 +191,7 @@ class AffectedReader:
     def _few(self, use: TableUse, causes: Sequence[Cause], allowance: _Allowance) -> list[str] | None:
         """Return the ids that these causes lead to; None if they are too many."""
         allowance.queries -= 1
-        limit = min(self._threshold, allowance.ids)
+        limit = min(self._page, allowance.ids)
         query = sql.SQL(_FEW).format(affected=_affected(use))
         images = dump_images(_images(causes))
         milliseconds = max(1, (allowance.until - time.monotonic()) * 1000)

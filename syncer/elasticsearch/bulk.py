@@ -33,6 +33,8 @@ from syncer.base.errors import UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_raised
 from syncer.elasticsearch.reader import Holdings
 
+BULK_BYTES_MAX = 8 * 1024 * 1024
+"""The maximum size of a bulk request."""
 _STATE_INDEX = "syncer-state"
 _CREATED = 201
 _DONE = {200, _CREATED}
@@ -83,13 +85,13 @@ class Index:
 
     Args:
         client: From `syncer.elasticsearch.client.connect`.
-        bulk_bytes_max: The maximum size of a request, if Elasticsearch accepts that much.
+        bulk_bytes_max: The maximum size of a request; less if Elasticsearch does not accept that much.
 
     Attributes:
         holdings: Reads documents back.
     """
 
-    def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int) -> None:
+    def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
         self._client = client
         self._bytes_max = bulk_bytes_max
         self.holdings = Holdings(client)

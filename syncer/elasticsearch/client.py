@@ -17,11 +17,15 @@ from syncer.base.settings import ElasticsearchSettings
 
 OLDEST_SUPPORTED_VERSION = 8
 
+TIMEOUT_SECONDS = 60.0
+"""How long a request may take."""
 _PATIENCE_SECONDS = 60.0
 _BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
 
 
-def connect(settings: ElasticsearchSettings, *, is_patient: bool = False) -> Elasticsearch:
+def connect(
+    settings: ElasticsearchSettings, *, is_patient: bool = False, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Elasticsearch:
     """Create a client that tries another node if one cannot be reached.
 
     It retries nothing else: that is decided by the error policy, not by the transport. Only a patient client, for
@@ -42,7 +46,7 @@ def connect(settings: ElasticsearchSettings, *, is_patient: bool = False) -> Ela
     try:
         client = (_Patient if is_patient else Elasticsearch)(
             settings.urls,
-            request_timeout=settings.request_timeout_seconds,
+            request_timeout=timeout_seconds,
             max_retries=len(settings.urls) - 1,
             retry_on_status=(),
             retry_on_timeout=False,

@@ -142,9 +142,9 @@ class WriterPool:
             self._call_threads()
         return submission.done
 
-    def tell(self) -> None:
+    def report_dead_letters(self) -> None:
         """Log dead letters that are not logged yet, if it is time."""
-        self._shared.dead_lettered.tell()
+        self._shared.dead_lettered.report()
 
     def drop(self) -> None:
         """Start no more of what was submitted, and retry none of it; its futures are never done."""

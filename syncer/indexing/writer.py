@@ -323,7 +323,7 @@ class Writer:
         results.update(outcome.done | dict.fromkeys(unsure, "skipped") | dict.fromkeys(failed, "dead_lettered"))
         if state is not None and state.has_dead_letters:  # including those added after these were read
             dead_letters.clear(connection, document.index_name, list(outcome.done), batch.version)
-        if base_log.is_logged("document.written", "debug"):
+        if base_log.is_debug():
             self._log_written(current, document)
         for id_ in (*again, *refused):
             results.pop(id_, None)

@@ -40,7 +40,6 @@ def common(settings: KafkaSettings) -> dict[str, Any]:
         # How soon a broker that is back is noticed; the default is up to ten seconds.
         "reconnect.backoff.max.ms": 1000,
         **settings.properties,
-        **({"sasl.password": settings.sasl_password.get_secret_value()} if settings.sasl_password else {}),
     }
 
 
@@ -152,8 +151,8 @@ class _Admin(AdminClient):
 
 _NOT_LET_IN = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL})  # noqa: SLF001 - librdkafka's local codes
 _LET_IN_HINT = (
-    "Check kafka.properties (security.protocol, sasl.mechanisms, sasl.username, ssl.ca.location) and\n"
-    "kafka.sasl_password: see docs/security.md."
+    "Check kafka.properties (security.protocol, sasl.mechanisms, sasl.username, sasl.password,\n"
+    "ssl.ca.location): see docs/security.md."
 )
 
 

@@ -76,9 +76,7 @@ class Deployment:
         self._stack.close()
 
     def _connect(self) -> Connection:
-        settings = self.settings.postgres
-        bounded = {"connect_timeout_seconds": min(ANSWER_SECONDS, settings.connect_timeout_seconds)}
-        connection = self._stack.enter_context(postgres.connect(settings.model_copy(update=bounded), name="doctor"))
+        connection = self._stack.enter_context(postgres.connect(self.settings.postgres, name="doctor"))
         connection.execute(_READ_ONLY)
         return connection
 
@@ -94,9 +92,8 @@ class Deployment:
         return admin
 
     def _client(self) -> Elasticsearch:
-        settings = self.settings.elasticsearch
-        bounded = {"request_timeout_seconds": min(ANSWER_SECONDS, settings.request_timeout_seconds)}
-        return self._stack.enter_context(elastic.connect(settings.model_copy(update=bounded)))
+        client = elastic.connect(self.settings.elasticsearch, timeout_seconds=ANSWER_SECONDS)
+        return self._stack.enter_context(client)
 
     def failure(self, server: str) -> SyncerError | None:
         """Why a server could not be reached; None if it was."""

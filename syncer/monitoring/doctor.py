@@ -399,7 +399,7 @@ def _defined(deployment: Deployment) -> set[str]:
 
 
 def _epoch(deployment: Deployment) -> Iterator[Finding]:
-    index = Index(deployment.elasticsearch, bulk_bytes_max=deployment.settings.worker.bulk_bytes_max)
+    index = Index(deployment.elasticsearch)
     for installation, epoch in deployment.schema.execute("SELECT installation, epoch FROM syncer.cluster_identity"):
         recorded = index.read_epoch(installation)
         if recorded < epoch:

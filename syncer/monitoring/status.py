@@ -336,8 +336,7 @@ class Reader:
     def _ask_elasticsearch(self, targets: Sequence[Target]) -> Held:
         if self._client is None:
             # A request that hangs ends soon after it is given up, so that the next one can be sent.
-            hurried = self._settings.elasticsearch.model_copy(update={"request_timeout_seconds": ALL_SECONDS})
-            self._client = elastic.connect(hurried)
+            self._client = elastic.connect(self._settings.elasticsearch, timeout_seconds=ALL_SECONDS)
         return ask_elasticsearch(self._client, targets)
 
 

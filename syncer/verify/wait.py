@@ -197,10 +197,9 @@ class Waiter:
         )
 
     def _refresh(self, documents: list[Document], clock: _Clock) -> None:
-        settings = self._settings.elasticsearch
-        patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, settings.request_timeout_seconds)
+        patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
         if self._client is None:
-            self._client = elastic.connect(settings.model_copy(update={"request_timeout_seconds": patience}))
+            self._client = elastic.connect(self._settings.elasticsearch, timeout_seconds=patience)
         holdings = Holdings(self._client.options(request_timeout=patience))
         for document in documents:
             holdings.refresh(document.target)

@@ -155,7 +155,7 @@ class JobWorker:
             Stopping: It was told to stop while a server was down, or in the middle of a step.
             Exception: An error that the policy calls RETRY or FATAL. After `close` you may call it again.
         """
-        self._writers.tell()
+        self._writers.report_dead_letters()
         connection, done = self._connected(), 0
         if self._writes or chunks.is_any_to_write(connection):
             while self._writers.has_room and self._take():

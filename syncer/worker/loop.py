@@ -83,7 +83,6 @@ class Worker:
         flow = FlowControl(
             slices_max=settings.in_flight_max,
             documents_max=settings.batch_documents_max,
-            bytes_max=settings.bulk_bytes_max,
         )
         self._writers = WriterPool(
             connect=connect,
@@ -97,7 +96,6 @@ class Worker:
             link=self._link,
             writers=self._writers,
             page=settings.batch_documents_max,
-            fan_out_documents_max=settings.fan_out_documents_max,
             name=name,
         )
         self._trouble = Trouble(name)
@@ -172,8 +170,8 @@ class Worker:
     def _receive(self, wait_seconds: float) -> bool:
         """Receive the changes that have arrived, and submit what they touch; return whether there were any."""
         delivery = self._source.receive(records_max=_BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
-        self._writers.tell()
-        self._resolver.unresolved.tell()
+        self._writers.report_dead_letters()
+        self._resolver.unresolved.report()
         if delivery is None:
             return False
         self._take(ChangeBatch(delivery=delivery, begun_at=time.monotonic(), number=next(self._numbers)))

@@ -34,8 +34,7 @@ class Resolver:
     Args:
         link: The worker's connection to Postgres.
         writers: Write documents that are few.
-        page: How many ids are handed on together.
-        fan_out_documents_max: A change that touches more documents becomes a job.
+        page: How many ids are handed on together. A change that touches more documents becomes a job.
         name: The worker, for the log.
 
     Attributes:
@@ -48,13 +47,11 @@ class Resolver:
         link: Link,
         writers: WriterPool,
         page: int,
-        fan_out_documents_max: int,
         name: str,
     ) -> None:
         self._link = link
         self._writers = writers
         self._page = page
-        self._fan_out_documents_max = fan_out_documents_max
         self._affected: AffectedReader | None = None
         self._read_on: Connection | None = None
         self._locked: Counter[str] = Counter()
@@ -120,9 +117,7 @@ class Resolver:
         connection = self._link.connection
         if self._affected is None or self._read_on is not connection:
             self._read_on = connection
-            self._affected = AffectedReader(
-                connection, page=self._page, fan_out_documents_max=self._fan_out_documents_max
-            )
+            self._affected = AffectedReader(connection, page=self._page)
         return self._affected
 
     def _follow(self, document: Document, batch: ChangeBatch, stop: Stop) -> None:

@@ -37,7 +37,7 @@ LARGE_AUTHOR, MIDDLE_AUTHOR = 1001, 1002
 _MIDDLE, _OTHERS = 5_000, 20_000
 _DATA = Path(__file__).with_name("data.sql")
 _MERGE_SECONDS, _SETTLE_SECONDS = 1800, 600.0
-_QUIET = {"SYNCER_LOG_LEVELS": "{}"}  # a daemon logs each batch in tests only
+_QUIET = {"SYNCER_LOG_LEVEL": "info"}  # a daemon logs each batch in tests only
 _SESSIONS = """
 SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND application_name NOT IN ('', 'pgbench')

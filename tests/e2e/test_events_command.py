@@ -38,8 +38,7 @@ def wait_for(world: World, event: str, part: str = "") -> dict[str, Any]:
 def test_what_happened_is_shown_in_order_and_delays_nothing(world: World) -> None:
     """A leader, a suspension and its end, an apply, a verify, a gone daemon; a locked table is written later."""
     world.sql(BLOG)
-    # The timeline does not depend on what is logged.
-    daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": '{"relay": "error"}'})
+    daemon = world.daemon()
     wait_for(world, "daemon.joined", "A daemon started")
     led = wait_for(world, "relay.led")
     assert (led["process"], led["level"]) == (daemon.process.pid, "info")

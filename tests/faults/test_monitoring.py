@@ -25,7 +25,7 @@ from tests.support.elasticsearch_proxy import Proxy
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
 EDIT = "UPDATE posts SET title = title || ' again' WHERE id = 1"
-QUICK = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "20"}
+QUICK = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "20"}
 Json = dict[str, Any]
 
 

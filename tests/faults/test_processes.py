@@ -30,9 +30,9 @@ from tests.support.writers import QUICK_FAILOVER, fill, writing
 QUICK = {
     "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,
     "SYNCER_WORKER_THREADS": "1",
-    "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5",
+    "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "5",
 }
-MANY = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"}
+MANY = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "1000"}
 WRITE = "syncer.elasticsearch.bulk:Index.write"
 FEWEST = 10
 """So many posts exist throughout, whatever random writers do."""

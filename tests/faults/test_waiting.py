@@ -301,7 +301,7 @@ class _Author:
 
 def test_random_writers_read_what_they_wrote(world: World) -> None:
     """After each wait a read by id, or a search, shows the writer's own last commit, while a relay and workers die."""
-    world.worker_settings = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5", "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER}
+    world.worker_settings = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "5", "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER}
     world.sql(
         "INSERT INTO users (id, name, email) SELECT g, '0', '' FROM generate_series(0, 3) AS g;"
         "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 4, '0', '' FROM generate_series(1, 60) AS g"

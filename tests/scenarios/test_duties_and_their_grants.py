@@ -66,7 +66,7 @@ def done(world: World, duty: str, *command: str, code: int = 0) -> str:
 def test_relay_and_workers_do_the_whole_job_as_roles_of_their_own(parted: World) -> None:
     """Changes, fan-outs, TRUNCATE, dead letters, jobs and a rebuild; and the doctor finds each role well."""
     world = parted
-    few = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5", "SYNCER_LOG_LEVEL": "debug"}
+    few = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "5", "SYNCER_LOG_LEVEL": "debug"}
     relay = world.daemon("--only", "relay", environment={**as_role(world, "relay"), **few})
     workers = world.daemon("--only", "workers", environment={**as_role(world, "worker"), **few})
 

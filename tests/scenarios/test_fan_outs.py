@@ -74,17 +74,16 @@ def listed(world: World, job: Job) -> list[str]:
     return [row[0] for row in world.sql("SELECT unnest(ids) FROM syncer.job_chunk WHERE job = %s", job.id)]
 
 
-def settings(world: World, *, many: int = MANY, chunk: int = 10) -> Settings:
-    """Of a daemon to whom few documents are many."""
+def settings(world: World, *, many: int) -> Settings:
+    """Of a daemon to whom so many documents are a batch, and more are many."""
     own = world.settings
-    changed = {"fan_out_documents_max": many, "batch_documents_max": chunk}
-    return own.model_copy(update={"worker": own.worker.model_copy(update=changed)})
+    return own.model_copy(update={"worker": own.worker.model_copy(update={"batch_documents_max": many})})
 
 
 @contextmanager
 def worker(world: World, index: Index, *, many: int = MANY) -> Iterator[Worker]:
     """A worker that turns only when the test says so."""
-    made = daemon.worker(settings(world, many=many, chunk=1000), index, name="worker-test")
+    made = daemon.worker(settings(world, many=many), index, name="worker-test")
     try:
         yield made
     finally:
@@ -94,7 +93,7 @@ def worker(world: World, index: Index, *, many: int = MANY) -> Iterator[Worker]:
 @contextmanager
 def job_worker(world: World, index: Index) -> Iterator[JobWorker]:
     """A job worker of tiny chunks that turns only when the test says so."""
-    made = daemon.job_worker(settings(world), index, name="job_worker-test")
+    made = daemon.job_worker(settings(world, many=10), index, name="job_worker-test")
     try:
         yield made
     finally:
@@ -131,11 +130,9 @@ def renamed(*users: int) -> list[Change]:
 
 def read(connection: Connection, changes: Sequence[Change], *, many: int = MANY) -> tuple[set[str], list[FanOut]]:
     """The ids that are named, and the fan-outs."""
-    found = list(
-        AffectedReader(connection, page=10, fan_out_documents_max=many).read(the_document(connection), changes)
-    )
+    found = list(AffectedReader(connection, page=many).read(the_document(connection), changes))
     chunks = [one.ids or () for one in found if isinstance(one, Affected)]
-    assert all(0 < len(chunk) <= 10 for chunk in chunks)
+    assert all(0 < len(chunk) <= many for chunk in chunks)
     ids = [id_ for chunk in chunks for id_ in chunk]
     assert len(set(ids)) == len(ids)
     return set(ids), [one for one in found if isinstance(one, FanOut)]

@@ -58,13 +58,12 @@ class Guarded:
     def environment(self, duty: str, *, authority: Authority | None = None) -> dict[str, str]:
         """How that duty is let in everywhere; no secret is in it."""
         trusted = str((authority or self.servers.authority).certificate)
-        properties = kafka_properties(duty, trusted)
+        properties = {**kafka_properties(duty, trusted), "sasl.password": f"{HOSTILE}{duty}-kafka"}
         return {
             "SYNCER_POSTGRES_DSN": "",
             "SYNCER_POSTGRES_DSN_FILE": self.file(f"{duty}-dsn", self.dsn(duty, trusted)),
             "SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.servers.kafka,
-            "SYNCER_KAFKA_PROPERTIES": json.dumps(properties),
-            "SYNCER_KAFKA_SASL_PASSWORD_FILE": str(self.folder / f"{duty}-kafka"),
+            "SYNCER_KAFKA_PROPERTIES_FILE": self.file(f"{duty}-kafka", json.dumps(properties)),
             "SYNCER_ELASTICSEARCH_API_KEY_FILE": str(self.folder / f"{duty}-key"),
             "SYNCER_ELASTICSEARCH_CA_CERTS": trusted,
         }
@@ -112,7 +111,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             endpoints=servers.endpoints,
             folder=folder,
             certificates=servers.authority.certificate,
-            worker_settings={"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5"},
+            worker_settings={"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "5"},
         )
         with made(world):
             it = Guarded(servers=servers, world=world, folder=folder)
@@ -176,7 +175,7 @@ def let_in_kafka(it: Guarded) -> None:
         acl.result()
     for duty in DUTIES:
         password = f"{HOSTILE}{duty}-kafka"
-        it.file(f"{duty}-kafka", password)
+        it.secrets.append(password)
         one = UserScramCredentialUpsertion(
             duty, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode()
         )

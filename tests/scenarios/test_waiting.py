@@ -159,7 +159,7 @@ def test_a_wait_ends_though_elasticsearch_hangs(blog: World) -> None:
     token = committed(blog, UPDATE, "later")
     follow(blog, token)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        there = {"url": f"http://127.0.0.1:{deaf.getsockname()[1]}", "request_timeout_seconds": 60}
+        there = {"url": f"http://127.0.0.1:{deaf.getsockname()[1]}"}
         elasticsearch = blog.settings.elasticsearch.model_copy(update=there)
         began = time.monotonic()
         with (

@@ -32,8 +32,7 @@ from tests.support.world import World, made, wait_until
 
 ENVIRONMENT = {
     "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
-    "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "50",
-    "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "10",
+    "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "20",
 }
 """Small batches and quick rhythms, so that there is more to interrupt."""
 _STORM_SECONDS = (5, 12)

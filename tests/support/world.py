@@ -66,7 +66,6 @@ USES_KAFKA = "SYNCER_TEST_WITHOUT_KAFKA" not in os.environ
 """Whether changes go through Kafka in tests that do not say so."""
 DEADLINE_SECONDS = 120.0
 """How long a test waits for what is to come: a busy machine may pause a server for 20 s, and more than once."""
-EVERY_BATCH = {"relay.batch_published": "debug", "worker.batch_indexed": "debug"}
 """Levels of events with which a test sees each batch."""
 VERSIONS = Versions(**json.loads(os.environ.get(OTHER_VERSIONS, "{}")))
 """Those of the servers that the tests run on."""
@@ -287,7 +286,6 @@ class World:
             "SYNCER_KAFKA_PARTITIONS": "4",
             "SYNCER_ELASTICSEARCH_URL": self.endpoints.elasticsearch_url,
             "SYNCER_LOG_FORMAT": "json",
-            "SYNCER_LOG_LEVELS": json.dumps(EVERY_BATCH),
             "SYNCER_WEB_PORT": "0",
             **self.worker_settings,
         }
@@ -543,7 +541,8 @@ class World:
     ) -> Daemon:
         """Start ``syncer run``, and return once it has logged an event; another program may run it in its own way."""
         log_file = self.folder / f"daemon-{len(self.daemons)}.log"
-        given = {**self.environment, **(environment or {})}
+        # At the level debug, each batch has a line.
+        given = {"SYNCER_LOG_LEVEL": "debug", **self.environment, **(environment or {})}
         process: subprocess.Popen[bytes] | preloaded.Command
         with log_file.open("wb") as log, Path(os.devnull).open("rb") as nothing:
             if self.is_preloaded and program == ("syncer",):

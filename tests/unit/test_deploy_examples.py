@@ -89,7 +89,7 @@ def test_settings_and_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 monkeypatch.setenv(name, str(tmp_path / file_name))
         loaded = settings.load()
         assert loaded.elasticsearch.api_key is not None
-        assert loaded.kafka.sasl_password is not None
+        assert {"sasl.username", "sasl.password"} <= loaded.kafka.properties.keys()
     lines = [service["command"] for service in COMPOSE["services"].values() if "command" in service]
     lines += [container["args"] for template in TEMPLATES.values() for container in containers(template)]
     lines += [line.split() for line in re.findall(r"^ExecStart=\S+/bin/syncer (.*)$", UNIT.read_text(), re.MULTILINE)]

@@ -1,4 +1,4 @@
-"""Which lines are logged, and what the batches are summed up to."""
+"""Which lines are logged, what the batches are summed up to, and how what repeats itself is counted."""
 
 from __future__ import annotations
 
@@ -7,79 +7,38 @@ from typing import Any
 import pytest
 import structlog
 
-from syncer.base.log import Choice, Summary
-from syncer.base.settings import LogSettings
+from syncer.base.log import Choice
+from syncer.base.log_limit import Repeated
 
-LEVELS = {
-    "document.written": "debug",
-    "relay.outbox_trimmed": "debug",
-    "relay.led": "info",
-    "worker.batch_indexed": "info",
-    "component.gave_up": "warning",
-}
+QUICK = {"event": "worker.batch_indexed", "changes": 2, "indexed": 3, "seconds": 0.1, "lag_seconds": 0.2}
+SLOW = QUICK | {"seconds": 3.0, "lag_seconds": None}
+LED = {"event": "relay.led"}
 
 
-def taken(settings: LogSettings, lines: list[dict[str, Any]], *, is_command: bool = False) -> list[dict[str, Any]]:
-    """Those of the lines that are logged."""
-    choice = Choice(settings, is_command=is_command)
+def logged(choice: Choice, *lines: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of the lines, of level info, that are logged."""
     found = []
     for line in lines:
         try:
-            found.append(dict(choice(None, LEVELS[line["event"]], dict(line))))
+            found.append(dict(choice(None, "info", dict(line))))
         except structlog.DropEvent:
             continue
     return found
 
 
-@pytest.mark.parametrize(
-    ("settings", "logged"),
-    [
-        (LogSettings(), ["relay.led", "component.gave_up"]),
-        (LogSettings(level="debug"), ["document.written", "relay.led", "relay.outbox_trimmed", "component.gave_up"]),
-        (LogSettings(levels={"document.written": "debug"}), ["document.written", "relay.led", "component.gave_up"]),
-        (LogSettings(levels={"relay": "warning"}), ["component.gave_up"]),
-        (
-            LogSettings(levels={"relay": "error", "relay.outbox_trimmed": "debug"}),
-            ["relay.outbox_trimmed", "component.gave_up"],
-        ),
-    ],
-)
-def test_the_level_of_an_event_is_its_own_or_its_components_or_that_of_all(
-    settings: LogSettings, logged: list[str]
-) -> None:
-    """In that order."""
-    names = ["document.written", "relay.led", "relay.outbox_trimmed", "component.gave_up"]
-    assert [one["event"] for one in taken(settings, [{"event": name} for name in names])] == logged
-
-
-def test_a_command_leaves_information_to_what_it_prints() -> None:
-    """Unless somebody asks for more."""
-    assert taken(LogSettings(), [{"event": "relay.led"}], is_command=True) == []
-    assert taken(LogSettings(level="debug"), [{"event": "relay.led"}], is_command=True)
-
-
-QUICK = {"event": "worker.batch_indexed", "changes": 2, "indexed": 3, "seconds": 0.1, "lag_seconds": 0.2}
-
-
-def test_a_slow_batch_is_logged_and_each_if_its_level_says_so() -> None:
-    """One that is only late is not: while a daemon catches up, all of them are. Other events are logged."""
-    slow, late = QUICK | {"seconds": 3.0}, QUICK | {"lag_seconds": 30.0}
-    assert taken(LogSettings(), [QUICK, slow, late, QUICK | {"lag_seconds": None}]) == [slow]
-    assert taken(LogSettings(levels={"worker.batch_indexed": "debug"}), [QUICK, slow]) == [QUICK, slow]
-    assert taken(LogSettings(levels={"worker": "warning"}), [QUICK, slow]) == []
-    assert len(taken(LogSettings(), [{"event": "relay.led"}] * 5)) == 5
+@pytest.mark.parametrize(("level", "expected"), [("debug", [QUICK, SLOW, LED]), ("info", [SLOW, LED]), ("warning", [])])
+def test_a_batch_has_a_line_if_it_is_slow(level: Any, expected: list[dict[str, Any]]) -> None:
+    """At level debug, each has one."""
+    assert logged(Choice(level), QUICK, SLOW, LED) == expected
 
 
 def test_batches_are_summed_up() -> None:
-    """Every batch is counted once, logged or not; nothing is said of none."""
-    summary = Summary()
-    assert summary.take(at_once=True) is None
-    published = {"event": "relay.batch_published", "changes": 5, "seconds": 0.5}
-    for line in (published, QUICK, QUICK | {"seconds": 3.0, "lag_seconds": None}):
-        summary.count(line)
-    assert summary.take() is None  # it is too early
-    told = summary.take(at_once=True)
-    assert told == {
+    """Every batch is counted once, logged or not; without one there is no summary."""
+    choice = Choice("error")
+    assert choice.take_summary(at_once=True) is None
+    logged(choice, {"event": "relay.batch_published", "changes": 5, "seconds": 0.5}, QUICK, SLOW)
+    assert choice.take_summary() is None  # it is too early
+    assert choice.take_summary(at_once=True) == {
         "published": 5,
         "relay_batches": 1,
         "handled": 4,
@@ -92,4 +51,43 @@ def test_batches_are_summed_up() -> None:
         "seconds_max": 3.0,
         "lag_seconds_max": 0.2,
     }
-    assert summary.take(at_once=True) is None
+    assert choice.take_summary(at_once=True) is None
+
+
+Reports = list[tuple[str, int, str]]
+
+
+def counting(*, seconds: float) -> tuple[Repeated[str, str], Reports]:
+    """A counter, and what it reports."""
+    reports: Reports = []
+    return Repeated(lambda *report: reports.append(report), seconds=seconds), reports
+
+
+def test_the_first_is_reported_at_once_and_the_others_as_a_count() -> None:
+    """Each kind by itself, with the last as an example; what has not recurred for long enough begins anew."""
+    repeated, reports = counting(seconds=3600)
+    for number in range(5):
+        repeated.note("a", f"example {number}", 10)
+    repeated.note("b", "other")
+    assert reports == [("a", 10, "example 0"), ("b", 1, "other")]
+    repeated.report()
+    assert len(reports) == 2
+    repeated.flush()
+    assert reports[2:] == [("a", 40, "example 4")]
+    repeated, reports = counting(seconds=0)
+    repeated.note("a", "first")
+    repeated.note("a", "second", 2)
+    repeated.report()
+    repeated.note("a", "third")
+    assert reports == [("a", 1, "first"), ("a", 2, "second"), ("a", 1, "third")]
+
+
+def test_memory_is_bounded_however_many_kinds_there_are() -> None:
+    """And no number is lost."""
+    repeated, reports = counting(seconds=3600)
+    for number in range(2500):
+        repeated.note(str(number), "example", 2)
+        repeated.note(str(number), "example")
+    assert len(repeated._counts) <= 1000
+    repeated.flush()
+    assert sum(number for _, number, _ in reports) == 7500

@@ -250,8 +250,8 @@ def status(url: str) -> int:
 def test_a_postgres_that_hangs_holds_up_no_health() -> None:
     """However many ask what only Postgres knows: the rest is answered, and some of them are to come again."""
     with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as many:
-        dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]}")
-        postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=8)
+        dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]} connect_timeout=8")
+        postgres = PostgresSettings(dsn=dsn)
         access = Access(host=LOCAL, token=None)
         answers = api(SETTINGS.model_copy(update={"postgres": postgres}), access).routes()
         with serving(App(access, answers)) as web:

@@ -168,7 +168,7 @@ class Api:
         with self._connection() as connection:
             chosen = _active(connection, document)
             with elastic.connect(self._settings.elasticsearch) as client:
-                index = Index(client, bulk_bytes_max=self._settings.worker.bulk_bytes_max)
+                index = Index(client)
                 found = explain.explain(connection, index, chosen, id_, seconds=_EXPLAIN_SECONDS)
         answer = explain.as_json(found, id_, values=values)
         if not asked.has_token:

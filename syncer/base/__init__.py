@@ -2,7 +2,7 @@
 
 Knows nothing of documents, changes or jobs beyond the records in `model`.
 
-    settings, secret_files              configuration
+    settings                            configuration
     shipped                             what comes with the package: migrations, config, docs/operating.md
     errors                              every error that a user may see
     error_policy                        an error, or the status of a refused item → retry, dead-letter, suspend, stop

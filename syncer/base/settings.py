@@ -1,8 +1,11 @@
 """Settings from ``config/syncer.yaml`` and the environment, validated once and passed explicitly.
 
 A `Settings` object is always valid. Environment variables override the file: ``SYNCER_POSTGRES_DSN`` overrides
-``postgres.dsn``. ``SYNCER_CONFIG`` names another config folder. Values can be in files: see `syncer.base.secret_files`.
-Nothing is read at import. Secrets are `SecretStr`, and errors do not quote rejected values.
+``postgres.dsn``. ``SYNCER_CONFIG`` names another config folder. Docker, Kubernetes and systemd provide secrets as
+files: ``SYNCER_POSTGRES_DSN_FILE`` names a file that holds the value of ``SYNCER_POSTGRES_DSN``, and so for each setting.
+
+Nothing is read at import. Secrets are `SecretStr`. No error shows a rejected value, the content of a file, or what
+should be its path: that may be the secret itself, set by mistake.
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
     YamlConfigSettingsSource,
 )
 
-from syncer.base import secret_files
 from syncer.base.errors import ConfigError
 
 TOKEN_CHARACTERS_MIN = 16
@@ -181,8 +184,13 @@ class ElasticsearchSettings(_Section):
     @classmethod
     def _has_addresses(cls, url: str) -> str:
         # What the client says of a wrong one quotes it, with the password that may be in it.
-        if not all(_is_address(address.strip()) for address in url.split(",")):
-            raise ValueError("not an address with its port, as in http://localhost:9200, https://search:9200")
+        try:
+            parts = [urlsplit(address.strip()) for address in url.split(",")]
+            is_valid = all(part.scheme in ("http", "https") and part.hostname and part.port for part in parts)
+        except ValueError:
+            is_valid = False
+        if not is_valid:
+            raise ValueError("not an address with its port, as in http://localhost:9200, https://search:9200") from None
         return url
 
 
@@ -228,14 +236,12 @@ class WebSettings(_Section):
     @field_validator("token")
     @classmethod
     def _is_token(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None and not _is_token(token.get_secret_value()):
+        text = token.get_secret_value() if token is not None else ""
+        # It must be what a header can carry as it is.
+        is_valid = len(text) >= TOKEN_CHARACTERS_MIN and text.isascii() and text.isprintable() and text == text.strip()
+        if token is not None and not is_valid:
             raise ValueError(f"a token has at least {TOKEN_CHARACTERS_MIN} characters of ASCII: openssl rand -hex 32")
         return token
-
-    @property
-    def is_port_chosen(self) -> bool:
-        """Whether the port is configured."""
-        return "port" in self.model_fields_set
 
     def secret(self) -> str | None:
         """The token; None if there is none."""
@@ -252,6 +258,38 @@ class LogSettings(_Section):
     """Format; ``auto`` uses console on a terminal and JSON elsewhere."""
     level: Level = "info"
     """Minimum level; ``debug`` logs a line for each batch and for each document written."""
+
+
+class _Environment(EnvSettingsSource):
+    """Environment variables; one whose name ends in ``_FILE`` names a file that holds the value."""
+
+    def _load_env_vars(self) -> dict[str, str | None]:
+        found = dict(super()._load_env_vars())  # keys are in lower case
+        for section in self.settings_cls.model_fields:
+            prefix = f"{self.env_prefix}{section}_".lower()
+            for name in [key for key in found if key.startswith(prefix) and key.endswith("_file")]:
+                file, target = found.pop(name), name.removesuffix("_file")
+                if found.get(target):
+                    raise ConfigError(f"{target.upper()} and {name.upper()} are both set", hint="Unset one of them.")
+                found[target] = _read_secret(file or "", name.upper())
+        return found
+
+
+def _read_secret(file: str, variable: str) -> str:
+    # The error is not chained: it quotes the path.
+    try:
+        content = Path(file).read_text("utf-8").rstrip("\r\n")
+        reason = "is empty"
+    except UnicodeDecodeError:
+        content, reason = "", "is not UTF-8"
+    except (OSError, ValueError) as error:
+        content, reason = "", f"cannot be read: {getattr(error, 'strerror', 'not a path')}"
+    if content:
+        return content
+    raise ConfigError(
+        f"The file that {variable} names {reason}",
+        hint="Name a file that holds the value and nothing else. The user that runs syncer must be able to read it.",
+    )
 
 
 class _FromFileAndEnvironment(BaseSettings):
@@ -277,7 +315,7 @@ class _FromFileAndEnvironment(BaseSettings):
         """What is passed goes before the environment, and the environment before the file."""
         return (
             init_settings,
-            secret_files.Environment(settings_cls),
+            _Environment(settings_cls),
             YamlConfigSettingsSource(settings_cls, config_folder() / _FILE_NAME),
         )
 
@@ -301,28 +339,22 @@ class Settings(_FromFileAndEnvironment):
         return self.model_copy(update={"kafka": self.kafka.of(installation)})
 
 
-class SourceSettings(_FromFileAndEnvironment):
-    """What a command needs that talks to Postgres alone. Construct it with `load_source`."""
-
-    model_config = SettingsConfigDict(extra="ignore")
-
-    postgres: PostgresSettings
-    log: LogSettings = LogSettings()
-
-
-class SearchSettings(_FromFileAndEnvironment):
-    """What a command needs that talks to Elasticsearch alone. Construct it with `load_search`."""
-
-    model_config = SettingsConfigDict(extra="ignore")
-
-    elasticsearch: ElasticsearchSettings
-    log: LogSettings = LogSettings()
-
-
 class _OnlyLog(_FromFileAndEnvironment):
     model_config = SettingsConfigDict(extra="ignore")
 
     log: LogSettings = LogSettings()
+
+
+class SourceSettings(_OnlyLog):
+    """What a command needs that talks to Postgres alone."""
+
+    postgres: PostgresSettings
+
+
+class SearchSettings(_OnlyLog):
+    """What a command needs that talks to Elasticsearch alone."""
+
+    elasticsearch: ElasticsearchSettings
 
 
 def config_folder() -> Path:
@@ -336,56 +368,31 @@ def load() -> Settings:
     Raises:
         ConfigError: The file is not YAML, or a setting is missing, unknown or of the wrong kind.
     """
-    return _load(Settings)
-
-
-def load_source() -> SourceSettings:
-    """Read and validate the settings of Postgres alone.
-
-    Raises:
-        ConfigError: As `load`.
-    """
-    return _load(SourceSettings)
-
-
-def load_search() -> SearchSettings:
-    """Read and validate the settings of Elasticsearch alone.
-
-    Raises:
-        ConfigError: As `load`.
-    """
-    return _load(SearchSettings)
+    return load_only(Settings)
 
 
 def load_log() -> LogSettings:
     """Read the settings of the log alone; the defaults if they are not valid."""
     try:
-        return _load(_OnlyLog).log
+        return load_only(_OnlyLog).log
     except ConfigError:
         return LogSettings()
 
 
-def _is_address(url: str) -> bool:
-    """Whether it is an HTTP address that names its port."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname and parts.port)
-    except ValueError:
-        return False
+def load_only(kind: type[_Settings]) -> _Settings:
+    """Read and validate settings of this kind.
 
-
-def _is_token(token: str) -> bool:
-    """Whether it is long enough, and what a header may carry as it is."""
-    return len(token) >= TOKEN_CHARACTERS_MIN and token.isascii() and token.isprintable() and token == token.strip()
-
-
-def _load(kind: type[_Settings]) -> _Settings:
+    Raises:
+        ConfigError: As `load`.
+    """
     file = config_folder() / _FILE_NAME
     try:
         return kind()
     except yaml.YAMLError as error:
         # What the parser says may quote a secret.
-        raise ConfigError(f"{file} is not valid YAML{_place(error)}", hint=_FILE_HINT) from None
+        mark = getattr(error, "problem_mark", None)
+        place = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{file} is not valid YAML{place}", hint=_FILE_HINT) from None
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         message = "The settings are not valid: " + "; ".join(map(_problem, problems))
@@ -401,11 +408,6 @@ def _load(kind: type[_Settings]) -> _Settings:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint=_FILE_HINT) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{file} does not contain sections of settings", hint=_FILE_HINT) from error
-
-
-def _place(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
 def _problem(problem: ErrorDetails) -> str:

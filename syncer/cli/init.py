@@ -61,7 +61,7 @@ def init(
     config/syncer.yaml.
     """
     out = render.console(sys.stdout)
-    loaded, folder = settings.load_source(), settings.config_folder()
+    loaded, folder = settings.load_only(settings.SourceSettings), settings.config_folder()
     log.configure(loaded.log, is_command=True)
     if name is not None and not definition.is_name(name):
         raise UsageError(f"{name!r} is not a valid document name. Use at most 63 letters, digits, _ and -.")

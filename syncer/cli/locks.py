@@ -78,7 +78,7 @@ def break_(
 
 
 def _connect() -> Elasticsearch:
-    loaded = settings.load_search()
+    loaded = settings.load_only(settings.SearchSettings)
     log.configure(loaded.log, is_command=True)
     return elastic.connect(loaded.elasticsearch)
 

@@ -85,7 +85,7 @@ def listen(settings: WebSettings) -> socket.socket | None:
     """
     if settings.port is None:
         return None
-    is_chosen = settings.is_port_chosen
+    is_chosen = "port" in settings.model_fields_set
     last = settings.port + (1 if is_chosen else PORTS_TRIED)
     for port in range(settings.port, last):
         try:

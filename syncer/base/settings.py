@@ -2,7 +2,7 @@
 
 A `Settings` object is always valid. Environment variables override the file: ``SYNCER_POSTGRES_DSN`` overrides
 ``postgres.dsn``. ``SYNCER_CONFIG`` names another config folder. Docker, Kubernetes and systemd provide secrets as
-files: ``SYNCER_POSTGRES_DSN_FILE`` names a file that holds the value of ``SYNCER_POSTGRES_DSN``, and so for each setting.
+files: ``SYNCER_POSTGRES_DSN_FILE`` names a file that holds the value of ``SYNCER_POSTGRES_DSN``, and so on.
 
 Nothing is read at import. Secrets are `SecretStr`. No error shows a rejected value, the content of a file, or what
 should be its path: that may be the secret itself, set by mistake.

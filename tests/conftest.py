@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.support.world import VERSIONS, World, made, postgres_with
+from tests.support.world import VERSIONS, World, made
 
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("syncer")  # no test fails by the clock of a machine that has much to do
@@ -94,19 +94,4 @@ def shared_world(
     """A world like `world`, for all tests of a module that leave it as they found it."""
     folder = tmp_path_factory.mktemp("shared")
     with made(World(sandbox=sandbox, endpoints=endpoints, folder=folder), template=template) as world:
-        yield world
-
-
-@pytest.fixture(scope="session")
-def two_phases(endpoints: Endpoints) -> Iterator[Endpoints]:
-    """A Postgres in which transactions can be prepared, for two-phase commits; in most they cannot."""
-    with postgres_with(endpoints, {"max_prepared_transactions": "10"}) as others:
-        yield others
-
-
-@pytest.fixture
-def two_phase_world(sandbox: Sandbox, two_phases: Endpoints, tmp_path: Path) -> Iterator[World]:
-    """A world as any other, on that Postgres."""
-    with made(World(sandbox=sandbox, endpoints=two_phases, folder=tmp_path)) as world:
-        world.set_up()
         yield world

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import psycopg
+
 from syncer.apply import plan as apply_plan
 from syncer.capture import install as capture_install
 from tests.support.world import World, planned
@@ -18,11 +20,11 @@ def forget(world: World) -> None:
     world.sql("DELETE FROM syncer.outbox")
 
 
-def written(world: World) -> list[Change]:
-    """What the outbox holds, in a stable order; and empty it."""
-    rows = world.sql("DELETE FROM syncer.outbox RETURNING relation, operation::text, old, new")
-    changes = [(str(relation), str(operation), old, new) for relation, operation, old, new in rows]
-    return sorted(changes, key=repr)
+def written(world: World, session: psycopg.Connection[Any] | None = None) -> list[Change]:
+    """What the outbox holds, in a stable order; and empty it. In a session, also what it has not committed."""
+    query = "DELETE FROM syncer.outbox RETURNING relation, operation::text, old, new"
+    changes = world.sql(query) if session is None else session.execute(query).fetchall()
+    return sorted(((str(relation), str(operation), old, new) for relation, operation, old, new in changes), key=repr)
 
 
 def define(world: World, name: str, select: str, **affects: str) -> None:
@@ -42,10 +44,10 @@ def plan(world: World) -> apply_plan.Plan:
         return planned(connection, indices, world.config)
 
 
-def capture_only(world: World, tables: str, select: str) -> None:
+def capture_only(world: World, tables: str, select: str, **affects: str) -> None:
     """A database with these tables, captured for one document; Elasticsearch and Kafka have no part in it."""
     shutil.rmtree(world.document_folder)
-    define(world, "thing", select)
+    define(world, "thing", select, **affects)
     world.sql(tables)
     world.migrate()
     install(world)
@@ -54,8 +56,14 @@ def capture_only(world: World, tables: str, select: str) -> None:
 def install(world: World) -> None:
     """Install the triggers that the definitions ask for."""
     with world.connect() as connection:
-        for one in plan(world).captures:
-            capture_install.install(connection, one)
+        for capture in plan(world).captures:
+            capture_install.install(connection, capture)
+
+
+def is_installed(world: World, relation: str) -> bool:
+    """Whether a table has its triggers, and they fire always."""
+    with world.connect() as connection:
+        return capture_install.is_installed(connection, relation)
 
 
 def triggers(world: World, table: str) -> list[tuple[str, str]]:

@@ -1,8 +1,7 @@
 """The three servers with security on: TLS, passwords, certificates, ACLs and API keys.
 
-Beside their secured doors Postgres and Kafka keep one that asks nothing, for the tests themselves; nobody has
-privileges there but who could do everything anyhow. Elasticsearch has one door, with TLS, and takes who does not say
-his name for the tests.
+Postgres and Kafka also have a port without, for the tests themselves. Elasticsearch has one port, with TLS, and takes
+an anonymous client for the tests.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _DAY = dt.timedelta(days=1)
 
 
 class Authority:
-    """Who vouches for certificates.
+    """Signs certificates.
 
     Args:
         folder: Where they are written.
-        account: Whom the servers' keys belong to.
-        name: What it is called.
+        account: The owner of the servers' keys.
+        name: Of the authority.
     """
 
     def __init__(self, folder: Path, account: Account, name: str) -> None:
@@ -52,24 +51,29 @@ class Authority:
         self._account = account
         self._key = _key()
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(ca=True, path_length=0), True)  # noqa: FBT003 - the signature is the library's
-        self.certificate = self._write("ca.pem", made.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
+        builder = self._builder(self._name, self._key)
+        own = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        self.certificate = folder / "ca.pem"
+        self.certificate.write_bytes(own.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
+        self.certificate.chmod(0o644)
 
     def issue(self, name: str, *, for_server: bool = False) -> tuple[Path, Path, Path]:
         """The certificate of that common name, its key, and both in one file."""
         key = _key()
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = self._builder(subject, key)
+        builder = self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key)
         if for_server:
             names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(_LOOPBACK)])
             builder = builder.add_extension(names, critical=False)
-        certificate = builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
-        secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        return (
-            self._write(f"{name}.pem", certificate),
-            self._write(f"{name}.key", secret, for_server=for_server),
-            self._write(f"{name}.both.pem", secret + certificate, for_server=for_server),
-        )
+        certificate = builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM).decode()
+        secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
+        files = self._folder / f"{name}.pem", self._folder / f"{name}.key", self._folder / f"{name}.both.pem"
+        for file, content in zip(files, (certificate, secret, secret + certificate), strict=True):
+            if for_server:
+                self._account.write(file, content)
+            else:
+                file.write_text(content)
+            file.chmod(0o600)
+        return files
 
     def _builder(self, subject: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
@@ -83,15 +87,6 @@ class Authority:
             .not_valid_after(now + _DAY)
         )
 
-    def _write(self, name: str, content: bytes, *, for_server: bool = False) -> Path:
-        file = self._folder / name.replace(" ", "-")
-        if for_server:
-            self._account.write(file, content.decode())
-        else:
-            file.write_bytes(content)
-        file.chmod(0o644 if file.suffix == ".pem" and b"PRIVATE" not in content else 0o600)
-        return file
-
 
 _PEM = serialization.Encoding.PEM
 _LOOPBACK = ipaddress.IPv4Address(LOOPBACK)
@@ -102,13 +97,13 @@ def _key() -> rsa.RSAPrivateKey:
 
 
 class SecuredKafka(KafkaServer):
-    """A broker with a door for which TLS and a password are asked."""
+    """A broker with a port that requires TLS and a password."""
 
     ports_needed = 3
 
     @property
     def secured_address(self) -> str:
-        """That door."""
+        """The address of that port."""
         return f"{LOOPBACK}:{self._ports[2]}"
 
     def _write_settings(self) -> None:
@@ -147,10 +142,10 @@ class Secured:
 
     Args:
         sandbox: Whose folder they are in.
-        authority: Who vouches for them.
-        stranger: Who vouches for nobody that they know.
-        endpoints: Where the tests go.
-        kafka: Where others go.
+        authority: Signs their certificates.
+        stranger: Another one, which signs none of them.
+        endpoints: For the tests.
+        kafka: For syncer.
     """
 
     sandbox: Sandbox
@@ -168,7 +163,7 @@ class SecuredWorld(World):
 
     @contextmanager
     def elasticsearch(self) -> Iterator[Elasticsearch]:
-        """A plain client, which does not say its name."""
+        """A plain client, which is anonymous."""
         client = Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=60, ca_certs=str(self.certificates))
         try:
             yield client

@@ -14,36 +14,8 @@ from syncer.elasticsearch.bulk import BulkOutcome, _lines, _settle
 DONE = {"status": 200}
 CREATED = {"status": 201}
 ABSENT = {"status": 404, "result": "not_found"}
-NEWER = {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": "newer"}}
 AWAY = {"status": 503, "error": {"type": "unavailable_shards_exception", "reason": "away"}}
 BAD = {"status": 400, "error": {"type": "document_parsing_exception", "reason": "bad"}}
-
-WRITTEN: dict[str, tuple[list[dict[str, Any]], str]] = {
-    "one_shard": ([CREATED], "indexed"),
-    "nothing_elsewhere": ([DONE, ABSENT, ABSENT], "indexed"),
-    "moved": ([CREATED, DONE, ABSENT], "indexed"),
-    "something_newer_here": ([NEWER, ABSENT], "skipped"),
-    "something_newer_elsewhere": ([CREATED, ABSENT, NEWER], "skipped"),
-}
-REJECTED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
-    "the_document": ([BAD, ABSENT, DONE], [400]),
-    "the_delete_elsewhere": ([CREATED, ABSENT, AWAY], [503]),
-    "the_delete_elsewhere_of_what_is_skipped": ([NEWER, AWAY], [503]),
-    "both": ([BAD, AWAY, ABSENT], [400, 503]),
-}
-
-
-def judged(items: list[dict[str, Any]], source: bytes | None = b"{}") -> BulkOutcome:
-    """What becomes of a document that was answered so."""
-    outcome = BulkOutcome()
-    _settle(Composition(id="1", version=1, source=source, routing="r"), items, outcome)
-    return outcome
-
-
-@pytest.mark.parametrize(("items", "counted"), WRITTEN.values(), ids=WRITTEN.keys())
-def test_a_document_is_one_document(items: list[dict[str, Any]], counted: str) -> None:
-    """However many shards answer, it has one result."""
-    assert judged(items).done == {"1": counted}
 
 
 def conflict(version: int) -> dict[str, Any]:
@@ -52,31 +24,49 @@ def conflict(version: int) -> dict[str, Any]:
     return {"status": 409, "error": {"reason": reason}}
 
 
-@pytest.mark.parametrize(("version", "newer"), [(256, 0), (257, 257), (513, 513)])
-def test_a_version_that_another_client_may_have_raised_says_nothing(version: int, newer: int) -> None:
-    """Its own, or one in a gap: what is there may be older, so the document is written again."""
-    own = Composition(id="1", version=256, source=b"{}", routing="r")
+OWN = Composition(id="1", version=256, source=b"{}", routing="r")
+GONE = Composition(id="1", version=256, source=None, routing="r")
+ANSWERS: dict[str, tuple[Composition, list[dict[str, Any]], dict[str, Any]]] = {
+    "one_shard": (OWN, [CREATED], {"done": {"1": "indexed"}, "created": [OWN]}),
+    "moved": (OWN, [CREATED, DONE, ABSENT], {"done": {"1": "indexed"}, "created": [OWN]}),
+    "nothing_elsewhere": (OWN, [DONE, ABSENT, ABSENT], {"done": {"1": "indexed"}}),
+    "deleted_on_another_shard": (GONE, [ABSENT, DONE, ABSENT], {"done": {"1": "deleted"}}),
+    "something_newer_here": (OWN, [conflict(512), ABSENT], {"done": {"1": "skipped"}, "newer_version": 512}),
+    "something_newer_elsewhere": (OWN, [DONE, ABSENT, conflict(512)], {"done": {"1": "skipped"}, "newer_version": 512}),
+    # Another client may have raised a version to its own, or to one in a gap: what is there may be older.
+    "its_own_version": (OWN, [conflict(256), ABSENT], {"unsure": [OWN]}),
+    "a_version_in_a_gap": (OWN, [conflict(257), ABSENT], {"unsure": [OWN], "newer_version": 257}),
+}
+REJECTED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
+    "the_document": ([BAD, ABSENT, DONE], [400]),
+    "the_delete_elsewhere": ([DONE, ABSENT, AWAY], [503]),
+    "the_delete_elsewhere_of_what_is_skipped": ([conflict(512), AWAY], [503]),
+    "both": ([BAD, AWAY, ABSENT], [400, 503]),
+}
+
+
+def judged(composition: Composition, items: list[dict[str, Any]]) -> BulkOutcome:
+    """What becomes of a document that was answered so."""
     outcome = BulkOutcome()
-    _settle(own, [conflict(version), ABSENT], outcome)
-    assert outcome == BulkOutcome(unsure=[own], newer_version=newer)
+    _settle(composition, items, outcome)
+    return outcome
 
 
-def test_a_newer_version_is_a_success() -> None:
-    """A later write is there."""
-    assert judged([conflict(512), ABSENT]) == BulkOutcome(done={"1": "skipped"}, newer_version=512)
-
-
-def test_a_delete_everywhere_is_one_delete() -> None:
-    """Absent here and deleted there, it is a deleted document."""
-    assert judged([ABSENT, DONE, ABSENT], source=None) == BulkOutcome(done={"1": "deleted"})
+@pytest.mark.parametrize(("composition", "items", "outcome"), ANSWERS.values(), ids=ANSWERS.keys())
+def test_a_document_is_one_document(
+    composition: Composition, items: list[dict[str, Any]], outcome: dict[str, Any]
+) -> None:
+    """However many shards answer, it has one result."""
+    assert judged(composition, items) == BulkOutcome(**outcome)
 
 
 @pytest.mark.parametrize(("items", "statuses"), REJECTED.values(), ids=REJECTED.keys())
 def test_a_shard_that_refuses_rejects_the_document(items: list[dict[str, Any]], statuses: list[int]) -> None:
     """A document is not called written while any shard has not taken it, its delete or something newer."""
-    outcome = judged(items)
-    assert [one.status for one in outcome.rejections] == statuses
-    assert {one.composition.id for one in outcome.rejections} == {"1"}
+    outcome = judged(OWN, items)
+    assert [(rejection.composition, rejection.status) for rejection in outcome.rejections] == [
+        (OWN, status) for status in statuses
+    ]
     assert outcome.done == {}
 
 

@@ -14,7 +14,7 @@ import structlog
 
 from syncer.base import log as log_lines, migrations, postgres
 from syncer.base.error_policy import explain, is_refused
-from syncer.base.errors import HangingError, SourceError, SyncerError, UnavailableError
+from syncer.base.errors import HangingError, SourceError, SyncerError
 from syncer.base.lifecycle import Component, Stop, Stopping
 from syncer.base.link import Link
 from syncer.base.postgres import Connection
@@ -189,11 +189,8 @@ def _prepared(settings: Settings, stop: Stop, *, relay: bool, workers: bool) -> 
         try:
             return components(checked(settings, workers=workers), relay=relay, workers=workers)
         except Exception as error:
-            explained = explain(error)
-            if topic.is_down(error) and explained is not None:
-                raise UnavailableError(explained.message, hint=explained.hint) from error
             if is_refused(error):
-                raise explained or error from error
+                raise explain(error) or error from error
             raise
 
     return retry(attempt, pause=stop.pause, component="daemon", trouble=Trouble("daemon", brief_seconds=0))

@@ -148,11 +148,6 @@ class Trouble:
         self._turn = threading.RLock()
         self._kinds: Repeated[str, Exception] = Repeated(self._tell, seconds=TELL_SECONDS, clock=clock)
 
-    @property
-    def lasts(self) -> bool:
-        """Whether the last attempt failed."""
-        return self._began is not None
-
     def met(self, error: Exception, *, seconds: float = 0) -> None:
         """Record an attempt that failed after so many seconds, and will be retried."""
         self._enter(error, seconds)

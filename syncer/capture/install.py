@@ -3,8 +3,7 @@
 Guarantees:
 
 - Each row changed by INSERT, UPDATE, DELETE or TRUNCATE, from any client, leaves a row in the outbox that commits or
-  rolls back with it.
-- An UPDATE that changes no watched column leaves none.
+  rolls back with it. An UPDATE that changes no watched column leaves none.
 - Installing and removing never make an application wait behind a transaction that we wait for. The lock is requested
   briefly, given up, and requested again.
 
@@ -29,9 +28,11 @@ from syncer.capture import table_files, triggers
 from syncer.capture.table_files import TREE
 from syncer.capture.triggers import Capture
 
-_LOCK_TIMEOUT = "200ms"
-_LOCK = "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE"
+_LOCK_SECONDS_MAX = 0.2
+"""How long to request a lock: a transaction that queues behind ours waits no longer."""
+_ARMING_SECONDS_MAX = 0.1
 _PAUSE_SECONDS = 0.5
+_LOCK = "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE"
 
 # A partition without the trigger has lost it, and so has a table that inherits: it was not there at the installation. A
 # crash empties an unlogged table, and the rows of a foreign partition change elsewhere: no trigger sees either.
@@ -85,7 +86,6 @@ FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
      JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE p.pronamespace = 'syncer'::regnamespace AND t.tgenabled = 'O'
 """
-_ARMING_SECONDS_MAX = 0.1
 _CAPTURED = """
 SELECT relation, watched, routing, aggregate, aggregate_column, watched_together
 FROM syncer.capture ORDER BY relation
@@ -138,24 +138,14 @@ def is_installed(connection: Connection, relation: str) -> bool:
 
 def lost(connection: Connection, relations: Iterable[str]) -> list[str]:
     """The tables of these for which `is_installed` returns false."""
-    names = [
-        (
-            relation,
-            triggers.function(relation).as_string(),
-            triggers.row_trigger(relation),
-            triggers.truncate_trigger(relation),
-        )
-        for relation in relations
-    ]
-    columns = [list(column) for column in zip(*names, strict=True)] or [[]] * 4
-    return [row[0] for row in connection.execute(_LOST, columns)]
+    names = list(relations)
+    functions = [triggers.function(relation).as_string() for relation in names]
+    rows, truncates = (list(map(named, names)) for named in (triggers.row_trigger, triggers.truncate_trigger))
+    return [relation for (relation,) in connection.execute(_LOST, (names, functions, rows, truncates))]
 
 
 def arm(connection: Connection) -> None:
-    """Complete the work of a user who has enabled our triggers again, by making them fire always, as `install` does.
-
-    Left as it is if this role does not own the table, or the table is in use.
-    """
+    """Make triggers that a user has enabled again fire always, unless the table is in use or of another role."""
     for schema, table, trigger in connection.execute(_ENABLED_PLAINLY).fetchall():
         enable = sql.SQL(triggers.ENABLE).format(sql.Identifier(schema, table), sql.Identifier(trigger))
         with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable), connection.transaction():
@@ -186,13 +176,9 @@ def install(
     timeout_seconds: float = 60,
     waiting: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Install or update the triggers of one table.
+    """Install or update the triggers of one table, as a role that owns it.
 
-    Args:
-        connection: As a role that owns the table.
-        capture: How to capture the table.
-        timeout_seconds: How long to keep requesting the lock.
-        waiting: Called with the holder of the lock after each failed request.
+    ``waiting`` is called with the holder of the lock after each failed request.
 
     Raises:
         SourceError: The lock was not available in time.
@@ -278,11 +264,11 @@ def _without_blocking(
     while True:
         try:
             with connection.transaction():
-                # A transaction that queues behind us waits no longer than this.
-                connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+                connection.execute(lock_timeout(_LOCK_SECONDS_MAX, local=True))
                 change()
         except psycopg.errors.LockNotAvailable as error:
-            blocker = _blocker(connection, relation)
+            row = connection.execute(_BLOCKERS, (relation,)).fetchone()
+            blocker = f", held by {row[0]}" if row else ""
             if time.monotonic() > deadline:
                 raise SourceError(
                     f"{relation} is in use: its lock was not to be had in {timeout_seconds:.0f} s{blocker}",
@@ -292,8 +278,3 @@ def _without_blocking(
             time.sleep(_PAUSE_SECONDS)
         else:
             return
-
-
-def _blocker(connection: Connection, relation: str) -> str:
-    row = connection.execute(_BLOCKERS, (relation,)).fetchone()
-    return f", held by {row[0]}" if row else ""

@@ -1,13 +1,15 @@
-"""The outbox: finds the rows that a cursor has not seen, and removes rows that it has.
+"""The outbox: reads the changes that a cursor has not seen, and removes rows that it has.
 
-A cursor is a ``pg_snapshot`` (as in PgQ). Unseen rows are found by index, even while another transaction stays open for
-long. Rows are removed by TRUNCATE of whole segments. A DELETE would leave dead rows, which a transaction held open for
-hours keeps from being vacuumed.
+A cursor is a ``pg_snapshot`` (as in PgQ): new are the changes that the current snapshot sees and the cursor did not. So
+there is no gap, and a transaction that stays open for hours causes neither a stall nor a rescan. Rows are removed by
+TRUNCATE of whole segments. A DELETE would leave dead rows, which a transaction held open for hours keeps from being
+vacuumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
@@ -34,6 +36,21 @@ class Row(NamedTuple):
     changed_at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Changes that were read together.
+
+    Args:
+        rows: The changes.
+        cursor: What to save once they, and those read before, are done; None in the middle of a transaction.
+        is_last: Whether no more are known to wait.
+    """
+
+    rows: list[Row]
+    cursor: str | None
+    is_last: bool
+
+
 # Rows of transactions that had not begun, or were in progress, when the cursor was taken.
 # Rule: the-cursor-is-a-snapshot.
 _UNSEEN = "(o.xid >= {}::xid8 OR o.xid = ANY ({}::xid8[]))"
@@ -50,17 +67,13 @@ FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
 # One statement is one snapshot, and one round trip.
 # Rule: the-cursor-is-what-was-read.
 _NEW = f"""
-SELECT s.snapshot, o.key, o.change, o.changed_at
+SELECT o.key, o.change, o.changed_at, s.snapshot
 FROM (SELECT pg_current_snapshot()::text AS snapshot) AS s
 LEFT JOIN LATERAL ({_CHANGES} WHERE {_UNSEEN.format("$1", "$2")} LIMIT $3) AS o ON true
 """
-_OF_TRANSACTION = f"""
-{_CHANGES} WHERE o.xid = $1::xid8 AND o.id > $2 AND pg_visible_in_snapshot(o.xid, $3::pg_snapshot)
-ORDER BY o.id LIMIT $4
-"""
-_SINCE = f"""
-{_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND pg_visible_in_snapshot(o.xid, $3::pg_snapshot)
-ORDER BY o.xid, o.id LIMIT $4
+_PAGE = f"""
+{_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND o.xid < $3::xid8 AND pg_visible_in_snapshot(o.xid, $4::pg_snapshot)
+ORDER BY o.xid, o.id LIMIT $5
 """
 _WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"
 _RELATIONS = """
@@ -77,7 +90,7 @@ _SEGMENTS = sql.SQL("SELECT last_value, ARRAY[{}] FROM syncer.outbox_segment").f
 )
 _USE_SEGMENT = "SELECT setval('syncer.outbox_segment', $1)"
 _LOCK_SEGMENT = "LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE NOWAIT"
-_IS_SEEN = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE {unseen})"
+_IS_SEEN = f"SELECT NOT EXISTS (SELECT FROM {{segment}} AS o WHERE {_UNSEEN.format('{xmax}', '{in_progress}')})"
 _TRUNCATE = "TRUNCATE {segment}"
 
 
@@ -86,49 +99,45 @@ def prepare(connection: Connection) -> None:
     connection.execute(_BY_INDEX)
 
 
-def new(connection: Connection, cursor: str, *, rows_max: int) -> tuple[str, list[Row] | None]:
-    """Return the snapshot that sees what is new, which is the next cursor, and the changes.
+def pages(connection: Connection, cursor: str, *, rows_max: int) -> Iterator[Page]:
+    """Yield the changes that a cursor has not seen and the current snapshot sees.
 
-    The changes are None if there are more than ``rows_max``: read them in pages.
+    A long backlog comes in pages: first of the transactions that were in progress at the cursor, then by transaction
+    id. The cursor of such a page sees everything before its last transaction, except what is still in progress. So a
+    backlog of any size, and a transaction of any size, take the memory of a page.
     """
-    rows = connection.execute(_NEW, (*_bounds(cursor), rows_max + 1), prepare=True).fetchall()
-    if len(rows) > rows_max:
-        return rows[0][0], None
-    found = [Row(key.encode(), change, changed_at) for _, key, change, changed_at in rows if change is not None]
-    return rows[0][0], found
-
-
-def of_transaction(connection: Connection, xid: int, seen: str, *, rows_max: int) -> Iterator[list[Row]]:
-    """Yield the changes of a transaction in pages, if a snapshot sees it."""
-    id_ = -1
-    while found := connection.execute(_OF_TRANSACTION, (str(xid), id_, seen, rows_max)).fetchall():
-        id_ = found[-1][-1]
-        yield _rows(found)
-
-
-def since(connection: Connection, cursor: str, seen: str, *, rows_max: int) -> Iterator[tuple[list[Row], int]]:
-    """Yield the changes of transactions that had not begun at the cursor, in pages, by transaction id.
-
-    Each comes with the id of the last transaction in it, of which more may follow. Only those that a snapshot sees.
-    """
-    xid, id_ = _bounds(cursor)[0], -1
-    while found := connection.execute(_SINCE, (xid, id_, seen, rows_max)).fetchall():
-        xid, id_ = found[-1][-2:]
-        yield _rows(found), int(xid)
+    xmax, in_progress = _bounds(cursor)
+    found = connection.execute(_NEW, (xmax, in_progress, rows_max + 1), prepare=True).fetchall()
+    seen = found[0][-1]
+    if len(found) <= rows_max:
+        yield Page(rows=_rows(found), cursor=seen, is_last=True)
+        return
+    ranges = [(xid, xid + 1, False) for xid in _in_progress(cursor)] + [(int(xmax), int(_bounds(seen)[0]), True)]
+    for xid, end, has_cursor in ranges:
+        id_ = -1
+        while found := connection.execute(_PAGE, (str(xid), id_, str(end), seen, rows_max)).fetchall():
+            xid, id_ = int(found[-1][-2]), found[-1][-1]  # noqa: PLW2901 - where the next page begins
+            yield Page(rows=_rows(found), cursor=_as_of(seen, xid) if has_cursor else None, is_last=False)
+    yield Page(rows=[], cursor=seen, is_last=True)
 
 
 def _rows(found: list[tuple[Any, ...]]) -> list[Row]:
-    return [Row(key.encode(), change, changed_at) for key, change, changed_at, *_ in found]
+    return [Row(key.encode(), change, changed_at) for key, change, changed_at, *_ in found if change is not None]
 
 
-def in_progress(cursor: str) -> list[int]:
-    """Return the transactions that were in progress when the cursor was taken."""
+def _bounds(cursor: str) -> tuple[str, str]:
+    """The first transaction id that had not begun, and the earlier ones that were in progress, as an array."""
+    _, xmax, in_progress = cursor.split(":")
+    return xmax, f"{{{in_progress}}}"
+
+
+def _in_progress(cursor: str) -> list[int]:
     return [int(xid) for xid in cursor.split(":")[2].split(",") if xid]
 
 
-def as_of(seen: str, xid: int) -> str:
+def _as_of(seen: str, xid: int) -> str:
     """Return the cursor that has seen what a snapshot sees of the transactions before this one."""
-    before = [id_ for id_ in in_progress(seen) if id_ < xid]
+    before = [id_ for id_ in _in_progress(seen) if id_ < xid]
     return f"{min(before, default=xid)}:{xid}:{','.join(map(str, before))}"
 
 
@@ -142,16 +151,6 @@ def written_by(connection: Connection, xid: int) -> list[bytes] | None:
     """The changes of a transaction, as JSON; None if they are trimmed already, or too many to examine."""
     rows = connection.execute(_WRITTEN_BY, (str(xid), _LOOKED_AT_MAX)).fetchall()
     return [change for (change,) in rows] if 0 < len(rows) < _LOOKED_AT_MAX else None
-
-
-def _unseen(cursor: str) -> sql.Composed:
-    return sql.SQL(_UNSEEN).format(*(sql.Literal(bound) for bound in _bounds(cursor)))
-
-
-def _bounds(cursor: str) -> tuple[str, str]:
-    """The first transaction id that had not begun, and the earlier ones that were in progress."""
-    _, xmax, in_progress = cursor.split(":")
-    return xmax, f"{{{in_progress}}}"
 
 
 def trim(connection: Connection, cursor: str) -> int:
@@ -174,20 +173,16 @@ def trim(connection: Connection, cursor: str) -> int:
 
 
 def _truncate_seen(connection: Connection, number: int, cursor: str) -> bool:
-    segment = _segment(number)
+    segment = sql.Identifier("syncer", f"outbox_{number}")
+    xmax, in_progress = map(sql.Literal, _bounds(cursor))
     try:
         with connection.transaction():
             # Under this lock nothing is writing the segment: each of its rows is committed or never will be.
             # Rule: trim-under-a-lock.
             connection.execute(sql.SQL(_LOCK_SEGMENT).format(segment=segment))
-            query = sql.SQL(_IS_SEEN).format(segment=segment, unseen=_unseen(cursor))
-            if not value(connection, query):
+            if not value(connection, sql.SQL(_IS_SEEN).format(segment=segment, xmax=xmax, in_progress=in_progress)):
                 return False
             connection.execute(sql.SQL(_TRUNCATE).format(segment=segment))
     except psycopg.errors.LockNotAvailable:
         return False
     return True
-
-
-def _segment(number: int) -> sql.Identifier:
-    return sql.Identifier("syncer", f"outbox_{number}")

@@ -122,14 +122,7 @@ ON CONFLICT (partition) DO UPDATE SET number = greatest(p.number, excluded.numbe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """The saved cursor.
-
-    Args:
-        snapshot: The outbox is read up to it.
-        numbers: By partition, the last number that Kafka has acknowledged; empty without Kafka.
-        changes: How many changes have been read so far, in all.
-        is_valid: Whether it is of this database.
-    """
+    """The saved cursor: a row of syncer.cursor, and whether it is of this database."""
 
     snapshot: str
     numbers: dict[int, int]
@@ -143,9 +136,9 @@ class Handled:
 
     Args:
         id: The row of the newest saved cursor that is; 0 if none is.
-        changes: How many changes that are, in all.
+        changes: How many changes are, in all.
         waiting: How many more were read.
-        waiting_since: When the oldest change was made that was read and is not handled, in Unix time; None if all is.
+        waiting_since: When the oldest of those was made, in Unix time; None if there is none.
     """
 
     id: int
@@ -156,12 +149,9 @@ class Handled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """How far the changes of a committed transaction are.
+    """How far the changes of a committed transaction are: read from the outbox, and handled.
 
-    Args:
-        is_read: Whether the saved cursor sees it.
-        is_handled: Whether what is handled includes it.
-        is_captured: Whether it has any changes. One whose rows were trimmed counts as having some.
+    It ``is_captured`` if it has any changes. One whose rows were trimmed counts as having some.
     """
 
     is_read: bool
@@ -182,28 +172,10 @@ class Place:
     number: int
 
 
-class Numbers:
-    """The numbers of one leader's records. Only the leader may create it: the term is its own.
-
-    Args:
-        connection: The leader's.
-        saved: By partition, the last number that was saved.
-    """
-
-    def __init__(self, connection: Connection, saved: Mapping[int, int]) -> None:
-        # Rules: numbers-are-never-reused, a-new-leader-names-what-was-saved.
-        self._last = int(str(value(connection, _TERM))) << _COUNTER_BITS
-        self._end = self._last + (1 << _COUNTER_BITS)
-        self.latest = dict(saved)
-        """By partition, the last number that was taken."""
-
-    def take(self, partition: int) -> tuple[int, int]:
-        """A new number for a record of this partition, and the one of the record before it."""
-        self._last += 1
-        assert self._last < self._end  # 4 billion records
-        previous = self.latest.get(partition, 0)
-        self.latest[partition] = self._last
-        return self._last, previous
+def new_term(connection: Connection) -> int:
+    """Begin a term, as the leader; return what is less than every number in it. The greatest is 4 billion more."""
+    # Rule: numbers-are-never-reused.
+    return int(str(value(connection, _TERM))) << _COUNTER_BITS
 
 
 def read(connection: Connection) -> Cursor | None:
@@ -226,7 +198,7 @@ def save(
         snapshot: The cursor.
         changed_at: When the oldest change in between was made, in Unix time; None if there is none.
         changes: How many changes have been read so far, in all.
-        numbers: By partition, the last one that Kafka has acknowledged.
+        numbers: By partition, the number of the last record that Kafka has acknowledged; empty without Kafka.
     """
     connection.execute(_SAVE, (snapshot, changed_at, changes, Jsonb(numbers)), prepare=True)
 

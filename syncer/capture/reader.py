@@ -1,14 +1,7 @@
 """Reader: reads the changes in the outbox, as the one process that leads, and saves the cursor.
 
-The cursor is a snapshot: new are the changes that the current snapshot sees and the saved one did not (as in PgQ). So
-there is no gap, and a transaction that stays open for hours causes neither a stall nor a rescan.
-
-A long backlog is read in pages, by transaction id. After each page the cursor moves to the snapshot as of that
-transaction: everything before it was read, except what is still in progress. So a backlog of any size, and a
-transaction of any size, take the memory of a page.
-
-One process leads. It holds an advisory lock on the connection that saves the cursor, so a leader without its connection
-cannot save anything. If a leader sends Postgres nothing for too long, as if its process were stopped, Postgres ends its
+The leader holds an advisory lock on the connection that saves the cursor, so a leader without its connection cannot
+save anything. If a leader sends Postgres nothing for too long, as if its process were stopped, Postgres ends its
 session: see `syncer.capture.leader`.
 """
 
@@ -16,15 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import structlog
 
 from syncer.base.formatting import amount
 from syncer.base.postgres import AdvisoryLock, Connection, value
-from syncer.capture import leader, outbox, progress
+from syncer.capture import outbox, progress
 from syncer.capture.leader import LEADS, LEASE_SECONDS, Lease
-from syncer.capture.outbox import Row
+from syncer.capture.outbox import Page
 
 TRIM_SECONDS = 10.0
 """How often rows that are done are removed."""
@@ -32,21 +24,6 @@ _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
 # If a crash takes back a save, the previous cursor is still true: changes are read again. So a save need not wait for
 # the disk. Neither need the trimming of rows, since the cursor that allows it precedes it.
 _LAZILY = "SET synchronous_commit = off"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """Changes that were read together.
-
-    Args:
-        rows: The changes.
-        cursor: What to save once they, and those read before, are done; None in the middle of a transaction.
-        is_last: Whether no more are known to wait.
-    """
-
-    rows: list[Row]
-    cursor: str | None
-    is_last: bool = True
 
 
 class OutboxReader:
@@ -67,9 +44,7 @@ class OutboxReader:
         self._is_in_backlog = False
         self._lease: Lease | None = None
         self._trimmed_at = 0.0
-        self._has_stood_by = self._has_led = False
-        self._seen: int | None = None
-        self._seen_since = 0.0
+        self._logged = ""
         self.numbers: dict[int, int] = {}
         """By partition, the last number that was saved."""
         self._log = structlog.get_logger()
@@ -80,11 +55,6 @@ class OutboxReader:
         assert self._connection is not None  # only a leader asks
         return self._connection
 
-    @property
-    def other_leads_seconds(self) -> float:
-        """For how long the same other process has been seen to lead."""
-        return time.monotonic() - self._seen_since if self._seen is not None else 0.0
-
     def lead(self) -> bool:
         """Lead, or go on leading; return False if another process leads."""
         if self._cursor is not None:
@@ -93,16 +63,14 @@ class OutboxReader:
             self._connection = self._connect()
         connection = self._connection
         if not value(connection, _LEAD):
-            self._stand_by(connection)
+            self._log_once("relay.stood_by")
             return False
         self._lease = Lease(connection, seconds=LEASE_SECONDS)
         connection.execute(_LAZILY)
         outbox.prepare(connection)
         self._cursor = self._saved = self._begin(connection)
         self._trimmed_at = time.monotonic()
-        if self._has_stood_by or not self._has_led:
-            self._log.info("relay.led", cursor=self._cursor, timeline="This daemon became the leader.")
-        self._has_stood_by, self._has_led = False, True
+        self._log_once("relay.led", cursor=self._cursor, timeline="This daemon became the leader.")
         LEADS.set()
         return True
 
@@ -110,35 +78,16 @@ class OutboxReader:
         """Return the changes that are new; at most so many, and then more follow."""
         assert self._cursor is not None  # only a leader reads
         if self._pages is None:
-            seen, rows = outbox.new(self.connection, self._cursor, rows_max=rows_max)
-            if rows is not None:
-                self._cursor = seen
-                return Page(rows=rows, cursor=seen)
-            self._pages = self._backlog(self._cursor, seen, rows_max)
-            self._cursor = seen
+            self._pages = outbox.pages(self.connection, self._cursor, rows_max=rows_max)
         page = next(self._pages)
         if page.is_last:
-            self._pages = None
+            self._cursor, self._pages = page.cursor, None
         return page
-
-    def _backlog(self, cursor: str, seen: str, rows_max: int) -> Iterator[Page]:
-        """Yield the changes between two snapshots, in pages.
-
-        Transactions that were in progress at the first come first, in any order; then the others by their ids.
-        """
-        for xid in outbox.in_progress(cursor):
-            for rows in outbox.of_transaction(self.connection, xid, seen, rows_max=rows_max):
-                yield Page(rows=rows, cursor=None, is_last=False)
-        for rows, xid in outbox.since(self.connection, cursor, seen, rows_max=rows_max):
-            yield Page(rows=rows, cursor=outbox.as_of(seen, xid), is_last=False)
-        yield Page(rows=[], cursor=seen)
 
     def save(self, page: Page, numbers: Mapping[int, int]) -> None:
         """Save that a page, and all before it, is done.
 
-        Args:
-            page: The page.
-            numbers: By partition, the last number that Kafka has acknowledged; empty without Kafka.
+        ``numbers`` are those of the last records that Kafka has acknowledged, by partition; empty without Kafka.
         """
         self._changes += len(page.rows)
         made = [row.changed_at for row in page.rows]
@@ -196,11 +145,7 @@ class OutboxReader:
         self._changes, self.numbers = saved.changes, saved.numbers
         return saved.snapshot
 
-    def _stand_by(self, connection: Connection) -> None:
-        if not self._has_stood_by:
-            self._log.info("relay.stood_by")
-        self._has_stood_by = True
-        LEADS.clear()
-        before, self._seen = self._seen, leader.find(connection)
-        if self._seen is None or before != self._seen:
-            self._seen_since = time.monotonic()
+    def _log_once(self, event: str, **details: str) -> None:
+        if self._logged != event:
+            self._log.info(event, **details)
+        self._logged = event

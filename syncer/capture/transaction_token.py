@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 import psycopg
 
 from syncer.base.errors import SourceError, TokenError
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, value
 
 _TOKEN = re.compile(r"(?P<xid>[0-9]{1,20})(?:\.(?P<identity>[0-9a-f]{8}))?", re.ASCII)
-_FIRST_XID = 3
-"""Smaller ids are reserved by Postgres: no client's transaction has one."""
-_XIDS = 1 << 64
+_XIDS = range(3, 1 << 64)
+"""Postgres reserves smaller ids."""
 _SHOWN = 40
 
 _IN_RECOVERY = "SELECT pg_is_in_recovery()"
@@ -27,12 +26,7 @@ _STATUS = "SELECT pg_xact_status($1::xid8), syncer.identity()"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """The name of a transaction.
-
-    Args:
-        xid: Its id.
-        identity: The identity of its database, which a failover changes; None if unknown.
-    """
+    """The name of a transaction: its id, and the identity of its database, which a failover changes, if it is known."""
 
     xid: int
     identity: str | None = None
@@ -45,7 +39,7 @@ class Token:
             TokenError: The text is not a token.
         """
         found = _TOKEN.fullmatch(text.strip())
-        if found is None or not _FIRST_XID <= (xid := int(found["xid"])) < _XIDS:
+        if found is None or (xid := int(found["xid"])) not in _XIDS:
             shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
             raise TokenError(
                 f"{shown!r} is no token",
@@ -56,18 +50,15 @@ class Token:
 
 
 def require_committed(connection: Connection, token: Token) -> Token:
-    """Refuse a transaction that there is no point in waiting for.
+    """Refuse a transaction that there is no point in waiting for; return the token with the database's identity.
 
     A transaction so old that Postgres has forgotten its outcome is taken to be committed.
-
-    Returns:
-        The token, with the identity of its database.
 
     Raises:
         TokenError: It is open, was rolled back, has not begun, or has another database identity.
         SourceError: This server is a replica, so the outcome is not known here.
     """
-    if connection.execute(_IN_RECOVERY).fetchone() == (True,):
+    if value(connection, _IN_RECOVERY):
         raise SourceError(
             "postgres.dsn leads to a replica, which does not know what syncer has done",
             hint="Ask the primary: a token may be waited for from anywhere, but not there.",

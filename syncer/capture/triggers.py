@@ -121,7 +121,7 @@ class Capture:
 
     Args:
         relation: ``schema.table``, quoted where SQL needs it.
-        watched: An UPDATE that touches none of these leaves no change.
+        watched: An UPDATE that touches none of these columns leaves no change.
         routing: The columns that a change carries.
         together: The columns that each document watches, images included, if not all watch the same.
         aggregate: The table whose row a change belongs to; changes of one aggregate share a partition.
@@ -145,15 +145,12 @@ def function(relation: str) -> sql.Identifier:
 
 
 def row_trigger(relation: str) -> str:
-    """The name of the trigger for each row, of a table and its partitions.
-
-    It is specific to the table: a partition may bring triggers from when it was captured as a table.
-    """
+    """The trigger for each row. Specific to the table: a partition may bring one from when it was captured itself."""
     return f"syncer_row_{_digest(relation)[:8]}"
 
 
 def truncate_trigger(relation: str) -> str:
-    """The name of the trigger for TRUNCATE."""
+    """The trigger for TRUNCATE."""
     return f"syncer_truncate_{_digest(relation)[:8]}"
 
 
@@ -174,13 +171,10 @@ def trigger_statements(relation: str) -> Iterator[sql.Composed]:
 
 
 def function_statements(body: str, relation: str, owner: str) -> Iterator[sql.Composed]:
-    """The statements that create a table's function; no other role can use it in a trigger of another table.
+    """The statements that create a table's function.
 
-    Args:
-        body: From `body`.
-        relation: The table.
-        owner: The role that owns the table, quoted by Postgres. It creates partitions, and must be allowed to create
-            their triggers.
+    The ``owner`` of the table creates its partitions, and so their triggers. No other role can use the function in a
+    trigger of another table.
     """
     yield sql.SQL(_FUNCTION).format(function=function(relation), body=sql.Literal(body))
     yield sql.SQL(_FOR_NOBODY).format(function(relation))

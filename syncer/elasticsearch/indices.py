@@ -22,7 +22,7 @@ from elasticsearch import Elasticsearch
 from syncer.base.error_policy import reason
 from syncer.base.errors import IndexingError
 from syncer.base.model import Target
-from syncer.elasticsearch.reader import refresh, searched
+from syncer.elasticsearch.reader import Holdings
 
 GC_DELETES_SECONDS = 3600
 """How long our indices remember the version of a deleted document; Elasticsearch's default is 60."""
@@ -55,6 +55,7 @@ class Indices:
 
     def __init__(self, client: Elasticsearch) -> None:
         self._client = client
+        self._holdings = Holdings(client)
 
     # Creation and settings
 
@@ -133,7 +134,7 @@ class Indices:
         if settings := ours.pop("settled", None):
             self._put_settings(target, settings)
             self._put_meta(target, ours)
-        refresh(self._client, target)
+        self._holdings.refresh(target)
 
     def require_healthy(self, target: Target, *, like: Target, seconds_max: float) -> None:
         """Wait until an index is as healthy as another one, and has every primary shard.
@@ -200,10 +201,8 @@ class Indices:
         return found
 
     def _put_settings(self, target: Target, settings: Mapping[str, Any]) -> None:
-        if (
-            settings
-            and not self._client.indices.put_settings(index=target.index_name, settings=settings)["acknowledged"]
-        ):
+        put = self._client.indices.put_settings
+        if settings and not put(index=target.index_name, settings=settings)["acknowledged"]:
             raise IndexingError(
                 f"Not every node has taken the settings of {target.index_name} in time", hint="Run the command again."
             )
@@ -215,10 +214,7 @@ class Indices:
     def _ours(self, index_name: str) -> dict[str, Any]:
         """Return what syncer wrote into an index's ``_meta``; empty if it is not syncer's, or gone."""
         answer = self._client.options(ignore_status=_NOT_FOUND).indices.get_mapping(index=index_name)
-        if answer.meta.status == _NOT_FOUND:
-            return {}
-        found: dict[str, Any] = answer.body[index_name]["mappings"].get("_meta", {}).get("syncer", {})
-        return found
+        return _ours(answer.body[index_name]) if answer.meta.status != _NOT_FOUND else {}
 
     # Aliases
 
@@ -234,7 +230,7 @@ class Indices:
 
     def searched(self, alias: str) -> list[str]:
         """Return the physical indices that a search through this alias finds."""
-        return searched(self._client, [alias])[alias]
+        return self._holdings.searched([alias])[alias]
 
     def swap(self, alias: str, to: Target) -> None:
         """Point the search alias at this index and no other, atomically. May be repeated.
@@ -277,7 +273,7 @@ class Indices:
                     f"{alias} is an index, and syncer needs the name for an alias",
                     hint="Name another alias in document.yaml, or delete that index.",
                 )
-            if index["mappings"].get("_meta", {}).get("syncer", {}).get("installation") != installation:
+            if _ours(index).get("installation") != installation:
                 raise IndexingError(
                     f"The alias {alias} already points at {name}, which is not this database's",
                     hint=f"Name another alias in document.yaml, or delete the index {name} if it is unused.",
@@ -364,7 +360,7 @@ class Indices:
 
     def ignored(self, target: Target) -> dict[str, list[str]]:
         """Return the fields of which a value is ignored, such as a text beyond ignore_above, with the ids."""
-        refresh(self._client, target)
+        self._holdings.refresh(target)
         query, path = {"exists": {"field": "_ignored"}}, "hits.hits"
         found = self._client.search(
             index=target.index_name, query=query, size=_SEARCH_DOCUMENTS, source=False, filter_path=path
@@ -374,6 +370,11 @@ class Indices:
             for name in hit["_ignored"]:
                 ids.setdefault(name, []).append(hit["_id"])
         return ids
+
+
+def _ours(index: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = index["mappings"].get("_meta", {}).get("syncer", {})
+    return found
 
 
 def _refused(document: str, why: str) -> IndexingError:

@@ -10,7 +10,7 @@ Only the JSON around it is decoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -171,29 +171,30 @@ class Holdings:
             IndexingError: Elasticsearch cannot read one of them.
         """
         addresses = self.shards(target).addresses
-        valid = _valid(ids)
-        step = max(1, _PLACES_MAX // len(addresses))
-        return [
-            copy
-            for at in range(0, len(valid), step)
-            for copy in self._read(target, [(id_, address) for id_ in valid[at : at + step] for address in addresses])
-        ]
-
-    def _read(self, target: Target, places: Sequence[tuple[str, str]]) -> Iterator[Copy]:
-        docs = [{"_id": id_, "routing": routing} for id_, routing in places]
-        for found in self._ask(_DOCUMENTS, f"/{target.index_name}/_mget", {"docs": docs}).docs:
-            if found.error is not None:
-                kind = str(found.error.get("type"))
-                reason = found.error.get("reason", kind)
-                if kind in _NO_SHARD:
-                    raise UnavailableError(f"A shard of {target.index_name} is away: {reason}", hint=_AGAIN, kind=kind)
-                raise IndexingError(f"Elasticsearch cannot read document {found.id}: {reason}")
-            if found.found:
-                yield found
+        places = [{"_id": id_, "routing": address} for id_ in _valid(ids) for address in addresses]
+        copies: list[Copy] = []
+        for at in range(0, len(places), _PLACES_MAX):
+            docs = places[at : at + _PLACES_MAX]
+            for found in self._ask(_DOCUMENTS, f"/{target.index_name}/_mget", {"docs": docs}).docs:
+                if found.found:
+                    copies.append(found)
+                elif found.error is not None:
+                    kind = str(found.error.get("type"))
+                    reason = found.error.get("reason", kind)
+                    if kind in _NO_SHARD:
+                        away = f"A shard of {target.index_name} is away: {reason}"
+                        raise UnavailableError(away, hint=_AGAIN, kind=kind)
+                    raise IndexingError(f"Elasticsearch cannot read document {found.id}: {reason}")
+        return copies
 
     def refresh(self, target: Target) -> None:
-        """Make searches find everything written so far: see `refresh`."""
-        refresh(self._client, target)
+        """Make searches find everything written so far, without waiting for the refresh interval.
+
+        Raises:
+            UnavailableError: A shard was unavailable.
+        """
+        if self._client.indices.refresh(index=target.index_name).body["_shards"]["failed"]:
+            raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
 
     def find(self, target: Target, ids: Sequence[str]) -> list[Copy]:
         """Return all copies of these documents as searches find them, on any shard and under any routing.
@@ -229,12 +230,9 @@ class Holdings:
             for shard, copies in shards.items()
             if any(copy["routing"]["primary"] and "seq_no" in copy for copy in copies)
         }
-        self._require_every_shard(target, found)
-        return found
-
-    def _require_every_shard(self, target: Target, found: Collection[int]) -> None:
         if len(found) != self.shards(target).number:
             raise UnavailableError(f"Not every shard of {target.index_name} has its primary", hint=_AGAIN)
+        return found
 
     def untouched_since(self, target: Target, numbers: Mapping[int, int], *, page: int) -> Iterator[list[Place]]:
         """Yield the places of copies that were not written since the shards had these numbers, in chunks.
@@ -284,7 +282,11 @@ class Holdings:
 
     def searched(self, aliases: Sequence[str]) -> dict[str, list[str]]:
         """Return the physical indices that searches through each of these aliases find."""
-        return searched(self._client, aliases)
+        client = self._client.options(ignore_status=_NOT_FOUND)
+        found = client.indices.get_alias(name=list(aliases)).body if aliases else {}
+        # Besides indices, the response may contain an error message about a missing alias.
+        held = {name: index["aliases"] for name, index in found.items() if isinstance(index, dict)}
+        return {alias: sorted(name for name, having in held.items() if alias in having) for alias in aliases}
 
     def _search(self, target: Target, request: Mapping[str, Any], *, shard: int | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.
@@ -346,24 +348,6 @@ def _without_sources(answer: bytes) -> tuple[bytes, list[bytes]]:
         elif depth < 0:
             is_source = text.startswith(b'"_source"') and opened[-2:] == [b"[", b"{"]
     return b"[0]".join([*rest, answer[left:]]), sources
-
-
-def refresh(client: Elasticsearch, target: Target) -> None:
-    """Make searches find everything written so far, without waiting for the refresh interval.
-
-    Raises:
-        UnavailableError: A shard was unavailable.
-    """
-    if client.indices.refresh(index=target.index_name).body["_shards"]["failed"]:
-        raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
-
-
-def searched(client: Elasticsearch, aliases: Sequence[str]) -> dict[str, list[str]]:
-    """Return the physical indices that searches through each of these aliases find."""
-    found = client.options(ignore_status=_NOT_FOUND).indices.get_alias(name=list(aliases)).body if aliases else {}
-    # Besides indices, the response may contain an error message about a missing alias.
-    held = {name: index["aliases"] for name, index in found.items() if isinstance(index, dict)}
-    return {alias: sorted(name for name, having in held.items() if alias in having) for alias in aliases}
 
 
 def _valid(ids: Iterable[str]) -> list[str]:

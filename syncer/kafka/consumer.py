@@ -15,15 +15,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 from syncer.base import log
-from syncer.base.errors import LossError
+from syncer.base.errors import LossError, TopicError
 from syncer.base.lifecycle import join
 from syncer.base.settings import KafkaSettings
 from syncer.capture.progress import Place
-from syncer.kafka.topic import INSTALLATION, NUMBER, UNKNOWN, common, foreign, headers
+from syncer.kafka.topic import INSTALLATION, NUMBER, common
 
 CLOSE_SECONDS = 2.0
 """How long to wait until the group knows that a member has left."""
@@ -33,12 +34,9 @@ _COMMIT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Records that were received together.
+    """Records that were received together: the values, and the partition and offset of each.
 
-    Args:
-        values: Their values, in order within each partition.
-        places: The partition and the offset of each.
-        reached: How far each partition is handled once all of them are.
+    ``reached`` is how far each partition is handled once all of them are.
     """
 
     values: tuple[bytes, ...]
@@ -130,13 +128,14 @@ class ChangeConsumer:
         error = message.error()
         if error is not None:
             raise KafkaException(error)
-        found = headers(message)
+        pairs = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+        headers = {name: (value or b"").decode("ascii", "replace") for name, value in pairs}
         # Taking another database's record would take it from that one. One that syncer did not publish may stand for
         # a change of whatever row.
-        installation = found.get(INSTALLATION, UNKNOWN)
+        installation = headers.get(INSTALLATION)
         if self._settings.installation and installation != self._settings.installation:
-            raise foreign(self._settings, installation)
-        number, previous = map(int, found.get(NUMBER, "0 0").split())
+            raise self._foreign(installation)
+        number, previous = map(int, headers.get(NUMBER, "0 0").split())
         # Rule: a-record-names-the-one-before.
         if previous > self._numbers.get(partition, 0):
             raise LossError(
@@ -144,6 +143,22 @@ class ChangeConsumer:
             )
         self._numbers[partition] = max(number, self._numbers.get(partition, 0))
         return self._numbers[partition]
+
+    def _foreign(self, installation: str | None) -> TopicError:
+        """The error for a record that this database did not publish."""
+        name = self._settings.topic
+        if installation is None:
+            return TopicError(
+                f"Topic {name} has a record that syncer did not publish",
+                hint="Only syncer may write to the topic: restrict it with ACLs. Then delete the topic and start the\n"
+                "daemons: they create it again and write every document again. See docs/security.md.",
+            )
+        return TopicError(
+            f"Topic {name} has changes of another database, whose id is {installation}; ours is "
+            f"{self._settings.installation}",
+            hint="Each database needs a topic of its own: give kafka.topic different values, or remove the setting.\n"
+            "Then run syncer apply and start the daemons: they write every document again. See docs/deploy.md.",
+        )
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -167,22 +182,19 @@ class ChangeConsumer:
     def keep_alive(self) -> None:
         """Stay in the group during a long batch, without fetching. The next `receive` raises any error."""
         try:
-            self._stay()
+            assigned = self._consumer.assignment()
+            self._consumer.pause(assigned)
+            message = self._consumer.poll(0)
+            if message is not None:
+                partition, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+                if error is not None:
+                    self._failure = KafkaException(error)
+                    return
+                # The partition was assigned by this very poll: read the record again later.
+                self._consumer.seek(TopicPartition(self._settings.topic, partition, offset))
+            self._consumer.resume([place for place in self._consumer.assignment() if place in assigned])
         except KafkaException as error:
             self._failure = error
-
-    def _stay(self) -> None:
-        assigned = self._consumer.assignment()
-        self._consumer.pause(assigned)
-        message = self._consumer.poll(0)
-        if message is not None:
-            partition, offset, error = message.partition() or 0, message.offset() or 0, message.error()
-            if error is not None:
-                self._failure = KafkaException(error)
-                return
-            # The partition was assigned by this very poll: read the record again later.
-            self._consumer.seek(TopicPartition(self._settings.topic, partition, offset))
-        self._consumer.resume([place for place in self._consumer.assignment() if place in assigned])
 
     def close(self) -> None:
         """Wait a short time for the departure from the group.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import structlog
@@ -22,14 +22,12 @@ from syncer.base import log
 from syncer.base.model import Change
 from syncer.base.settings import KafkaSettings
 from syncer.capture.outbox import Row
-from syncer.capture.progress import Numbers
 from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, common, configuration
 
 QUIET_SECONDS = 10.0
 """After so long without a change a partition gets an empty record, which shows the loss of those before it."""
 _DELIVERY_SECONDS = 30
 _BEAT_SECONDS = 2.0
-_POLL_EVERY = 1000
 _QUEUED_MAX = 20_000
 _LOOK_SECONDS = 10.0
 """How often the number of partitions is looked up."""
@@ -50,18 +48,25 @@ class ChangeProducer:
 
     Args:
         settings: The topic, which exists.
+        last_number: Every number of the leader's records is greater.
+        saved: By partition, the last number that was saved.
         bytes_max: The largest batch of records, and so the largest record, unless the topic says less.
-        numbers: Of this leader's records.
         while_waiting: Called at least every few seconds while this waits for Kafka; what it raises ends that.
     """
 
     def __init__(
-        self, settings: KafkaSettings, numbers: Numbers, *, bytes_max: int, while_waiting: Callable[[], object]
+        self,
+        settings: KafkaSettings,
+        *,
+        last_number: int,
+        saved: Mapping[int, int],
+        bytes_max: int,
+        while_waiting: Callable[[], object],
     ) -> None:
-        self.sent: dict[int, list[int]] = {}
-        """By partition, the first and last offset acknowledged since this was last emptied; for the log."""
+        self.numbers = dict(saved)
+        """By partition, the number of the last record."""
         self._settings = settings
-        self.numbers = numbers
+        self._last_number = last_number
         self._while_waiting = while_waiting
         self._error: KafkaError | None = None
         self._bytes_max = min(bytes_max, _accepted_bytes(settings))
@@ -84,26 +89,22 @@ class ChangeProducer:
             },
             logger=log.library_logger(),
         )
-        self._look_up_partitions()
 
     def produce(self, rows: Iterable[Row]) -> None:
         """Queue changes; waits while the queue is full.
 
         Raises:
-            KafkaException: A record was not accepted.
+            KafkaException: Kafka does not say how many partitions the topic has.
         """
         self._look_up_partitions()
         shortened: dict[str, int] = {}
-        for count, row in enumerate(rows, 1):
+        for row in rows:
             value = row.value
             if len(value) + len(row.key) + _OVERHEAD_BYTES > self._bytes_max:
                 change = Change.parse(value)
                 shortened[change.relation] = max(shortened.get(change.relation, 0), len(value))
                 value = change.without_images()
             self._send(zlib.crc32(row.key) % self._partitions, row.key, value)
-            if not count % _POLL_EVERY:
-                self._producer.poll(0)
-                self._raise_error()
         if shortened:
             structlog.get_logger().warning(
                 "relay.changes_shortened", bytes_largest=max(shortened.values()), relations=sorted(shortened)
@@ -114,9 +115,7 @@ class ChangeProducer:
         # Rule: a-quiet-partition-gets-an-empty-record.
         now = time.monotonic()
         quiet = [
-            partition
-            for partition in self.numbers.latest
-            if now - self._sent_at.setdefault(partition, now) >= QUIET_SECONDS
+            partition for partition in self.numbers if now - self._sent_at.setdefault(partition, now) >= QUIET_SECONDS
         ]
         for partition in quiet:
             self._send(partition, b"", b"")
@@ -130,7 +129,8 @@ class ChangeProducer:
         """
         while self._producer.flush(_BEAT_SECONDS):  # each record fails after _DELIVERY_SECONDS
             self._while_waiting()
-        self._raise_error()
+        if self._error is not None:
+            raise KafkaException(self._error)
 
     def close(self) -> None:
         """Drop queued records and close."""
@@ -139,19 +139,20 @@ class ChangeProducer:
         self._producer.close()
 
     def _send(self, partition: int, key: bytes, value: bytes) -> None:
-        number, previous = self.numbers.take(partition)
+        previous = self.numbers.get(partition, 0)
+        self._last_number += 1
+        self.numbers[partition] = self._last_number
+        self._sent_at[partition] = time.monotonic()
         headers: list[tuple[str, str | bytes | None]] = [
             (INSTALLATION, self._settings.installation),
-            (NUMBER, f"{number} {previous}"),
+            (NUMBER, f"{self._last_number} {previous}"),
         ]
-        self._sent_at[partition] = time.monotonic()
         while True:
-            with suppress(BufferError):
+            with suppress(BufferError):  # the queue is full of large records
                 self._producer.produce(self._settings.topic, value, key, partition=partition, headers=headers)
                 return
             self._producer.poll(0.1)
             self._while_waiting()
-            self._raise_error()
 
     def _look_up_partitions(self) -> None:
         now = time.monotonic()
@@ -162,16 +163,8 @@ class ChangeProducer:
             raise KafkaException(found.error)
         self._partitions, self._looked_at = len(found.partitions), now
 
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        offset, partition = message.offset(), message.partition()
-        if error is not None:
-            self._error = self._error or error
-        elif offset is not None and partition is not None and offset >= 0:  # unknown for a record that was sent twice
-            self.sent.setdefault(partition, [offset, offset])[1] = offset
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise KafkaException(self._error)
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        self._error = self._error or error
 
 
 def _accepted_bytes(settings: KafkaSettings) -> int:

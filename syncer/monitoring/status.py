@@ -36,7 +36,8 @@ from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.capture.progress import CURSOR, IS_VALID
-from syncer.elasticsearch import client as elastic, reader
+from syncer.elasticsearch import client as elastic
+from syncer.elasticsearch.reader import Holdings
 from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, unfinished
 from syncer.monitoring.daemons import DAEMONS, Daemon
@@ -449,7 +450,7 @@ def ask_elasticsearch(client: Elasticsearch, targets: Sequence[Target]) -> Held:
             faults[target.index_name] = IndexFault.SHARDS_AWAY
         elif "hits" in answer:
             counts[target.index_name] = answer["hits"]["total"]["value"]
-    searched = reader.searched(client, sorted({target.index for target in targets}))
+    searched = Holdings(client).searched(sorted({target.index for target in targets}))
     return Held(counts=counts, faults=faults, searched=searched)
 
 

@@ -1,11 +1,13 @@
 """Schema watch: checks every few seconds that what the documents rely on is still there, also while nothing is written.
 
-Guarantee: within one turn, even if no change ever comes of it, the documents are suspended that read a table that is
-replaced, renamed or without its triggers, one that is made unlogged or gets a partition that is unlogged or foreign, or
-a column or a view that changes. A table that was
-written anew, and partitions that come or go with their rows, become a change within one turn. Every daemon watches;
-suspending twice is suspending once, and a table is noted by one. However many tables a document reads, a turn sends the
-same few statements.
+Guarantees, within one turn, and even if no change ever comes of it:
+
+- Documents are suspended that read a table that is replaced, renamed or without its triggers, one that is made unlogged
+  or gets a partition that is unlogged or foreign, or a column or a view that changes.
+- A table that was written anew, and partitions that come or go with their rows, become a change.
+
+Every daemon watches: suspending twice is suspending once, and a table is noted by one. However many tables a document
+reads, a turn sends the same few statements.
 """
 
 from __future__ import annotations
@@ -26,16 +28,13 @@ from syncer.documents import suspend
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import require_shape, uncaptured
 
+_REST_SECONDS = 5.0
+"""How long to rest between two turns."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchReport:
-    """What one turn found.
-
-    Args:
-        documents: How many documents were looked after.
-        suspended: Those that this turn has suspended.
-        noted: The tables that were written anew, or have other partitions.
-    """
+    """What one turn found: the number of documents, those it suspended, and the tables it noted as written anew."""
 
     documents: int
     suspended: tuple[str, ...]
@@ -43,35 +42,31 @@ class WatchReport:
 
 
 class Watch:
-    """Looks after the documents active.
+    """Watches what the active documents rely on.
 
     Args:
         connect: Opens a connection to Postgres.
-        seconds: How long to rest between two turns.
-        name: For the log.
     """
 
-    def __init__(self, *, connect: Callable[[], Connection], seconds: float = 5, name: str = "watch") -> None:
+    def __init__(self, *, connect: Callable[[], Connection]) -> None:
         self._link = Link(self._connected)
         self._connect = connect
-        self._seconds = seconds
-        self._name = name
         self._catalogue = Catalogue()
-        self._trouble = Trouble(name)
 
     def run(self, stop: Stop) -> None:
-        """Look after the documents until told to stop."""
+        """Watch until told to stop."""
+        trouble = Trouble("watch")
         try:
             while not stop.is_requested:
-                retry(self.run_once, pause=stop.pause, component=self._name, trouble=self._trouble)
-                stop.wait(self._seconds)
+                retry(self.run_once, pause=stop.pause, component="watch", trouble=trouble)
+                stop.wait(_REST_SECONDS)
         except Stopping:
             pass
         finally:
             self.close()
 
     def run_once(self) -> WatchReport:
-        """Note partitions, and suspend each document whose tables have changed."""
+        """Note tables that were written anew, and suspend each document whose tables have changed."""
         with self._link.used() as connection:
             noted = table_files.note(connection)
             if noted:
@@ -87,22 +82,19 @@ class Watch:
                     suspended.append(document.name)
         return WatchReport(documents=len(documents), suspended=tuple(suspended), noted=tuple(noted))
 
+    def close(self) -> None:
+        """Close the connection; the next turn opens another one."""
+        self._link.close()
+
     def _connected(self) -> Connection:
         self._catalogue.forget()  # what answers now may be another state of the database
         return self._connect()
-
-    def close(self) -> None:
-        """Let go of the connection; the next turn opens another one."""
-        self._link.close()
 
 
 def fault(connection: Connection, document: Document, lost: Collection[str] | None = None) -> DocumentError | None:
     """Return the error for which a document has to be suspended; None if all is as it was applied.
 
-    Args:
-        connection: To Postgres.
-        document: The document.
-        lost: The tables whose changes are not captured; None to look for them among those of the document.
+    ``lost`` are tables whose changes are not captured; None to look for them among those of the document.
     """
     tables = sorted(document.dependencies.tables)
     try:

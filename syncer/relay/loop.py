@@ -24,35 +24,25 @@ from dataclasses import dataclass
 import structlog
 
 from syncer.base import metrics
-from syncer.base.errors import TopicError, UnavailableError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
-from syncer.capture.progress import Numbers
-from syncer.capture.reader import OutboxReader, Page
+from syncer.capture.outbox import Page
+from syncer.capture.reader import OutboxReader
 from syncer.kafka import topic
 from syncer.kafka.producer import BATCH_BYTES_LEAST, BATCH_BYTES_MAX, ChangeProducer, is_too_large
 
 STANDBY_SECONDS = 1.0
-_PROVEN_SECONDS = 45.0
-"""How long another leader must have led until this relay's own trouble counts as over: longer than Kafka may take to
-fail the leader."""
 PAGE_ROWS = 5000
 """Changes published together at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayReport:
-    """The result of one turn of the relay.
-
-    Args:
-        is_leader: Whether this relay leads.
-        published: The number of changes that were published.
-        is_behind: Whether more are known to wait.
-    """
+    """The result of one turn; ``is_behind`` says that more changes are known to wait."""
 
     is_leader: bool
     published: int = 0
@@ -78,15 +68,15 @@ class Relay:
         self._bytes_max = BATCH_BYTES_MAX
         self._has_answered = False
         self._stop = Stop()
-        self._trouble = Trouble("relay")
         self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
         """Run until told to stop."""
         self._stop = stop
+        trouble = Trouble("relay")
         try:
             while not stop.is_requested:
-                report = retry(self._turn, pause=stop.pause, component="relay", trouble=self._trouble)
+                report = retry(self._turn, pause=stop.pause, component="relay", trouble=trouble)
                 if not report.is_leader:
                     stop.wait(STANDBY_SECONDS)
                 elif not report.is_behind:
@@ -100,15 +90,21 @@ class Relay:
         """Publish new changes and save the cursor, if this relay leads.
 
         Raises:
-            psycopg.Error, KafkaException, UnavailableError: Nothing was saved. Call it again after `close`.
+            psycopg.Error, KafkaException: Nothing was saved. Call it again after `close`.
+            TopicError: Kafka refuses syncer.
         """
-        self._require_topic()
+        if not self._has_answered:
+            topic.ensure_topic(self._kafka)  # a relay that Kafka does not answer must not lead
+            self._has_answered = True
         if not self._reader.lead():
             return RelayReport(is_leader=False)
         if self._producer is None:
-            numbers = Numbers(self._reader.connection, self._saved_numbers())
             self._producer = ChangeProducer(
-                self._kafka, numbers, bytes_max=self._bytes_max, while_waiting=self._check_stop
+                self._kafka,
+                last_number=progress.new_term(self._reader.connection),
+                saved=self._saved_numbers(),
+                bytes_max=self._bytes_max,
+                while_waiting=self._check_stop,
             )
         began = time.monotonic()
         page = self._reader.read(rows_max=PAGE_ROWS)
@@ -116,9 +112,9 @@ class Relay:
         if self._producer.produce_empty() or page.rows:
             # Rule: save-after-acknowledgement.
             self._producer.flush()
-        self._reader.save(page, self._producer.numbers.latest)
+        self._reader.save(page, self._producer.numbers)
         if page.rows:
-            self._log_published(page, self._producer, seconds=time.monotonic() - began)
+            self._log_published(page, seconds=time.monotonic() - began)
         self._reader.trim_if_due()
         return RelayReport(is_leader=True, published=len(page.rows), is_behind=not page.is_last)
 
@@ -135,14 +131,9 @@ class Relay:
         self._has_answered = False
 
     def _turn(self) -> RelayReport:
-        """Take a turn; a relay in trouble is over it once it has published, or another relay proves to lead."""
+        """Take a turn; after an error the next one starts anew, with smaller batches if Kafka refused one."""
         try:
-            while True:
-                report = self.run_once()
-                if report.is_leader or not self._trouble.lasts or self._reader.other_leads_seconds > _PROVEN_SECONDS:
-                    return report
-                self._trouble.leave()
-                self._stop.pause(STANDBY_SECONDS)
+            return self.run_once()
         except Exception as error:
             self.close()
             if not is_too_large(error) or self._bytes_max <= BATCH_BYTES_LEAST:
@@ -153,25 +144,9 @@ class Relay:
             self._log.warning("relay.batches_made_smaller", bytes_max=self._bytes_max)
             return RelayReport(is_leader=True, is_behind=True)
 
-    def _require_topic(self) -> None:
-        """Create the topic if it is missing; a relay that Kafka does not answer must not lead.
-
-        Raises:
-            UnavailableError: Kafka does not answer.
-            TopicError, KafkaException: It refuses.
-        """
-        if self._has_answered:
-            return
-        try:
-            topic.ensure_topic(self._kafka)
-        except TopicError as error:
-            if topic.is_down(error):
-                raise UnavailableError(error.message, hint=error.hint) from error
-            raise
-        self._has_answered = True
-
     def _saved_numbers(self) -> dict[int, int]:
-        """By partition, the last number that was saved: after a time without Kafka, what workers had handled then."""
+        """By partition, the last number that was saved; after a time without Kafka, what workers had handled then."""
+        # Rule: a-new-leader-names-what-was-saved.
         handled = {partition: place.number for partition, place in progress.places(self._reader.connection).items()}
         return {**handled, **self._reader.numbers}
 
@@ -184,7 +159,7 @@ class Relay:
         if self._stop.is_overdue:
             raise Stopping
 
-    def _log_published(self, page: Page, producer: ChangeProducer, *, seconds: float) -> None:
+    def _log_published(self, page: Page, *, seconds: float) -> None:
         ids = [id_in(row.value) for row in page.rows]
         self._log.info(
             "relay.batch_published",
@@ -192,7 +167,5 @@ class Relay:
             seconds=round(seconds, 4),
             cursor=page.cursor,
             ids=[min(ids), max(ids)],
-            offsets=producer.sent,
         )
-        producer.sent = {}
         metrics.published(len(page.rows), seconds=seconds)

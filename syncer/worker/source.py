@@ -23,8 +23,9 @@ from syncer.base.postgres import Connection
 from syncer.base.retry import retry
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
+from syncer.capture.outbox import Page
 from syncer.capture.progress import Place
-from syncer.capture.reader import OutboxReader, Page
+from syncer.capture.reader import OutboxReader
 from syncer.kafka.consumer import ChangeConsumer, Received
 from syncer.recovery import lost_records
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from syncer.sandbox import Sandbox
 from syncer.sandbox.server import LASTING_JAVA
-from tests.benchmarks import application, bulk_work, flink, locks, one_edit, pgsync, single_edits
+from tests.benchmarks import application, bulk_work, flink, locks, one_edit, pgsync, single_edits, staleness
 from tests.benchmarks.report import Figure, Report, SkippedError, keep, say
 from tests.benchmarks.world import Bench
 from tests.conftest import KEPT_SANDBOX
@@ -38,11 +38,12 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "application": application.application,
     "pgsync": pgsync.pgsync,
     "flink": flink.flink,
+    "staleness": staleness.staleness,
     "locks": locks.locks,
     "recovery": single_edits.recovery,
     "growth": bulk_work.growth,
 }
-_BY_NAME_ONLY = ("recovery", "growth")
+_BY_NAME_ONLY = ("recovery", "growth", "staleness")
 
 
 def main() -> None:

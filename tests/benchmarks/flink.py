@@ -139,7 +139,13 @@ class Flink(Peer):
             settled=lambda: self.count(term={"user.name.raw": name}) == self.large,
         )
 
-    def _start(self, java: list[str]) -> None:
+    def recover(self, java: list[str]) -> None:
+        """Start it again from its last checkpoint, after it has ended."""
+        kept = [file.parent for file in (self.folder / "checkpoints").glob("*/chk-*/_metadata")]
+        newest = max(kept, key=lambda folder: folder.stat().st_mtime, default=None)
+        self._start(java, "" if newest is None else f"SET 'execution.state-recovery.path' = 'file://{newest}';\n")
+
+    def _start(self, java: list[str], first: str = "") -> None:
         """Start it, and return once it writes."""
         postgres, sql = urlsplit(self.dsn), self.folder / "flink.sql"
         source = _SOURCE | {
@@ -150,7 +156,8 @@ class Flink(Peer):
         }
         job = Path(__file__).with_suffix(".sql").read_text()
         sql.write_text(
-            job.format(
+            first
+            + job.format(
                 folder=self.folder,
                 source=", ".join(f"'{key}' = '{value}'" for key, value in source.items()),
                 elasticsearch=self.endpoints.elasticsearch_url,

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from syncer.sandbox import Reporter
 from syncer.sandbox.account import cache_folder, server_account
 from syncer.sandbox.cache import Cache
 from syncer.sandbox.postgres import PostgresServer
+from syncer.sandbox.server import chosen_ports
 from tests.benchmarks.bulk_work import ONE_TRANSACTION, RENAME, drained, renamed
 from tests.benchmarks.contest import Run
 from tests.benchmarks.report import Figure, SkippedError, memory, say
@@ -131,15 +133,59 @@ class PGSync(Peer):
             "ELASTICSEARCH_PORT": str(elasticsearch.port),
             "CHECKPOINT_PATH": str(self.folder),
         }
-        command = [str(self.program), "--config", str(file), "--wal", *arguments]
-        self.launch(command, environment, is_ready=self._listens, seconds=_LISTENS_SECONDS)
+        mode, more = self._mode()
+        command = [str(self.program), "--config", str(file), *mode, *arguments]
+        self.launch(command, environment | more, is_ready=self._is_ready, seconds=_LISTENS_SECONDS)
 
-    def _listens(self) -> bool:
+    def _mode(self) -> tuple[list[str], dict[str, str]]:
+        """More arguments and variables for the mode."""
+        return ["--wal"], {}
+
+    def _is_ready(self) -> bool:
         """Whether it has its slot and its index. A slot that is just being made counts as in use, too."""
         slot = re.sub(r"\W+", "", f"{self.name}_{self.alias}", flags=re.ASCII)
         with self.elasticsearch() as client:
             is_made = bool(client.indices.exists(index=self.alias))
         return is_made and self.sql(_LISTENS, slot) == [(True,)]
+
+
+@dataclass(kw_only=True)
+class PGSyncWithRedis(PGSync):
+    """PGSync in its default mode: triggers notify it, and Redis holds what waits."""
+
+    redis: subprocess.Popen[bytes] | None = None
+    redis_port: int = 0
+
+    def fill(self) -> None:
+        """Make its triggers, its slot and its index, which it fills by itself."""
+        self._start("--bootstrap")
+        while self.count(match_all={}) < self.posts:
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        """End it, and its Redis."""
+        super().end()
+        if self.redis is not None:
+            self.redis.terminate()
+            self.redis.wait()
+            self.redis = None
+
+    def _mode(self) -> tuple[list[str], dict[str, str]]:
+        if self.redis is None:
+            server = shutil.which("redis-server")
+            if server is None:
+                raise SkippedError("PGSync's default mode needs redis-server on the PATH")
+            with chosen_ports(1) as (port,):
+                self.redis_port = port
+                self.redis = subprocess.Popen(
+                    [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)],
+                    stdout=subprocess.DEVNULL,
+                )
+        return ["--daemon"], {"REDIS_HOST": "127.0.0.1", "REDIS_PORT": str(self.redis_port)}
+
+    def _is_ready(self) -> bool:
+        with self.elasticsearch() as client:
+            return bool(client.indices.exists(index=self.alias))
 
 
 def _installed() -> Path:

@@ -35,6 +35,11 @@ _MOVE = "UPDATE posts SET user_id = %(author)s WHERE id = %(post)s"
 _RENAME = "UPDATE users SET name = %(text)s WHERE id = %(author)s"
 _COMMENT = "INSERT INTO comments (post_id, name, comment) VALUES (%(post)s, %(text)s, '') RETURNING id"
 _UNCOMMENT = "DELETE FROM comments WHERE id = %(comment)s"
+# Values as all contestants can show them: Flink cuts times to milliseconds, and reads no empty array.
+_INSERT = """
+INSERT INTO posts (id, user_id, title, body, tags, created)
+VALUES (%(new)s, %(author)s, %(text)s, '', '{new,post}', '2026-01-01 00:00:00+00')
+"""
 _OF_POST = "SELECT %(post)s::bigint"
 _OF_AUTHOR = "SELECT id FROM posts WHERE user_id = %(author)s"
 CHANGES: dict[str, tuple[int, list[tuple[str, str]]]] = {
@@ -48,7 +53,7 @@ CHANGES: dict[str, tuple[int, list[tuple[str, str]]]] = {
     "delete": (2, [("DELETE FROM posts WHERE id = %(post)s AND id > %(watched)s", _OF_POST)]),
     "insert": (
         4,
-        [("INSERT INTO posts (id, user_id, title, body) VALUES (%(new)s, %(author)s, %(text)s, '')", "SELECT %(new)s")],
+        [(_INSERT, "SELECT %(new)s::bigint")],
     ),
 }
 """How often each is done beside the others; each statement commits by itself, with the posts that it concerns."""

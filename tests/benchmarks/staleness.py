@@ -13,6 +13,7 @@ A document counts as right whatever the order of its comments is, and whatever f
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -38,6 +39,9 @@ _POSTS = 2_000
 _QUIET_SECONDS = 60.0
 _REVIVE_SECONDS = 1.0
 _EDIT_SECONDS, _READ_SECONDS = 0.05, 0.01
+_NUMBERS = itertools.count(1)
+"""What the editor writes: never less than before, from one disturbance to the next."""
+_UNANSWERED = (elasticsearch.ApiError, elasticsearch.TransportError, psycopg.OperationalError)
 
 
 class Contestant(Protocol):
@@ -68,6 +72,7 @@ class Syncer:
     """syncer, in one of its ways of running."""
 
     blog: Blog
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
         """Start its daemon; the index was filled with the blog."""
@@ -75,14 +80,16 @@ class Syncer:
 
     def revive(self) -> None:
         """Start it again, if it has ended."""
-        if self.blog.running is not None and self.blog.running.process.poll() is not None:
-            self.blog.running = None
-            self.blog.start()
+        with self._starting:
+            if self.blog.running is not None and self.blog.running.process.poll() is not None:
+                self.blog.running = None
+                self.blog.start()
 
     def kill(self) -> None:
         """SIGKILL; `revive` starts it again."""
-        assert self.blog.running is not None
-        self.blog.running.kill()
+        with self._starting:
+            assert self.blog.running is not None
+            self.blog.running.kill()
 
     def end(self) -> None:
         """End it."""
@@ -113,7 +120,7 @@ class Other:
     def revive(self) -> None:
         """Start it again, if it has ended."""
         if self.blog.process is not None and self.blog.process.poll() is not None:
-            with suppress(SkippedError):  # it ended once more before it was ready
+            with suppress(SkippedError, *_UNANSWERED):  # it has ended again, or a server is away: the next time, then
                 self.again()
 
     def kill(self) -> None:
@@ -221,11 +228,10 @@ class Watch:
         return self.seen
 
     def _edit(self) -> None:
-        number = 0
         while not self._stop.is_set():
             with suppress(psycopg.OperationalError), psycopg.connect(self._blog.dsn, autocommit=True) as connection:
                 while not self._stop.wait(_EDIT_SECONDS):
-                    number += 1
+                    number = next(_NUMBERS)
                     post = 1 + number % WATCHED
                     connection.execute("UPDATE posts SET title = %s WHERE id = %s", [str(number), post])
                     with self._lock:
@@ -234,13 +240,15 @@ class Watch:
     def _read(self) -> None:
         with self._blog.elasticsearch() as client:
             while not self._stop.wait(_READ_SECONDS):
-                with suppress(elasticsearch.ApiError, elasticsearch.TransportError):
+                with suppress(*_UNANSWERED):
                     found = client.mget(index=self._blog.alias, ids=[str(post) for post in self._shown], source="title")
                     now = time.monotonic()
                     for document in found.body["docs"]:
                         self._note(int(document["_id"]), document, now)
 
     def _note(self, post: int, document: dict[str, Any], now: float) -> None:
+        if "error" in document:  # its shard is not there yet
+            return
         self.seen.reads += 1
         title = str(document["_source"]["title"]) if document.get("found") else ""
         number = int(title) if title.isdigit() else -1
@@ -292,8 +300,8 @@ def _contestants(bench: Bench, stack: ExitStack) -> dict[str, Callable[[], Conte
 
     original = stack.enter_context(bench.blog(posts=bench.posts))
 
-    def pg_sync() -> Contestant:
-        peer = pgsync.PGSync.of(original)
+    def pg_sync(kind: type[pgsync.PGSync]) -> Contestant:
+        peer = kind.of(original)
         peer.program = pgsync._installed()
         return Other(peer, fill=partial(_filled, peer), again=peer._start)
 
@@ -304,7 +312,8 @@ def _contestants(bench: Bench, stack: ExitStack) -> dict[str, Callable[[], Conte
     return {
         "syncer without Kafka": partial(syncer, "plain"),
         "syncer with Kafka": partial(syncer, "kafka"),
-        "PGSync": pg_sync,
+        "PGSync, WAL mode": partial(pg_sync, pgsync.PGSync),
+        "PGSync, with Redis": partial(pg_sync, pgsync.PGSyncWithRedis),
         "Flink SQL": flink,
         "callbacks": lambda: InApplication(Application.of(original)),
     }
@@ -339,6 +348,7 @@ def _cells(name: str, contestant: Contestant, bench: Bench) -> Iterator[tuple[st
             with _written(contestant) as seen:
                 disturb(contestant, bench)
             wrong = sorted(_wrong(blog))
+            examples = _examples(blog, wrong[:2])
             _mend(blog)
             yield (
                 what,
@@ -347,7 +357,7 @@ def _cells(name: str, contestant: Contestant, bench: Bench) -> Iterator[tuple[st
                     "wrong reads": seen.wrong_reads,
                     "reads": seen.reads,
                     "p99 ms": round(percentile(seen.milliseconds or [0.0], 99)),
-                    "examples": wrong[:3],
+                    "examples": examples,
                 },
             )
             say(f"{name}, {what}: {len(wrong)} wrong for good, {seen.wrong_reads} wrong reads")
@@ -387,9 +397,14 @@ def _wrong(blog: Blog) -> set[str]:
     """The ids of documents that are missing, wrong, or too many."""
     try:
         expected, held = blog.expected(), blog.held()
-    except (elasticsearch.ApiError, elasticsearch.TransportError, psycopg.OperationalError):
+    except _UNANSWERED:
         return {"a server does not answer"}
     return {id_ for id_ in expected.keys() | held.keys() if not _is_right(expected.get(id_), held.get(id_))}
+
+
+def _examples(blog: Blog, ids: list[str]) -> list[dict[str, Any]]:
+    expected, held = blog.expected(), blog.held()
+    return [{"id": id_, "Postgres": expected.get(id_), "index": held.get(id_)} for id_ in ids]
 
 
 def _is_right(expected: dict[str, Any] | None, held: dict[str, Any] | None) -> bool:

@@ -10,5 +10,6 @@ A benchmark is one function: it gets a `Bench`, and yields figures. ``docs/bench
 
     bulk_work     backfill, rebuild, verify, drain, fan-out, growth         one_edit      statements, functions
     single_edits  latency, load, isolation, recovery                        application   what writers pay
+    staleness     wrong for good, after failures                     random_writers  an application
     locks         locks made of documents                                   pgsync, flink (flink_setup)  the peers
 """

@@ -110,7 +110,7 @@ def test_progress_is_saved_in_the_order_in_which_changes_were_received(world: Wo
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'somebody', '')")
     insert = "INSERT INTO posts (id, user_id, title, body) VALUES (%s, 1, 'title', '')"
     with world.elasticsearch() as client, world.connect() as connection:
-        index = Slow(client, bulk_bytes_max=1_000_000)
+        index = Slow(client)
         with world.worker(index) as worker, running(worker):
             world.sql(insert, 2)
             wait_until(index.is_reached.is_set, what="the first change is being written")

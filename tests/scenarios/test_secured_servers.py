@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from elasticsearch import AuthorizationException
@@ -227,6 +228,26 @@ def test_each_duty_does_its_work_over_tls(guarded: Guarded) -> None:
     assert relay.stop() == 0
     assert workers.stop() == 0
     it.output += [daemon.log_file.read_text() for daemon in (relay, workers)]
+
+
+def test_a_relay_that_may_not_ask_for_the_limit_of_the_topic_finds_it(guarded: Guarded) -> None:
+    """It halves its batches until the broker takes them, and goes on; no document is missing."""
+    it, world = guarded, guarded.world
+    limit = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
+    topic = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic, incremental_configs=[limit])
+    admin = AdminClient({"bootstrap.servers": world.endpoints.kafka_bootstrap_servers})
+    admin.incremental_alter_configs([topic])[topic].result()
+    relay = world.daemon("--only", "relay", environment=it.environment("relay"))
+    workers = world.daemon("--only", "workers", environment=it.environment("worker"))
+    world.sql("INSERT INTO users (id, name, email) VALUES (2, 'somebody', '')")
+    posts = "SELECT n, 2, 't', '' FROM generate_series(101, 1600) AS n"
+    world.sql(f"INSERT INTO posts (id, user_id, title, body) {posts}")
+    world.wait_until_level()
+    sizes = [event["bytes_max"] for event in relay.events() if event["event"] == "relay.batches_made_smaller"]
+    assert sizes == [500_000 >> halves for halves in range(len(sizes))]
+    assert len(sizes) > 1
+    assert relay.stop() == 0
+    assert workers.stop() == 0
 
 
 def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:

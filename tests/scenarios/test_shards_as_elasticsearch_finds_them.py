@@ -35,7 +35,7 @@ def values() -> list[str]:
 
 def shards(client: Elasticsearch, name: str) -> Shards:
     """As syncer reads them."""
-    return Index(client, bulk_bytes_max=1_000_000).holdings.shards(Target(index_name=name, write_alias=name))
+    return Index(client).holdings.shards(Target(index_name=name, write_alias=name))
 
 
 @pytest.mark.parametrize(("settings", "resize", "number"), INDICES.values(), ids=INDICES.keys())

@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point: loading the commands takes a while, in which somebody may have thought better of it."""
+    """Entry point: loading the commands takes a while, in which Ctrl-C is to end it without a traceback."""
     gc.disable()  # what is loaded is kept: to look for garbage in it takes a third of the time
     try:
         from syncer.cli import app  # noqa: PLC0415 - see above

@@ -36,7 +36,6 @@ from syncer.cli import (
     jobs,
     locks,
     parameters,
-    rebuild,
     reference,
     render,
     sandbox,
@@ -44,7 +43,7 @@ from syncer.cli import (
     verify,
     wait,
 )
-from syncer.cli.parameters import Part, UsageError
+from syncer.cli.parameters import Part, UsageError, flag
 
 EXIT_CODES = {
     0: "success: done, equal, healthy",
@@ -53,7 +52,6 @@ EXIT_CODES = {
     3: "undecided: `verify` could not tell whether differences are drift",
     130: "interrupted",
 }
-
 _EXIT_SECONDS = 5.0
 """How long the process may take to exit once its components have stopped."""
 
@@ -82,9 +80,9 @@ def _options(
         Path | None,
         typer.Option("--config", metavar="FOLDER", help="Config folder [default: SYNCER_CONFIG or config]."),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, flag("--debug", text="Show tracebacks of errors.")] = False,
     version: Annotated[  # noqa: ARG001 - it acts as soon as it is read
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, metavar="", help="Show the version.")
     ] = False,
 ) -> None:
     _Debug.is_on = debug
@@ -103,32 +101,30 @@ def main() -> None:
     except (KeyboardInterrupt, Stopping):
         sys.exit(130)
     except Exception as error:
-        said = explain(error)
+        explained = explain(error)
         if log.is_json() and not _Debug.is_on:
-            _log_failure(error, said)
-        elif said is None or _Debug.is_on:
+            _log_failure(error, explained)
+        elif explained is None or _Debug.is_on:
             raise
         else:
-            render.show_error(err, said)
+            render.show_error(err, explained)
         if isinstance(error, HangingError):
             os._exit(1)  # an ordinary exit waits for the threads that do not end
         sys.exit(1)
 
 
-def _log_failure(error: Exception, said: SyncerError | None) -> None:
+def _log_failure(error: Exception, explained: SyncerError | None) -> None:
     """Log the error that ends a daemon; a traceback helps with unexpected errors only."""
-    hint = {"hint": said.hint} if said and said.hint else {}
-    structlog.get_logger().error(
-        "daemon.failed", error=said.message if said else repr(error), exc_info=None if said else error, **hint
-    )
-
-
-# Setting up
+    if explained is None:
+        structlog.get_logger().error("daemon.failed", error=repr(error), exc_info=error)
+        return
+    hint = {"hint": explained.hint} if explained.hint else {}
+    structlog.get_logger().error("daemon.failed", error=explained.message, **hint)
 
 
 def migrate(
     *,
-    status: Annotated[bool, typer.Option("--status", help="List the migrations, and change nothing.")] = False,
+    status: Annotated[bool, flag("--status", text="List the migrations, and change nothing.")] = False,
 ) -> None:
     """Create or upgrade the syncer schema in Postgres.
 
@@ -149,10 +145,10 @@ def migrate(
         render.say(out, "The syncer schema is current.")
 
 
-# Running
-
-
-def run(*, only: parameters.Only = None) -> None:
+def run(
+    *,
+    only: Annotated[Part | None, typer.Option("--only", metavar="|".join(Part), help="Only this part.")] = None,
+) -> None:
     """Run the daemon.
 
     If a server does not answer at the start, waits for it.
@@ -173,7 +169,7 @@ def _stop_on_signals(stop: Stop) -> None:
     faulthandler.enable()  # a crash in a library shows where
     numbers: list[int] = []
 
-    def heed(number: int, _: object) -> None:
+    def receive(number: int, _: object) -> None:
         numbers.append(number)
         if len(numbers) > 1:
             os._exit(128 + number)
@@ -182,8 +178,8 @@ def _stop_on_signals(stop: Stop) -> None:
         # Not here: what was interrupted may hold the very lock that this needs.
         threading.Thread(target=stop.request).start()
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, heed)
+    signal.signal(signal.SIGTERM, receive)
+    signal.signal(signal.SIGINT, receive)
 
 
 def demo(
@@ -192,8 +188,8 @@ def demo(
         typer.Argument(metavar="MODEL", help="Show these models of the guide instead; see --list."),
     ] = None,
     *,
-    as_list: Annotated[bool, typer.Option("--list", help="List the models and what each is for.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running.")] = False,
+    as_list: Annotated[bool, flag("--list", text="List the models and what each is for.")] = False,
+    keep: Annotated[bool, flag("--keep", text="Leave everything running.")] = False,
     no_kafka: parameters.NoKafka = False,
 ) -> None:
     """Demonstrate syncer with a blog and a renamed author."""
@@ -203,8 +199,7 @@ def demo(
         list_models(out)
         return
     how = {"keep": keep, "with_kafka": not no_kafka}
-    holds = play_models(out, models, **how) if models else play(out, **how)
-    if not holds:
+    if not (play_models(out, models, **how) if models else play(out, **how)):
         raise typer.Exit(1)
 
 
@@ -220,7 +215,7 @@ _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (run, "`syncer run`, `syncer run --only relay`"),
         (status.status, "`syncer status --json`, `syncer status --watch`"),
         (events.events, "`syncer events`, `syncer events --since 7d --json`"),
-        (doctor.doctor, "`syncer doctor --json`"),
+        (doctor.doctor, "`syncer doctor`, `syncer doctor --json`"),
         (wait.wait, "`syncer wait TOKEN --timeout 10`"),
     ),
     "Repair": (
@@ -234,9 +229,8 @@ for panel, commands in _PANELS.items():
     for command, examples in commands:
         app.command(epilog=f"Examples: {examples}", rich_help_panel=panel)(command)
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Operate")
-app.add_typer(rebuild.app, name="index", rich_help_panel="Repair")
+app.add_typer(backfill.app, name="index", rich_help_panel="Repair")
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Repair")
 app.add_typer(locks.app, name="locks", rich_help_panel="Repair")
 app.add_typer(sandbox.app, name="sandbox", rich_help_panel="Try")
 app.command(hidden=True)(reference.reference)
-parameters.hide_flag_types(app)

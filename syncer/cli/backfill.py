@@ -1,40 +1,43 @@
-"""The command ``syncer backfill``: write documents again, in place."""
+"""The commands ``syncer backfill`` and ``syncer index …``: write documents again, in place or into a new index."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, BinaryIO
 
 import typer
 
+from syncer.apply import reindex
 from syncer.base.errors import ConfigError, DefinitionError
 from syncer.base.model import ID_BYTES_MAX
 from syncer.cli import parameters, render
-from syncer.cli.context import Parts, open_parts
+from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
-from syncer.cli.parameters import UsageError
+from syncer.cli.parameters import UsageError, finite
+from syncer.cli.render import say
 from syncer.documents import suspend
-from syncer.documents.registry import Document
 from syncer.jobs import listing, queue
-from syncer.jobs.model import Job, JobKind
+from syncer.jobs.model import JobKind
 
-Where = Annotated[
-    str | None,
-    typer.Option(metavar="CONDITION", help="Only documents whose row in the root table meets this SQL condition."),
-]
-Ids = Annotated[
-    typer.FileBinaryRead | None,
-    typer.Option(metavar="FILE", help="Only the ids in this file, one per line; - for standard input."),
-]
+app = typer.Typer(help="Rebuild an index, or give that up.", no_args_is_help=True)
 
 
 def backfill(
     document: parameters.Document,
     *,
-    rate: parameters.Rate = None,
-    where: Where = None,
-    ids: Ids = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="NUMBER", min=0.1, callback=finite, help="Maximum documents per second.")
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="CONDITION", help="Only documents whose row in the root table meets this SQL condition."),
+    ] = None,
+    ids: Annotated[
+        typer.FileBinaryRead | None,
+        typer.Option(metavar="FILE", help="Only the ids in this file, one per line; - for standard input."),
+    ] = None,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Write every document again, in place.
@@ -49,27 +52,23 @@ def backfill(
     with open_parts("backfill") as parts:
         chosen = parts.document(document)
         suspend.require_active(chosen)
-        job = _job(parts, chosen, where=where, ids=ids, rate=rate)
+        if ids is None:
+            kind = JobKind.BACKFILL if where is None else JobKind.PARTIAL
+            job = queue.create(parts.connection, chosen, kind, where=where, rate=rate, resumes=True)
+        else:
+            chunk = parts.settings.worker.batch_documents_max
+            job = listing.create_listed(parts.connection, chosen, _ids(ids), chunk=chunk, rate=rate)
+        if job is None:
+            raise DefinitionError(
+                f"{chosen.index_name} is no longer active", hint="It was changed meanwhile. Try again."
+            )
         done = LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
     if as_json:
         render.print_json({"document": document, "index_name": chosen.index_name, "job": done.as_json()})
 
 
-def _job(parts: Parts, document: Document, *, where: str | None, ids: BinaryIO | None, rate: float | None) -> Job:
-    """A job for what was asked; one that was interrupted is taken up again."""
-    if ids is None:
-        kind = JobKind.BACKFILL if where is None else JobKind.PARTIAL
-        job = queue.create(parts.connection, document, kind, where=where, rate=rate, resumes=True)
-    else:
-        page = parts.settings.worker.batch_documents_max
-        job = listing.create_listed(parts.connection, document, _ids(ids), chunk=page, rate=rate)
-    if job is None:
-        raise DefinitionError(f"{document.index_name} is no longer active", hint="It was changed meanwhile. Try again.")
-    return job
-
-
 def _ids(lines: BinaryIO) -> Iterator[str]:
-    """The ids on the lines of a file, one on each; empty lines are left out.
+    """The ids on the lines of a file; empty lines are left out.
 
     Raises:
         ConfigError: A line cannot be an id.
@@ -86,3 +85,37 @@ def _ids(lines: BinaryIO) -> Iterator[str]:
             )
         if id_:
             yield id_
+
+
+@app.command(epilog="Example: `syncer index rebuild blogpost`")
+def rebuild(
+    document: parameters.Document,
+    *,
+    despite_dead_lettered: parameters.DespiteDeadLettered = False,
+) -> None:
+    """Build a new index and switch searches to it.
+
+    Creates it from the applied index.json and writes every document. Searches switch to it
+    atomically when it is complete and verified, and the index before is dropped. If it is
+    interrupted, the same command resumes it. With --despite-dead-lettered, the index may lack
+    documents that cannot be written.
+    """
+    out, err = render.console(sys.stdout), render.console(sys.stderr)
+    with open_parts("index") as parts:
+        parts.document(document)
+        initial_load = reindex.begin(parts.connection, parts.indices, document, report=partial(say, out))
+        LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered).initial_load(initial_load)
+
+
+@app.command(epilog="Example: `syncer index abort blogpost --yes`")
+def abort(document: parameters.Document, *, yes: parameters.Yes = False) -> None:
+    """Drop the new index that is being built.
+
+    Searches still use the current index.
+    """
+    with open_parts("index") as parts:
+        parts.document(document)
+        found = reindex.building(parts.connection, document)
+        parameters.confirm(f"Drop {found.index_name}, which is being built?", yes=yes)
+        dropped = reindex.abort(parts.connection, parts.indices, document)
+    typer.echo(f"Dropped {dropped.index_name}")

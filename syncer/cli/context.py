@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from syncer import daemon
 from syncer.base import log, migrations, postgres, settings
 from syncer.base.errors import DefinitionError
-from syncer.base.lifecycle import Stop
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.base.timeline import TIMELINE
@@ -18,21 +17,12 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
-from syncer.indexing.writer import Writer
 from syncer.worker.job_loop import JobWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The servers, and the objects that use them.
-
-    Args:
-        settings: All settings.
-        connection: For the command's own queries.
-        index: The documents in Elasticsearch.
-        indices: The physical indices.
-        name: The command; ``pg_stat_activity`` shows it.
-    """
+    """The servers, and the objects that use them; ``pg_stat_activity`` shows the command's name."""
 
     settings: Settings
     connection: Connection
@@ -50,28 +40,20 @@ class Parts:
         Raises:
             DefinitionError: There is none.
         """
-        return require_active(self.connection, name)
+        documents = registry.current(self.connection)
+        if name not in documents:
+            known = ", ".join(documents) or "none; run: syncer apply"
+            raise DefinitionError(f"No document {name} is active", hint=f"Active documents: {known}")
+        return documents[name]
 
-    def writer(self) -> Writer:
-        """A writer with a connection of its own; close it after use."""
-        return Writer(connect=self.connect, index=self.index, pause=Stop().pause, name=self.name)
+    def active(self, document: Document) -> Document | None:
+        """The definition that is active for a document's index by now; None if none is."""
+        documents = registry.documents(self.connection)
+        return next((active for active in documents if active.index_name == document.index_name), None)
 
     def job_worker(self) -> JobWorker:
         """A job worker with a connection of its own."""
         return daemon.job_worker(self.settings, self.index, name=self.name)
-
-
-def require_active(connection: Connection, name: str) -> Document:
-    """The definition with this name, of the index that searches find.
-
-    Raises:
-        DefinitionError: There is none.
-    """
-    documents = registry.current(connection)
-    if name not in documents:
-        known = ", ".join(documents) or "none; run: syncer apply"
-        raise DefinitionError(f"No document {name} is active", hint=f"Active documents: {known}")
-    return documents[name]
 
 
 @contextmanager

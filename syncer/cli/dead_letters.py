@@ -6,26 +6,20 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from syncer.base.errors import ConfigError
 from syncer.base.formatting import amount
 from syncer.cli import parameters, render
-from syncer.cli.context import Parts, open_parts
+from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
-from syncer.cli.render import Rows, say
+from syncer.cli.render import say
 from syncer.documents import registry, suspend
-from syncer.documents.registry import Document
 from syncer.indexing import dead_letters
-from syncer.indexing.dead_letters import DeadLetter, DeadLetterGroup
 from syncer.jobs import listing
-from syncer.jobs.model import Job
 
 _SHOWN_MAX = 10_000
 
 app = typer.Typer(help="List or retry documents that could not be written.", no_args_is_help=True)
-
-Id = Annotated[str | None, typer.Argument(metavar="ID", help="Document id (default: all of the document).")]
 
 
 @app.command("list", epilog="Example: `syncer dead-letters list blogpost --limit 20`")
@@ -33,8 +27,7 @@ def list_(
     document: parameters.MaybeDocument = None,
     *,
     limit: Annotated[
-        int,
-        typer.Option(metavar="NUMBER", min=0, max=_SHOWN_MAX, help="Number of dead letters to list."),
+        int, typer.Option(metavar="NUMBER", min=0, max=_SHOWN_MAX, help="Number of dead letters to list.")
     ] = 20,
     as_json: parameters.AsJson = False,
 ) -> None:
@@ -44,32 +37,24 @@ def list_(
             parts.document(document)
         kinds = dead_letters.kinds(parts.connection, document)
         letters = dead_letters.page(parts.connection, document=document, limit=limit)
-    total = sum(each.letters for each in kinds)
+    total = sum(kind.letters for kind in kinds)
     if as_json:
-        render.print_json(
-            {
-                "letters": total,
-                "kinds": [each.as_json() for each in kinds],
-                "shown": [each.as_json() for each in letters],
-            }
-        )
-    else:
-        _print_list(render.console(sys.stdout), kinds, letters, total=total)
-
-
-def _print_list(console: Console, kinds: list[DeadLetterGroup], letters: list[DeadLetter], *, total: int) -> None:
+        shown = {"kinds": [kind.as_json() for kind in kinds], "shown": [letter.as_json() for letter in letters]}
+        render.print_json({"letters": total, **shown})
+        return
+    console = render.console(sys.stdout)
     if not kinds:
         say(console, "There are no dead letters.")
         return
     rows = [
-        ((f"{each.letters:,}", "red"), each.index_name, each.kind, f"{each.first_at:%Y-%m-%d %H:%M:%S}", each.example)
-        for each in kinds
+        ((f"{kind.letters:,}", "red"), kind.index_name, kind.kind, f"{kind.first_at:%Y-%m-%d %H:%M:%S}", kind.example)
+        for kind in kinds
     ]
-    console.print(Rows(("letters", "index", "error", "since", "such as"), rows))
+    console.print(render.table(("letters", "index", "error", "since", "such as"), rows))
     say(console)
-    for each in letters:
-        say(console, (f"{each.document} {each.id}", "bold"), f"  {each.failed_at:%Y-%m-%d %H:%M:%S}")
-        say(console, f"  {each.error}")
+    for letter in letters:
+        say(console, (f"{letter.document} {letter.id}", "bold"), f"  {letter.failed_at:%Y-%m-%d %H:%M:%S}")
+        say(console, f"  {letter.error}")
     if len(letters) < total:
         say(console, f"… and {total - len(letters):,} more: --limit {min(total, _SHOWN_MAX)}", style="dim")
     say(
@@ -83,7 +68,7 @@ def _print_list(console: Console, kinds: list[DeadLetterGroup], letters: list[De
 @app.command(epilog="Example: `syncer dead-letters retry blogpost 7`")
 def retry(
     document: parameters.MaybeDocument = None,
-    id_: Id = None,
+    id_: Annotated[str | None, typer.Argument(metavar="ID", help="Document id (default: all of the document).")] = None,
 ) -> None:
     """Write the documents of dead letters again.
 
@@ -92,7 +77,7 @@ def retry(
     code 1 if any remain.
     """
     out, err = render.console(sys.stdout), render.console(sys.stderr)
-    remaining = 0
+    has_remaining = False
     with open_parts("dead-letters") as parts:
         if document is not None:
             parts.document(document)
@@ -104,31 +89,19 @@ def retry(
             )
         if not found:
             say(out, "There are no dead letters.")
-        rows = [each for each in registry.documents(parts.connection) if each.index_name in found]
+        rows = [active for active in registry.documents(parts.connection) if active.index_name in found]
         for row in rows:
             suspend.require_active(row)
         for row in rows:
-            job = _retry(parts, row, id_, LoadProgress(parts, out=out, err=err))
-            left = max(0, found[row.index_name] - (_fixed(job) if job else 0))
-            remaining += left
-            if left:
+            ids = dead_letters.ids(parts.connection, row.index_name) if id_ is None else [id_]
+            chunk = parts.settings.worker.batch_documents_max
+            left = found[row.index_name]
+            if job := listing.create_listed(parts.connection, row, ids, chunk=chunk):
+                done = LoadProgress(parts, out=out, err=err).follow(row, job.id, is_partial=True)
+                left -= (done.documents_total or 0) - done.dead_lettered
+            if left > 0:
+                has_remaining = True
                 more = f"syncer dead-letters list {row.name}"
                 say(out, f"{amount(left, 'dead letter')} of {row.index_name} left: {more}")
-    if remaining:
+    if has_remaining:
         raise typer.Exit(1)
-
-
-def _retry(parts: Parts, row: Document, id_: str | None, progress: LoadProgress) -> Job | None:
-    """Write the documents that one index lacks; return the finished job, None if there is nothing to write any more.
-
-    Raises:
-        SyncerError: The document was suspended meanwhile, or the job was cancelled or failed.
-    """
-    ids = dead_letters.ids(parts.connection, row.index_name) if id_ is None else [id_]
-    chunk = parts.settings.worker.batch_documents_max
-    job = listing.create_listed(parts.connection, row, ids, chunk=chunk)
-    return job and progress.follow(row, job.id, is_partial=True)
-
-
-def _fixed(job: Job) -> int:
-    return (job.documents_total or 0) - job.dead_lettered

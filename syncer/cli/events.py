@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from syncer.base import migrations, postgres, settings, timeline
-from syncer.base.timeline import DAYS_KEPT, TimelineEvent
+from syncer.base.timeline import DAYS_KEPT
 from syncer.cli import parameters, render
-from syncer.cli.render import Rows
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _STYLES = {"warning": "yellow", "error": "red"}
@@ -39,24 +35,22 @@ def events(
     Shows daemons that start, stop or disappear, new leaders, outages once they are over,
     failovers, suspended and resumed documents, jobs that wrote every document, applies and
     verifies. Postgres keeps them for a week.
-
-    --json is a list with id, at, event (as in the log), level, message, host and process.
     """
     with postgres.connect(settings.load().postgres, name="events") as connection:
         migrations.require_current(connection)
         found = timeline.read(connection, seconds=int(since[:-1]) * _SECONDS[since[-1]])
+    out = render.console(sys.stdout)
     if as_json:
-        typer.echo(json.dumps([note.as_json() for note in found], indent=2))
-    else:
-        _show(render.console(sys.stdout), found, since=since)
-
-
-def _show(out: Console, found: Sequence[TimelineEvent], *, since: str) -> None:
-    if not found:
+        render.print_json([note.as_json() for note in found])
+    elif not found:
         render.say(out, f"Nothing happened in the last {since}.")
-        return
-    rows = [
-        (f"{note.at:%Y-%m-%d %H:%M:%S}", (note.message, _STYLES.get(note.level, "")), f"{note.host}, {note.process}")
-        for note in found
-    ]
-    out.print(Rows(("at (UTC)", "event", "host, process"), rows))
+    else:
+        rows = [
+            (
+                f"{note.at:%Y-%m-%d %H:%M:%S}",
+                (note.message, _STYLES.get(note.level, "")),
+                f"{note.host}, {note.process}",
+            )
+            for note in found
+        ]
+        out.print(render.table(("at (UTC)", "event", "host, process"), rows))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.console import Console
 from syncer.base.formatting import amount, shortened
 from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
-from syncer.cli.render import Part, Rows, say, show_facts
+from syncer.cli.render import Part, say, show_facts, table
 from syncer.documents import registry
 from syncer.indexing import version
 from syncer.verify import explain as explaining
@@ -26,7 +27,7 @@ _STYLES = {State.EQUAL: "bold green", State.BUSY: "bold yellow"}
 
 def explain(
     document: parameters.Document,
-    id_: parameters.DocumentId,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The document's _id.")],
     *,
     values: parameters.Values = False,
     as_json: parameters.AsJson = False,
@@ -39,30 +40,36 @@ def explain(
     """
     with render.asking(), open_parts("explain") as parts:
         parts.document(document)
-        chosen = [each for each in registry.documents(parts.connection) if each.name == document]
+        chosen = [active for active in registry.documents(parts.connection) if active.name == document]
         seen = explaining.explain(parts.connection, parts.index, chosen, id_, seconds=_IN_FLIGHT_SECONDS)
     if as_json:
         render.print_json(explaining.as_json(seen, id_, values=values))
     else:
-        _show(render.console(sys.stdout), seen, id_, values=values)
+        console = render.console(sys.stdout)
+        for explanation in seen:
+            _show(console, explanation, id_, values=values)
     if not explaining.is_equal(seen):
         raise typer.Exit(1)
 
 
-def _show(console: Console, explanations: Sequence[Explanation], id_: str, *, values: bool) -> None:
-    """Print the state in each index, and what it rests on."""
-    for seen in explanations:
-        document = seen.document
-        where = f"{document.index_name} ({document.role}): " if len(explanations) > 1 else ""
-        say(console, where, (seen.says, _STYLES.get(seen.state, "bold red")))
-        if seen.hint:
-            say(console, seen.hint, style="dim")
-        loaded = "" if document.is_loaded else ", not loaded yet"
-        about = f" in {document.index_name}, {document.role}, revision {document.revision}{loaded}"
-        say(console, (f"\n{document.name} {id_}", "bold"), about)
-        show_facts(console, _facts(seen))
-        if values:
-            _show_values(console, seen)
+def _show(console: Console, seen: Explanation, id_: str, *, values: bool) -> None:
+    """Print the state in one index, and what it rests on."""
+    document = seen.document
+    say(console, f"{document.index_name} ({document.role}): ", (seen.says, _STYLES.get(seen.state, "bold red")))
+    if seen.hint:
+        say(console, seen.hint, style="dim")
+    loaded = "" if document.is_loaded else ", not loaded yet"
+    say(console, (f"\n{document.name} {id_}", "bold"), f", revision {document.revision}{loaded}")
+    show_facts(console, _facts(seen))
+    if not values:
+        return
+    if seen.drift is not None and seen.drift.differences:
+        rows = [(part.path, part.expected or "", part.held or "") for part in seen.drift.differences]
+        console.print(table(("field", "Postgres", "Elasticsearch"), rows))
+        return
+    found = contents(seen.row.source if seen.row else seen.copies[0].source if seen.copies else b"{}")
+    for name, value in (found if isinstance(found, dict) else {"…": found}).items():
+        say(console, f"    {name}: {json.dumps(shortened(value), ensure_ascii=False)}")
 
 
 def _facts(seen: Explanation) -> Iterator[tuple[Part, Part]]:
@@ -90,14 +97,3 @@ def _facts(seen: Explanation) -> Iterator[tuple[Part, Part]]:
 def _version(number: int) -> str:
     epoch, sequence = version.split(number)
     return f"version {number}: epoch {epoch}, number {sequence:,}"
-
-
-def _show_values(console: Console, seen: Explanation) -> None:
-    if seen.drift is not None and seen.drift.differences:
-        rows = [(f"  {part.path}", part.expected or "", part.held or "") for part in seen.drift.differences]
-        console.print(Rows(("  field", "Postgres", "Elasticsearch"), rows))
-        return
-    source = seen.row.source if seen.row else seen.copies[0].source if seen.copies else b"{}"
-    found = contents(source)
-    for name, value in (found if isinstance(found, dict) else {"…": found}).items():
-        say(console, f"    {name}: {json.dumps(shortened(value), ensure_ascii=False)}")

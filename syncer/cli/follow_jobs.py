@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 
 import elasticsearch
 from rich.console import Console
@@ -13,16 +16,19 @@ from syncer.base.errors import IndexingError, JobError, SyncerError
 from syncer.base.formatting import amount, brief, shortened
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
-from syncer.cli import job_output, render
-from syncer.cli.comparing import active, compared, show_verify
+from syncer.cli import jobs, render
 from syncer.cli.context import Parts
 from syncer.cli.render import say
+from syncer.cli.verify import compared, show_verify
 from syncer.documents import registry, suspend
 from syncer.documents.registry import Document
 from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, JobState, find
 from syncer.verify.compare import VerifyReport
 from syncer.worker.foreground import JobFollower
+
+_RATE_SECONDS = 10.0
+"""The window over which the rate of a job that is followed is measured."""
 
 
 class LoadProgress:
@@ -32,7 +38,7 @@ class LoadProgress:
         parts: The servers.
         out: The console for results.
         err: The console for progress.
-        despite_dead_lettered: Whether a new index may become current though some documents could not be written to it.
+        despite_dead_lettered: Whether a new index may become current though documents could not be written to it.
     """
 
     def __init__(self, parts: Parts, *, out: Console, err: Console, despite_dead_lettered: bool = False) -> None:
@@ -41,41 +47,49 @@ class LoadProgress:
         self._err = err
         self._despite_dead_lettered = despite_dead_lettered
 
-    def follow_all(self, initial_loads: Iterable[InitialLoad]) -> None:
+    def follow_all(self, initial_loads: Sequence[InitialLoad]) -> None:
         """Run each initial load; a failed one does not stop the others.
 
         Raises:
             SyncerError: The last failure; earlier ones have been printed.
         """
-        loads, failed = list(initial_loads), list[SyncerError]()
+        failed: list[SyncerError] = []
         try:
-            for initial_load in loads:
+            for initial_load in initial_loads:
                 try:
                     self.initial_load(initial_load)
                 except SyncerError as error:
                     failed.append(error)
         finally:
             # Even if the loads go on without this command: searches find what is written.
-            for initial_load in loads:
+            for initial_load in initial_loads:
                 self._settle(initial_load.document)
+        for earlier in failed[:-1]:
+            render.show_error(self._err, earlier)
         if failed:
-            *others, last = failed
-            for other in others:
-                render.show_error(self._err, other)
-            raise last
+            raise failed[-1]
 
-    def initial_load(self, initial_load: InitialLoad) -> Job | None:
-        """Write all documents of a definition once; if the index is new, then make it current. Return the job, if any.
+    def initial_load(self, initial_load: InitialLoad) -> None:
+        """Write all documents of a definition once; if the index is new, then make it current.
+
+        If another command makes the new index current meanwhile, that is as good.
 
         Raises:
             SyncerError: It is suspended, or was not written whole, or the new index is not equal to the SELECT.
         """
-        if initial_load.document.role is Role.BUILDING:
-            return self._build(initial_load)
+        document, is_new = initial_load.document, initial_load.document.role is Role.BUILDING
         try:
-            return None if initial_load.job is None else self.follow(initial_load.document, initial_load.job)
+            if initial_load.job is not None:
+                self.follow(document, initial_load.job, is_partial=is_new)
+            if is_new:
+                self._serve(document)
+        except (SyncerError, elasticsearch.ApiError):
+            row = self._parts.active(document) if is_new else None
+            if row is None or (row.revision, row.role) != (document.revision, Role.CURRENT):
+                raise
+            say(self._out, f"{row.index} is searched in {row.index_name} now: another command switched it")
         finally:
-            self._settle(initial_load.document)
+            self._settle(document)
 
     def _settle(self, document: Document) -> None:
         """Give an index that is searched its own settings; a new one beside it gets them once it is loaded."""
@@ -99,20 +113,23 @@ class LoadProgress:
         parts = self._parts
         job = find(parts.connection, job_id)
         follower = JobFollower(connect=parts.connect, refresh=parts.job_worker, stop=Stop())
+        measured: deque[tuple[float, int]] = deque()
         try:
-            with job_output.progress(self._err, f"writing {document.index_name}") as show:
+            with render.progress(self._err, f"writing {document.index_name}") as show:
 
                 def seen(job: Job) -> None:
                     if is_pending:
                         reindex.require_not_paused(job)
-                    show(job)
+                    rate = _rate(measured, job)
+                    pace = jobs.pace(replace(job, documents_per_second=rate))
+                    show(job.documents_done, job.documents_total, pace)
 
                 job = follower.follow(job_id, seen)
         except KeyboardInterrupt:
-            job_output.show_left(self._err, job)
+            jobs.show_left(self._err, job)
             raise
         except JobError as error:
-            if active(parts, document) is None:
+            if parts.active(document) is None:
                 raise JobError(
                     f"Job {job_id} ended with its index: another command has dropped {document.index_name}",
                     hint="To see what is active: syncer status",
@@ -120,27 +137,13 @@ class LoadProgress:
             raise
         finally:
             follower.close()
-        _require_done(job, active(parts, document))
-        job_output.show_result(self._out, job)
+        _require_done(job, parts.active(document))
+        say(self._out, f"{job.document}: {jobs.result(job)}")
         if job.dead_lettered and not is_partial:
-            raise _dead_lettered(parts, document, job.dead_lettered)
+            raise self._dead_lettered(document, job.dead_lettered)
         return job
 
     # A new index
-
-    def _build(self, initial_load: InitialLoad) -> Job | None:
-        """Load a new index and make it current, unless another command does so meanwhile."""
-        building, job = initial_load.document, None
-        try:
-            if initial_load.job is not None:
-                job = self.follow(building, initial_load.job, is_partial=True)
-            self._serve(building)
-        except (SyncerError, elasticsearch.ApiError):
-            row = active(self._parts, building)
-            if row is None or (row.revision, row.role) != (building.revision, Role.CURRENT):
-                raise
-            say(self._out, f"{row.index} is searched in {row.index_name} now: another command switched it")
-        return job
 
     def _serve(self, building: Document) -> None:
         """Settle and verify a loaded index, and make it current."""
@@ -148,13 +151,13 @@ class LoadProgress:
         with render.doing(self._err, f"settling {building.index_name}"):
             reindex.settle(parts.connection, parts.indices, building)
         self._wait_for_pending(building)  # so that their documents are compared, too
-        report = compared(parts, active(parts, building) or building, err=self._err, repair=True)
+        report = compared(parts, parts.active(building) or building, err=self._err, repair=True)
         show_verify(self._out, report, building)
         if not report.holds:
             self._require_acceptable(building, report)
         self._wait_for_pending(building)
         before = registry.current(parts.connection)[building.name]
-        current = reindex.serve(parts.connection, parts.indices, active(parts, building) or building)
+        current = reindex.serve(parts.connection, parts.indices, parts.active(building) or building)
         say(self._out, f"{current.index} is searched in {current.index_name} now")
         say(self._out, f"{before.index_name} is dropped", style="dim")
 
@@ -173,21 +176,50 @@ class LoadProgress:
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
         # What is busy is about to be written, unless the new index refuses it.
-        ids = [drift.id for drift in (*report.drifts, *(drift for drift in report.busy if drift.error is not None))]
+        ids = {drift.id for drift in (*report.drifts, *(drift for drift in report.busy if drift.error is not None))}
         connection = self._parts.connection
-        dead_lettered = set(dead_letters.errors(connection, building.index_name, ids))
+        dead_lettered = dead_letters.errors(connection, building.index_name, list(ids)).keys()
         served = registry.current(connection)[building.name]
-        lacking = set(dead_letters.errors(connection, served.index_name, ids))
+        lacking = dead_letters.errors(connection, served.index_name, list(ids)).keys()
         accepted = dead_lettered if self._despite_dead_lettered else dead_lettered & lacking
-        if report.is_complete and report.suspended is None and accepted >= set(ids):
+        if report.is_complete and report.suspended is None and ids <= accepted:
             return
-        if report.is_complete and dead_lettered >= set(ids):
-            raise _dead_lettered(self._parts, building, len(dead_lettered))
+        if report.is_complete and ids <= dead_lettered:
+            raise self._dead_lettered(building, len(dead_lettered))
         raise IndexingError(
             f"{building.index_name} is not equal to its SELECT, and does not serve",
             hint="Searches still use the current index.\n"
             f"To go on: syncer index rebuild {building.name}\nTo give it up: syncer index abort {building.name}",
         )
+
+    def _dead_lettered(self, document: Document, number: int) -> IndexingError:
+        worst = dead_letters.worst(self._parts.connection, document.index_name)
+        example = f", such as {shortened(worst[0])}: {brief(worst[1])}" if worst else ""
+        if document.role is Role.BUILDING:
+            hint = (
+                "Searches still use the current index.\n"
+                f"Fix the data and run: syncer index rebuild {document.name}\n"
+                "To go on without these documents, add --despite-dead-lettered.\n"
+                "Or fix the SELECT or index.json and run: syncer apply\n"
+                f"To give it up: syncer index abort {document.name}"
+            )
+        else:
+            hint = (
+                f"Elasticsearch's words on each: syncer dead-letters list {document.name}\n"
+                "Fixed data is written by itself. If the SELECT or index.json is fixed: syncer apply"
+            )
+        return IndexingError(
+            f"{amount(number, 'document')} of {document.name} could not be written{example}", hint=hint
+        )
+
+
+def _rate(measured: deque[tuple[float, int]], job: Job) -> float | None:
+    """Documents per second in the last seconds; None if it is too early to tell."""
+    measured.append((time.monotonic(), job.documents_done))
+    while len(measured) > 1 and measured[-1][0] - measured[1][0] >= _RATE_SECONDS:
+        measured.popleft()
+    (began, before), (now, done) = measured[0], measured[-1]
+    return (done - before) / (now - began) if now - began >= 1 else None
 
 
 def _require_done(job: Job, document: Document | None) -> None:
@@ -205,22 +237,3 @@ def _require_done(job: Job, document: Document | None) -> None:
     raise JobError(
         f"Job {job.id} {'was cancelled' if job.state is JobState.CANCELLED else 'failed'}: {what}", hint=hint
     )
-
-
-def _dead_lettered(parts: Parts, document: Document, number: int) -> IndexingError:
-    worst = dead_letters.worst(parts.connection, document.index_name)
-    example = f", such as {shortened(worst[0])}: {brief(worst[1])}" if worst else ""
-    if document.role is Role.BUILDING:
-        hint = (
-            "Searches still use the current index.\n"
-            f"Fix the data and run: syncer index rebuild {document.name}\n"
-            "To go on without these documents, add --despite-dead-lettered.\n"
-            "Or fix the SELECT or index.json and run: syncer apply\n"
-            f"To give it up: syncer index abort {document.name}"
-        )
-    else:
-        hint = (
-            f"Elasticsearch's words on each: syncer dead-letters list {document.name}\n"
-            "Fixed data is written by itself. If the SELECT or index.json is fixed: syncer apply"
-        )
-    return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{example}", hint=hint)

@@ -15,32 +15,29 @@ from syncer.base import log, postgres, settings
 from syncer.base.errors import SourceError, SyncerError
 from syncer.base.postgres import Connection
 from syncer.cli import render
-from syncer.cli.parameters import UsageError
+from syncer.cli.parameters import UsageError, flag
 from syncer.documents import definition
-
-Table = Annotated[
-    str | None, typer.Option("--table", metavar="TABLE", help="Table whose rows become documents.", show_default=False)
-]
-Referring = Annotated[
-    list[str] | None,
-    typer.Option("--with", metavar="TABLE", help="Add the rows of a table that refers to it; can be repeated."),
-]
 
 
 def init(
     *,
-    table: Table = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="TABLE", help="Table whose rows become documents.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the document (default: the table's name).")
     ] = None,
-    referring: Referring = None,
+    referring: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="TABLE", help="Add the rows of a table that refers to it; can be repeated."),
+    ] = None,
     from_select: Annotated[
         Path | None,
         typer.Option(
             "--from-select", metavar="FILE", help="Derive the mapping of a SELECT; keep what index.json says."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files of the document.")] = False,
+    force: Annotated[bool, flag("--force", text="Overwrite existing files of the document.")] = False,
 ) -> None:
     """Draft a document from a table or a SELECT.
 
@@ -54,7 +51,7 @@ def init(
     --from-select derives the mapping of a SELECT that you have written, from the types that
     it returns, also inside JSON that it builds. FILE is a document's select.sql, or any other
     file, which is then copied. Run it again after you have changed the SELECT: it adds what
-    index.json lacks, and changes nothing else in it. What types do not tell is guessed from
+    index.json lacks, and changes nothing else in it. What types do not show is guessed from
     sampled documents, and reported.
 
     Requires only SYNCER_POSTGRES_DSN. Overwrites existing files only with --force, and never

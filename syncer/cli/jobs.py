@@ -1,4 +1,4 @@
-"""The commands ``syncer jobs …``: list and control background jobs."""
+"""The commands ``syncer jobs …``: list and control background jobs; and how a job is shown everywhere."""
 
 from __future__ import annotations
 
@@ -13,25 +13,31 @@ from syncer.apply import reindex
 from syncer.base import migrations, postgres, settings
 from syncer.base.formatting import elapsed
 from syncer.base.postgres import Connection
-from syncer.cli import job_output, parameters, render
-from syncer.cli.render import Part, Rows, say
+from syncer.cli import parameters, render
+from syncer.cli.render import Part, counted, say
 from syncer.jobs import chunks, model, queue
 from syncer.jobs.model import Job, JobKind, JobState
 
 app = typer.Typer(help="List and control background jobs.", no_args_is_help=True)
 
 _FINISHED_SHOWN_MAX = 10
+_SLOW = 10  # documents per second; slower rates are shown with a decimal
 _STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
+_ON_REQUEST = "The other documents are unchanged. Live changes are still followed."
+_CANCELLED = {
+    JobKind.BACKFILL: _ON_REQUEST,
+    JobKind.PARTIAL: _ON_REQUEST,
+    JobKind.INITIAL_LOAD: "The other documents may be missing, or built by an older definition.",
+    JobKind.REFRESH: "The other documents may be stale: a table was truncated or rewritten, or writes were rejected.",
+    JobKind.FAN_OUT: "The other documents may be stale: they do not show the change that caused the job.",
+}
 
-JobId = Annotated[
-    int,
-    typer.Argument(metavar="ID", min=1, help="Job id, as shown by `syncer jobs list`."),
-]
+JobId = Annotated[int, typer.Argument(metavar="ID", min=1, help="Job id, as shown by `syncer jobs list`.")]
 
 
 @app.command("list", epilog="Examples: `syncer jobs list`, `syncer jobs list 7 --json`")
 def list_(
-    job_id: Annotated[int | None, typer.Argument(metavar="ID", min=1, help="Only this job, in full.")] = None,
+    job_id: Annotated[int | None, typer.Argument(metavar="ID", min=1, help="Only this job.")] = None,
     *,
     as_json: parameters.AsJson = False,
 ) -> None:
@@ -41,10 +47,8 @@ def list_(
         jobs = model.recent(connection) if job_id is None else [model.find(connection, job_id)]
     if as_json:
         render.print_json([job.as_json() for job in jobs])
-    elif job_id is not None and jobs:
-        _show(render.console(sys.stdout), jobs[0])
     else:
-        _show_list(render.console(sys.stdout), jobs, job_workers=job_workers)
+        _show(render.console(sys.stdout), jobs, job_workers=job_workers)
 
 
 @app.command()
@@ -60,8 +64,8 @@ def resume(job_id: JobId) -> None:
     """Resume a paused job."""
     with _connect() as connection:
         resumed, job_workers = queue.resume(connection, job_id), chunks.job_workers_alive(connection)
-    if hindrance := job_output.hindrance(resumed):
-        typer.echo(f"Job {resumed.id} is resumed, and {hindrance}.")
+    if reason := hindrance(resumed):
+        typer.echo(f"Job {resumed.id} is resumed, and {reason}.")
     else:
         typer.echo(f"Job {resumed.id} continues{'' if job_workers else ' once `syncer run` is running'}.")
 
@@ -87,15 +91,6 @@ def cancel(job_id: JobId, *, yes: parameters.Yes = False) -> None:
         typer.echo(hint)
 
 
-_CANCELLED = {
-    JobKind.BACKFILL: "The other documents are unchanged. Live changes are still followed.",
-    JobKind.PARTIAL: "The other documents are unchanged. Live changes are still followed.",
-    JobKind.INITIAL_LOAD: "The other documents may be missing, or built by an older definition.",
-    JobKind.REFRESH: "The other documents may be stale: a table was truncated or rewritten, or writes were rejected.",
-    JobKind.FAN_OUT: "The other documents may be stale: they do not show the change that caused the job.",
-}
-
-
 def _connect() -> Connection:
     connection = postgres.connect(settings.load().postgres, name="jobs")
     migrations.require_current(connection)
@@ -105,17 +100,16 @@ def _connect() -> Connection:
 # What is shown
 
 
-def _show_list(console: Console, jobs: Sequence[Job], *, job_workers: int) -> None:
+def _show(console: Console, jobs: Sequence[Job], *, job_workers: int) -> None:
     """Print unfinished jobs, and the last finished ones."""
     if not jobs:
         say(console, "There are no jobs.")
         return
     unfinished = [job for job in jobs if not job.state.is_finished]
     finished = [job for job in jobs if job.state.is_finished]
-    columns = ("id", "kind", "document", "state", "done", "rate", "left", "started (UTC)", "error")
+    columns = ("id", "kind", "document", "state", "done", "pace", "started (UTC)", "result")
     rows = [_cells(job) for job in unfinished + finished[:_FINISHED_SHOWN_MAX]]
-    used = [at for at, _ in enumerate(columns) if any(row[at] for row in rows)]
-    console.print(Rows([columns[at] for at in used], [[row[at] for at in used] for row in rows]))
+    console.print(render.table(columns, rows))
     if len(finished) > _FINISHED_SHOWN_MAX:
         say(console, f"… and {len(finished) - _FINISHED_SHOWN_MAX:,} more, finished; --json lists them all")
     if unfinished and not job_workers:
@@ -124,49 +118,59 @@ def _show_list(console: Console, jobs: Sequence[Job], *, job_workers: int) -> No
 
 def _cells(job: Job) -> list[Part]:
     started = "" if job.started_at is None else f"{job.started_at:%Y-%m-%d %H:%M}"
-    error = (job.error or "").partition("\n")[0]
-    return [str(job.id), job.reason, job.document, _state(job), _done(job), _rate(job), _left(job), started, error]
+    state: Part = (job.state.value, _STYLES.get(job.state, ""))
+    if not job.state.is_finished and hindrance(job):
+        state = ("paused", "yellow") if job.is_paused else ("suspended", "red")
+    outcome = (job.error or "").partition("\n")[0] or (result(job) if job.state.is_finished else "")
+    speed = "" if job.state.is_finished else pace(job)
+    limit = "" if job.rate is None else f"at most {job.rate:,.10g}/s"
+    paces = ", ".join(filter(None, (speed, limit)))
+    return [str(job.id), job.reason, job.document, state, done(job), paces, started, outcome]
 
 
-def _show(console: Console, job: Job) -> None:
-    """Print one job, line by line."""
-    moments = {"created": job.created_at, "started": job.started_at, "finished": job.finished_at}
-    facts: dict[str, Part] = {
-        "job": f"{job.id}: {job.kind} of {job.document}",
-        "cause": job.reason if job.cause else "",
-        "index": f"{job.index_name}, revision {job.revision}",
-        "where": job.where or "",
-        "state": _state(job),
-        "done": _done(job),
-        "of these": job_output.result(job),
-        "rate": _rate(job),
-        "left": _left(job),
-        **{name: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC" for name, at in moments.items()},
-        "error": job.error or "",
-    }
-    render.show_facts(console, facts.items(), indent=0)
-
-
-def _state(job: Job) -> Part:
-    if job.state.is_finished:
-        return job.state.value, _STYLES[job.state]
-    if job.is_paused:
-        return "paused", "yellow"
-    hindrance = job_output.hindrance(job)
-    return (hindrance, "red") if hindrance else job.state.value
-
-
-def _done(job: Job) -> str:
-    if job.documents_total in (None, job.documents_done):
-        return f"{job.documents_done:,}"
+def done(job: Job) -> str:
+    """How many documents of a job are done."""
+    if not job.documents_total or job.documents_total == job.documents_done:
+        return f"{job.documents_done:,} of {counted(job.documents_total)}"
     return f"{job.documents_done:,} of {job.documents_total:,} ({100 * job.documents_done // job.documents_total}%)"
 
 
-def _rate(job: Job) -> str:
-    average = "" if job.documents_per_second is None else f"{job_output.rate(job.documents_per_second)}/s"
-    limit = "" if job.rate is None else f"at most {job.rate:,.10g}/s"
-    return ", ".join(filter(None, (average, limit)))
+def pace(job: Job) -> str:
+    """The speed of a job and the time left; or what it waits for."""
+    if reason := hindrance(job):
+        return reason
+    if job.state is JobState.NEW:
+        return "has not begun"
+    if job.documents_left == 0:
+        return "finding documents that only Elasticsearch has" if job.state is JobState.CLEANING_UP else "finishing"
+    if job.documents_per_second is None:
+        return ""
+    left = "" if job.eta_seconds is None else f", {elapsed(job.eta_seconds)} left"
+    return f"{rate(job.documents_per_second)} documents/s{left}"
 
 
-def _left(job: Job) -> str:
-    return "" if job.eta_seconds is None else elapsed(job.eta_seconds)
+def hindrance(job: Job) -> str:
+    """Why no worker may continue a job; empty if one may."""
+    if job.is_paused:
+        return f"paused; to resume: syncer jobs resume {job.id}"
+    return "waits: the document is suspended" if job.is_suspended else ""
+
+
+def rate(documents_per_second: float) -> str:
+    """A rate, with a decimal if it is low."""
+    decimals = 1 if 0 < documents_per_second < _SLOW else 0
+    return f"{documents_per_second:,.{decimals}f}"
+
+
+def result(job: Job) -> str:
+    """What became of a job's documents."""
+    written = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already newer"
+    return f"{written}, {job.dead_lettered:,} dead-lettered"
+
+
+def show_left(console: Console, job: Job) -> None:
+    """Print how to find a job again after Ctrl-C; the command that created a job of given ids would create another."""
+    is_of_ids = job.kind is JobKind.PARTIAL and job.where is None
+    again = f"To see its progress: syncer jobs list {job.id}" if is_of_ids else "To follow it again: the same command"
+    say(console, f"\nJob {job.id} continues wherever `syncer run` runs.")
+    say(console, f"{again}; to end it: syncer jobs cancel {job.id}")

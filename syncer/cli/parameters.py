@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from syncer.base import settings
 from syncer.base.errors import SyncerError
@@ -46,29 +45,22 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def flag(name: str, *more: str, text: str) -> Any:
+    """An option that takes no value; the help shows none."""
+    return typer.Option(name, *more, help=text, metavar="")
+
+
 Document = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Document name.", autocompletion=documents)]
-DocumentId = Annotated[str, typer.Argument(metavar="ID", help="The document's _id.")]
 MaybeDocument = Annotated[
-    str | None,
-    typer.Argument(metavar="DOCUMENT", help="Document name (default: all).", autocompletion=documents),
+    str | None, typer.Argument(metavar="DOCUMENT", help="Document name (default: all).", autocompletion=documents)
 ]
-OfDocument = Annotated[
-    str | None,
-    typer.Option("--document", metavar="DOCUMENT", help="Only this document.", autocompletion=documents),
-]
-_ONLY = "Only this part."
-NoKafka = Annotated[bool, typer.Option("--no-kafka", help="Do without Kafka: one daemon at a time handles changes.")]
-Only = Annotated[Part | None, typer.Option("--only", metavar="|".join(Part), help=_ONLY)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; docs/json.md has its fields.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-Values = Annotated[bool, typer.Option("--values", help="Show field values, which may be sensitive.")]
-Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, callback=finite, help="Maximum time to wait.")]
-Rate = Annotated[
-    float | None,
-    typer.Option(metavar="NUMBER", min=0.1, callback=finite, help="Maximum documents per second."),
-]
+Index = Annotated[str, typer.Option("--index", metavar="INDEX", help="The index that contains the locks.")]
+NoKafka = Annotated[bool, flag("--no-kafka", text="Do without Kafka: one daemon at a time handles changes.")]
+AsJson = Annotated[bool, flag("--json", text="Print JSON; docs/json.md has its fields.")]
+Yes = Annotated[bool, flag("--yes", "-y", text="Do not ask for confirmation.")]
+Values = Annotated[bool, flag("--values", text="Show field values, which may be sensitive.")]
 DespiteDeadLettered = Annotated[
-    bool, typer.Option("--despite-dead-lettered", help="Go on even if documents cannot be written.")
+    bool, flag("--despite-dead-lettered", text="Go on even if documents cannot be written.")
 ]
 
 
@@ -84,32 +76,3 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise UsageError("Confirmation required, but standard input is not a terminal. Add --yes.")
     typer.confirm(question, abort=True, err=True)
-
-
-class _WithoutFlagTypes:
-    """Shows no type beside a flag in the help: a flag takes no value."""
-
-    def get_params(self, ctx: typer.Context) -> list[Any]:
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
-        for param in found:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return found
-
-
-class _Command(_WithoutFlagTypes, TyperCommand):  # type: ignore[misc]  # Typer's base class is not exported
-    pass
-
-
-class _CommandGroup(_WithoutFlagTypes, TyperGroup):  # type: ignore[misc]
-    pass
-
-
-def hide_flag_types(app: typer.Typer) -> None:
-    """Let the help of all commands show types only beside options that take a value."""
-    app.info.cls = _CommandGroup
-    for command in app.registered_commands:
-        command.cls = _Command
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            hide_flag_types(group.typer_instance)

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from syncer.base import settings
 from syncer.base.metrics import CATALOGUE, Question
 
 _KINDS = {
-    str: "text",
-    SecretStr: "secret",
-    Path: "file",
-    int: "whole number",
-    float: "number",
-    bool: "true or false",
+    "string": "text",
+    "password": "secret",
+    "path": "file",
+    "integer": "whole number",
+    "boolean": "true or false",
+    "object": "mapping",
+    "array": "list",
 }
 
 
@@ -50,12 +49,16 @@ def markdown(topic: Topic, group: Any) -> str:
 
 
 def _commands(group: Any) -> Iterator[str]:
-    hints = get_type_hints(group.callback)
-    yield from _table(
-        (_option(param, hints[param.name]), _help(param)) for param in group.params if param.name in hints
-    )
+    yield from _parameters(param for param in group.params if "completion" not in param.name)
     for name, command in _flattened(group, "syncer"):
-        yield from _command(name, command)
+        arguments = [_name(param) for param in command.params if param.param_type_name == "argument"]
+        has_options = len(arguments) < len(command.params)
+        usage = " ".join([name, *arguments, *(["[OPTIONS]"] if has_options else [])])
+        yield from ("", f"## {name}", "", "```", usage, "```", "")
+        yield inspect.cleandoc(command.callback.__doc__ or "").replace("<", "&lt;")
+        if command.params:
+            yield ""
+            yield from _parameters(command.params)
 
 
 def _flattened(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -66,85 +69,56 @@ def _flattened(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix} {name}", command
 
 
-def _command(name: str, command: Any) -> Iterator[str]:
-    arguments = [param for param in command.params if param.param_type_name == "argument"]
-    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
-    usage = " ".join([name, *map(_argument, arguments), *(["[OPTIONS]"] if options else [])])
-    yield from ("", f"## {name}", "", "```", usage, "```", "")
-    yield inspect.cleandoc(command.callback.__doc__ or "").replace("<", "&lt;")
-    hints = get_type_hints(command.callback)
-    rows = [(f"`{_argument(argument)}`", _help(argument)) for argument in arguments]
-    rows += [(_option(option, hints[option.name]), _help(option)) for option in options]
-    if rows:
-        yield ""
-        yield from _table(rows)
-
-
-def _table(rows: Any) -> Iterator[str]:
+def _parameters(params: Iterable[Any]) -> Iterator[str]:
     yield from ("| | |", "|---|---|")
-    for name, meaning in rows:
-        yield f"| {name} | {meaning} |"
+    for param in params:
+        default = f"{param.default:g}" if isinstance(param.default, float) else param.default
+        has_default = param.default not in (None, False, (), [])
+        meaning = f"{param.help or ''}{f' Default: {default}.' if has_default else ''}".replace("|", "\\|")
+        if param.param_type_name == "argument":
+            yield f"| `{_name(param)}` | {meaning} |"
+        else:
+            value = f" `{param.metavar}`" if param.metavar else ""
+            yield f"| {', '.join(f'`{name}`' for name in param.opts)}{value} | {meaning} |"
 
 
-def _argument(parameter: Any) -> str:
-    name = (parameter.metavar or parameter.name).upper()
-    return (name if parameter.required else f"[{name}]") + ("…" if parameter.nargs == -1 else "")
-
-
-def _option(parameter: Any, hint: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in parameter.opts)
-    if parameter.is_flag:
-        return names
-    kinds = [kind for kind in (*get_args(hint), hint) if isinstance(kind, type) and kind is not type(None)]
-    placeholder = {int: "NUMBER", float: "NUMBER", Path: "FILE"}.get(next(iter(kinds), str), "TEXT")
-    return f"{names} `{parameter.metavar or placeholder}`"
-
-
-def _help(parameter: Any) -> str:
-    has_default = not getattr(parameter, "is_flag", False) and parameter.default not in (None, (), [])
-    default = f"{parameter.default:g}" if isinstance(parameter.default, float) else parameter.default
-    return f"{parameter.help or ''}{f' Default: {default}.' if has_default else ''}".replace("|", "\\|")
+def _name(argument: Any) -> str:
+    name = argument.metavar if argument.required else f"[{argument.metavar}]"
+    return f"{name}{'…' if argument.nargs == -1 else ''}"
 
 
 def _settings() -> Iterator[str]:
     for name, section in settings.Settings.model_fields.items():
-        kind = section.annotation
-        assert isinstance(kind, type)  # for the type checker: each section is a model
-        assert issubclass(kind, BaseModel)  # the same
-        meanings = attribute_docstrings(kind)
-        yield from (f"## {name}", "", inspect.cleandoc(kind.__doc__ or ""), "")
+        model = section.annotation
+        assert isinstance(model, type)  # for the type checker: each section is a model
+        assert issubclass(model, BaseModel)  # the same
+        meanings, schema = _attribute_docstrings(model), model.model_json_schema()["properties"]
+        yield from (f"## {name}", "", inspect.cleandoc(model.__doc__ or ""), "")
         yield from ("| setting | kind | default | meaning |", "|---|---|---|---|")
-        for field, info in kind.model_fields.items():
-            yield f"| `{name}.{field}` | {_kind(info.annotation)} | {_default(info)} | {meanings.get(field, '')} |"
+        for field, info in model.model_fields.items():
+            yield f"| `{name}.{field}` | {_kind(schema[field])} | {_default(info)} | {meanings.get(field, '')} |"
         yield ""
 
 
-def attribute_docstrings(kind: type) -> Mapping[str, str]:
+def _attribute_docstrings(model: type) -> Mapping[str, str]:
     """Return the docstring below each attribute of a class."""
-    [definition] = ast.parse(inspect.getsource(kind)).body
+    [definition] = ast.parse(inspect.getsource(model)).body
     assert isinstance(definition, ast.ClassDef)  # for the type checker
     found = {}
     for attribute, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name):
-            match below:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    found[attribute.target.id] = " ".join(text.split()).replace("``", "`")
+        match attribute, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split()).replace("``", "`")
     return found
 
 
-def _kind(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return " or ".join(f"`{value}`" for value in arguments)
-    if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_kind(kind) for kind in arguments if kind is not type(None)))
-    if origin is dict:
-        return "mapping"
-    if origin in (list, tuple):
-        return "list"
-    if arguments:
-        return _kind(arguments[0])
-    return _KINDS.get(annotation, str(getattr(annotation, "__name__", annotation)))
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(kind) for kind in schema["anyOf"] if kind.get("type") != "null"))
+    kind = str(schema.get("format", schema["type"]))
+    return _KINDS.get(kind, kind)
 
 
 def _default(info: FieldInfo) -> str:

@@ -13,8 +13,6 @@ from syncer.cli import parameters, render
 from syncer.sandbox import Reporter, Sandbox, Versions
 
 app = typer.Typer(help="Run a local Postgres, Kafka and Elasticsearch.", no_args_is_help=True)
-
-out = render.console(sys.stdout)
 err = render.console(sys.stderr)
 
 Folder = Annotated[
@@ -23,8 +21,8 @@ Folder = Annotated[
 ]
 
 
-def _version(shown: str, default: str) -> Any:
-    return typer.Option(metavar="VERSION", help=f"{shown}; by default what the folder has, or {default}.")
+def _version(known: str, default: str) -> Any:
+    return typer.Option(metavar="VERSION", help=f"{known}; by default what the folder has, or {default}.")
 
 
 @app.command("start")
@@ -59,7 +57,6 @@ def stop(*, folder: Folder = None) -> None:
     running = [server.name for server in sandbox.status().servers if server.running]
     sandbox.stop()
     if running:
-        said = f"Stopped {', '.join(running)}; the data stays in {sandbox.folder}"
+        render.say(err, f"Stopped {', '.join(running)}; the data stays in {sandbox.folder}")
     else:
-        said = f"No server is running in {sandbox.folder}"
-    render.say(err, said)
+        render.say(err, f"No server is running in {sandbox.folder}")

@@ -1,29 +1,51 @@
-"""The command ``syncer verify``: compare documents with their SELECT."""
+"""The command ``syncer verify``: compare documents with their SELECT, and print which differ, why, and what to do."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from syncer.base.errors import DefinitionError
+from syncer.base.error_policy import at_work_for
+from syncer.base.errors import DefinitionError, DocumentError
+from syncer.base.formatting import amount, brief
+from syncer.base.lifecycle import Stop
 from syncer.cli import parameters, render
-from syncer.cli.comparing import compared, show_verify
 from syncer.cli.context import Parts, open_parts
-from syncer.documents import registry
+from syncer.cli.jobs import show_left
+from syncer.cli.parameters import flag
+from syncer.cli.render import say
+from syncer.documents import queries, registry
 from syncer.documents.registry import Document
+from syncer.jobs import listing
+from syncer.verify import compare, last_result
+from syncer.verify.compare import VerifyReport
+from syncer.verify.diff import Cause, Drift, advice
+from syncer.verify.settle import SETTLE_SECONDS
+from syncer.worker.foreground import JobFollower
 
-Repair = Annotated[bool, typer.Option("--repair", help="Write differing documents again and compare once more.")]
 _UNDECIDED = 3
 """The exit code if no drift was found but some documents are busy."""
+_SHOWN_MAX = 20
+_PATHS_SHOWN_MAX = 3
+_CAUSES = {
+    None: "",
+    Cause.DEAD_LETTERED: "dead-lettered",
+    Cause.REORDERED: "same elements, other order",
+    Cause.FOREIGN: "another client wrote it",
+    Cause.FOREIGN_AHEAD: "another client wrote it, with a version that syncer has not assigned yet",
+    Cause.LOST: "it shows what a restore or a failover has lost",
+    Cause.INCOMPLETE: "not loaded yet",
+}
 
 
 def verify(
     document: parameters.MaybeDocument = None,
     *,
-    repair: Repair = False,
+    repair: Annotated[bool, flag("--repair", text="Write differing documents again and compare once more.")] = False,
     values: parameters.Values = False,
     as_json: parameters.AsJson = False,
 ) -> None:
@@ -68,3 +90,152 @@ def _kept(parts: Parts, name: str | None) -> Iterator[Document]:
         yield left[0]
     if not done:
         raise DefinitionError("No document is active", hint="Run: syncer apply")
+
+
+def compared(
+    parts: Parts,
+    document: Document,
+    *,
+    err: Console,
+    settle_seconds: float = SETTLE_SECONDS,
+    values: bool = False,
+    repair: bool = False,
+) -> VerifyReport:
+    """Verify one document in one index, and record the result; if it is suspended, or has to be, the report says so.
+
+    If another definition is applied meanwhile, the comparison starts again with that one.
+    """
+    while True:
+        report = _compared(parts, document, err=err, settle_seconds=settle_seconds, values=values, repair=repair)
+        now = parts.active(document)
+        if now is None or now.revision == document.revision:
+            break
+        document = now
+    if now is not None and now.suspended is not None:  # the changes that it missed meanwhile are no drift
+        report = VerifyReport(document=now.name, index_name=now.index_name, suspended=now.suspended)
+    if report.suspended is None and (report.drifts or not report.busy):  # else nothing is known
+        last_result.note(
+            parts.connection,
+            report.index_name,
+            documents=report.documents,
+            drifted=len(report.drifts),
+            repaired=len(report.repaired),
+            is_complete=report.is_complete,
+        )
+    return report
+
+
+def _compared(
+    parts: Parts, document: Document, *, err: Console, settle_seconds: float, values: bool, repair: bool
+) -> VerifyReport:
+    suspended = VerifyReport(document=document.name, index_name=document.index_name, suspended=document.suspended)
+    if document.suspended is not None:
+        return suspended
+    try:
+        with at_work_for(document.name, document.revision):
+            expected = parts.index.holdings.count(document.target)  # counting the SELECT may take as long as reading it
+        with render.progress(err, f"comparing {document.index_name}") as show:
+            return compare.verify(
+                parts.connect,
+                document,
+                index=parts.index,
+                settle_seconds=settle_seconds,
+                values=values,
+                repair=(lambda ids: _write_again(parts, document, ids, err=err)) if repair else None,
+                progress=lambda done: show(
+                    done, max(done, expected), "" if done < expected else "looking for what only Elasticsearch has"
+                ),
+            )
+    except DocumentError as error:
+        suspended.suspended = f"{error.message}\n{error.hint}"
+        return suspended
+
+
+def _write_again(parts: Parts, document: Document, ids: Sequence[str], *, err: Console) -> None:
+    """Write documents by a job, on every shard, and wait until it has ended."""
+    writable = filter(queries.is_text, ids)  # no row has the others, and no job can name them
+    chunk = parts.settings.worker.batch_documents_max
+    job = listing.create_listed(parts.connection, document, writable, chunk=chunk, everywhere=True)
+    if job is None:
+        return
+    follower = JobFollower(connect=parts.connect, refresh=parts.job_worker, stop=Stop())
+    try:
+        follower.follow(job.id)
+    except KeyboardInterrupt:
+        show_left(err, job)
+        raise
+    finally:
+        follower.close()
+
+
+# What is printed
+
+
+def show_verify(console: Console, report: VerifyReport, document: Document) -> None:
+    """Print the result of a verification, and what to do if something differs."""
+    if report.suspended is not None:
+        say(console, (f"{report.document} is suspended:", "bold red"), f" {report.suspended}")
+        return
+    _show_verdict(console, report)
+    if report.searched is not None:
+        found = " and ".join(report.searched) or "no index"
+        wrong = f"Searches find {found} instead of {report.index_name} alone"
+        say(console, (wrong, "bold red"), ". Run: syncer apply")
+    for what, drifts, style in (
+        ("repaired", report.repaired, "dim"),
+        ("busy", report.busy, "yellow"),
+        ("different", report.drifts, ""),
+    ):
+        if drifts:
+            say(console, f"{amount(len(drifts), 'document')} {'is' if len(drifts) == 1 else 'are'} {what}:")
+            _show_drifts(console, drifts, style=style)
+    for line in _advice(report, document):
+        say(console, line, style="dim")
+
+
+def _show_verdict(console: Console, report: VerifyReport) -> None:
+    count, style = amount(report.documents, "document"), "bold red" if report.drifts else "yellow"
+    if differing := report.drifts or report.busy:
+        found = amount(len(differing), "document")
+        verb = ("differs" if len(differing) == 1 else "differ") if report.drifts else "busy"
+        verdict = f"{'' if report.is_complete else 'at least '}{found} {verb}, of {count} compared"
+    elif not report.is_complete:
+        verdict = f"not all documents were compared, only {count}"
+    else:
+        verdict, style = f"{count} {'equals its' if report.documents == 1 else 'equal their'} SELECT", "green"
+    pace = f" ({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)"
+    say(console, (f"{report.document}: {verdict}", style), pace)
+
+
+def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> None:
+    for drift in drifts[:_SHOWN_MAX]:
+        paths = [difference.path for difference in drift.differences]
+        more = f" and {len(paths) - _PATHS_SHOWN_MAX} more" if len(paths) > _PATHS_SHOWN_MAX else ""
+        facts = [
+            f"routing {drift.routing}" if drift.routing not in (None, drift.id) else "",
+            f"version {drift.version}" if drift.version else "",
+            _CAUSES[drift.cause],
+        ]
+        fields = "".join(f" {path}," for path in paths[:_PATHS_SHOWN_MAX]).rstrip(",") + more
+        say(console, f"  {drift.id} {drift.kind}{fields}; {', '.join(filter(None, facts))}".rstrip("; "), style=style)
+        for difference in drift.differences:
+            if difference.expected or difference.held:
+                values = f"{difference.expected or '-'} in Postgres, {difference.held or '-'} in Elasticsearch"
+                say(console, f"      {difference.path}: {values}")
+    if len(drifts) > _SHOWN_MAX:
+        say(console, f"  … and {len(drifts) - _SHOWN_MAX:,} more; --json lists them all")
+
+
+def _advice(report: VerifyReport, document: Document) -> Iterator[str]:
+    if report.jobs:
+        yield f"An open job may write what is busy: {', '.join(map(str, report.jobs))}. To follow it: syncer jobs list"
+    if not report.are_changes_handled:
+        yield "Changes in flight make no progress, so drift is undecided. See: syncer status"
+    elif report.busy and not report.jobs:
+        yield "What is busy was written all the while. To decide whether it has drifted, run it again"
+    if not report.is_complete:
+        yield f"So many differ that not all were compared. To write all of them again: syncer backfill {document.name}"
+    for cause, example in {drift.cause: drift for drift in reversed(report.drifts)}.items():
+        if example.error is not None:
+            yield f"Dead-lettered, for example {example.id}: {brief(example.error)}"
+        yield advice(cause, document)

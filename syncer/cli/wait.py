@@ -11,6 +11,7 @@ from rich.console import Console
 from syncer.base import log, settings
 from syncer.base.formatting import amount
 from syncer.cli import parameters, render
+from syncer.cli.parameters import finite, flag
 from syncer.cli.render import say
 from syncer.verify.wait import TIMEOUT_SECONDS, Waited, Waiter
 
@@ -20,9 +21,11 @@ def wait(
         str, typer.Argument(metavar="TOKEN", help="The result of SELECT syncer.token() in that transaction.")
     ],
     *,
-    timeout: parameters.Timeout = TIMEOUT_SECONDS,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, callback=finite, help="Maximum time to wait.")
+    ] = TIMEOUT_SECONDS,
     searchable: Annotated[
-        bool, typer.Option("--searchable", help="Wait until searches show it; refreshes the indices.")
+        bool, flag("--searchable", text="Wait until searches show it; refreshes the indices.")
     ] = False,
     as_json: parameters.AsJson = False,
 ) -> None:
@@ -44,15 +47,12 @@ def wait(
 
 
 def _show(out: Console, waited: Waited) -> None:
-    what = "searchable" if waited.is_searchable else "indexed"
     if not waited.is_captured:
         say(out, f"Transaction {waited.xid} changed nothing that a document reads.")
         return
-    after = f"after {waited.seconds:.3f} s"
-    if waited.is_complete:
-        say(out, f"Transaction {waited.xid} is {what}, {after}.")
-    else:
-        say(out, f"Transaction {waited.xid} is {what}, {after}, except:")
+    what = "searchable" if waited.is_searchable else "indexed"
+    end = "." if waited.is_complete else ", except:"
+    say(out, f"Transaction {waited.xid} is {what}, after {waited.seconds:.3f} s{end}")
     for letter in waited.dead_lettered:
         say(out, f"  {letter.document} {letter.id} is dead-lettered: {letter.error}")
     for name in waited.suspended:

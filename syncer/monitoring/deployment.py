@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import psycopg
 from confluent_kafka import KafkaException
@@ -95,21 +95,15 @@ class Deployment:
         client = elastic.connect(self.settings.elasticsearch, timeout_seconds=ANSWER_SECONDS)
         return self._stack.enter_context(client)
 
-    def failure(self, server: str) -> SyncerError | None:
-        """Why a server could not be reached; None if it was."""
-        found = self.servers[server]
-        return found if isinstance(found, SyncerError) else None
-
     def _server(self, name: str) -> Any:
-        if self.failure(name) is not None:
+        if isinstance(self.servers[name], SyncerError):
             raise UnseenError(f"{name.title()} cannot be reached")
         return self.servers[name]
 
     @property
     def postgres(self) -> Connection:
         """A session with the daemon's settings that cannot write."""
-        found: Connection = self._server("postgres")
-        return found
+        return cast("Connection", self._server("postgres"))
 
     def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
         """The rows that a query of Postgres returns."""
@@ -130,16 +124,13 @@ class Deployment:
     @property
     def kafka(self) -> AdminClient:
         """A client that only asks."""
-        found: AdminClient = self._server("kafka")
-        return found
+        return cast("AdminClient", self._server("kafka"))
 
     @property
     def topic(self) -> TopicMetadata | None:
         """The topic of changes, if Kafka has it."""
-        found: TopicMetadata | None = self.kafka.list_topics(timeout=ANSWER_SECONDS).topics.get(
-            self.settings.kafka.topic
-        )
-        return found
+        topics = self.kafka.list_topics(timeout=ANSWER_SECONDS).topics
+        return topics.get(self.settings.kafka.topic)
 
     @property
     def topic_settings(self) -> dict[str, str]:
@@ -151,22 +142,15 @@ class Deployment:
     @property
     def elasticsearch(self) -> Elasticsearch:
         """A client that only asks."""
-        found: Elasticsearch = self._server("elasticsearch")
-        return found
+        return cast("Elasticsearch", self._server("elasticsearch"))
 
     @cached_property
     def indices(self) -> list[tuple[Document, dict[str, Any]]]:
         """Each active definition whose index exists, with that index's settings."""
         names = [document.index_name for document in self.documents]
-        found = (
-            self.elasticsearch.indices.get_settings(
-                index=names, flat_settings=True, ignore_unavailable=True, expand_wildcards="all"
-            ).body
-            if names
-            else {}
-        )
-        return [
-            (document, found[document.index_name]["settings"])
-            for document in self.documents
-            if document.index_name in found
-        ]
+        if not names:
+            return []
+        found = self.elasticsearch.indices.get_settings(
+            index=names, flat_settings=True, ignore_unavailable=True, expand_wildcards="all"
+        ).body
+        return [(each, found[each.index_name]["settings"]) for each in self.documents if each.index_name in found]

@@ -189,20 +189,17 @@ def _query(query: str) -> Ask:
     ]
 
 
-def _reach(server: str) -> Ask:
-    """Whether a server was reached."""
+def _reach(server: str, further: Ask = lambda _: ()) -> Ask:
+    """Whether a server was reached; if so, further questions."""
 
-    def ask(deployment: Deployment) -> Iterator[Finding]:
-        if (failure := deployment.failure(server)) is not None:
-            yield Finding(failure.message, failure.hint)
+    def ask(deployment: Deployment) -> Iterable[Finding]:
+        found = deployment.servers[server]
+        return [Finding(found.message, found.hint)] if isinstance(found, SyncerError) else further(deployment)
 
     return ask
 
 
-def _reach_postgres(deployment: Deployment) -> Iterator[Finding]:
-    yield from (failed := list(_reach("postgres")(deployment)))
-    if failed:
-        return
+def _is_usable(deployment: Deployment) -> Iterator[Finding]:
     if deployment.rows("SELECT pg_is_in_recovery()") == [(True,)]:
         yield Finding(
             "The server at postgres.dsn is a standby",
@@ -272,9 +269,8 @@ def _topic_setting(name: str, is_wrong: Callable[[str], bool], right: str) -> As
     return ask
 
 
-def _reach_kafka(deployment: Deployment) -> Iterator[Finding]:
-    yield from (failed := list(_reach("kafka")(deployment)))
-    if not failed and deployment.settings.kafka.topic and deployment.topic is None:
+def _has_topic(deployment: Deployment) -> Iterator[Finding]:
+    if deployment.settings.kafka.topic and deployment.topic is None:
         yield Finding(f"Kafka has no topic {deployment.settings.kafka.topic}", "syncer apply", How.SHELL)
 
 
@@ -429,7 +425,9 @@ _RELOADED = "If nothing changes, the setting is on the server's command line."
 _SQL, _SHELL, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.ADVICE, Severity.CONSIDER
 _KEPT = f"{GC_DELETES_SECONDS}s"
 CHECKS: tuple[Check, ...] = (
-    Check("postgres.reach", "Postgres answers, takes writes and has this schema", _ADVICE, _reach_postgres),
+    Check(
+        "postgres.reach", "Postgres answers, takes writes and has this schema", _ADVICE, _reach("postgres", _is_usable)
+    ),
     Check("postgres.durability", "fsync and full_page_writes are on", _SQL, _query(_OFF), note=_RELOADED),
     Check(
         "postgres.synchronous_commit",
@@ -453,7 +451,7 @@ CHECKS: tuple[Check, ...] = (
     Check("postgres.functions", "Triggers write the outbox with their owner's privileges", _SQL, _query(_FUNCTIONS)),
     Check("postgres.privileges", "The role may do what a daemon does", _ADVICE, _may_use),
     Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
-    Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach_kafka),
+    Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
     Check("kafka.replication", "Every record is on at least two brokers", _SHELL, _replicas, _CONSIDER),
     Check(
         "kafka.cleanup_policy",

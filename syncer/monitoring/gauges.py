@@ -20,60 +20,50 @@ def values(status: Status) -> Values:
         metrics.LAG: {(document.name,): document.lag_seconds for document in status.documents},
         metrics.PROBLEMS: {(): len([problem for problem in problems(status) if not problem.is_passing])},
     }
-    if status.stored is None or POSTGRES in status.silent:
+    stored = status.stored
+    if stored is None or POSTGRES in status.silent:
         return found
-    return found | _of_postgres(status.stored) | _of_documents(status) | _of_jobs(status.stored)
-
-
-def _of_postgres(stored: Stored) -> Values:
-    at_work = stored.at_work
-    troubles: dict[tuple[str, ...], float] = defaultdict(float)
-    for daemon in stored.daemons:
-        troubles[daemon.host, "daemon"] = max(
-            troubles[daemon.host, "daemon"], daemon.silent_seconds if daemon.is_silent else 0.0
-        )
-    for daemon in at_work:
-        for name in daemon.components:
-            troubles[daemon.host, name] = max(troubles[daemon.host, name], 0.0)
-        for trouble in daemon.troubles:
-            key = daemon.host, trouble.component
-            troubles[key] = max(troubles[key], trouble.seconds)
-    return {
-        metrics.WAITING: {("outbox",): stored.outbox_waiting, ("published",): stored.topic_waiting},
-        metrics.COMPONENTS: {
-            ("leader",): float(stored.leader is not None),
-            ("worker",): stored.workers,
-            ("job_worker",): sum("job_worker" in daemon.components for daemon in at_work),
-        },
-        metrics.TROUBLE: troubles,
-        metrics.TRANSACTION: {("open",): stored.open_seconds, ("prepared",): stored.prepared_seconds},
-        metrics.OUTBOX_BYTES: {(): stored.outbox_bytes},
-        metrics.OUTBOX_SEGMENTS: {(): stored.outbox_segments},
-        metrics.EPOCH: {(): stored.epoch},
-        metrics.VERIFIED_AT: {
-            (verification.document,): verification.finished_at.timestamp() for verification in stored.verifications
-        },
-        metrics.DRIFTED: {(verification.document,): verification.drifted for verification in stored.verifications},
-    }
-
-
-def _of_documents(status: Status) -> Values:
     states: dict[tuple[str, ...], float] = {}
     for document in status.documents:
         states[document.name, "suspended"] = float(document.suspended is not None or bool(document.troubles))
         states[document.name, "incomplete"] = float(not document.is_loaded)
         if document.searched is not None and ELASTICSEARCH not in status.silent:
             states[document.name, "alias_wrong"] = float(not document.is_searched_alone)
-    return {
+    jobs = {(str(job.id), str(job.kind), job.document): job for job in stored.jobs}
+    return found | {
+        metrics.WAITING: {("outbox",): stored.outbox_waiting, ("published",): stored.topic_waiting},
+        metrics.COMPONENTS: {
+            ("leader",): float(stored.leader is not None),
+            ("worker",): stored.workers,
+            ("job_worker",): sum("job_worker" in daemon.components for daemon in stored.at_work),
+        },
+        metrics.TROUBLE: _troubles(stored),
+        metrics.TRANSACTION: {("open",): stored.open_seconds, ("prepared",): stored.prepared_seconds},
+        metrics.OUTBOX_BYTES: {(): stored.outbox_bytes},
+        metrics.OUTBOX_SEGMENTS: {(): stored.outbox_segments},
+        metrics.EPOCH: {(): stored.epoch},
+        metrics.VERIFIED_AT: {(last.document,): last.finished_at.timestamp() for last in stored.verifications},
+        metrics.DRIFTED: {(last.document,): last.drifted for last in stored.verifications},
         metrics.STATE: states,
         metrics.DEAD_LETTERS: {(document.name,): document.dead_letters for document in status.documents},
-    }
-
-
-def _of_jobs(stored: Stored) -> Values:
-    jobs = {(str(job.id), str(job.kind), job.document): job for job in stored.jobs}
-    return {
         metrics.JOB_TOTAL: {key: job.documents_total for key, job in jobs.items() if job.documents_total is not None},
         metrics.JOB_DONE: {key: job.documents_done for key, job in jobs.items()},
         metrics.JOB_PAUSED: {key: float(job.is_paused or job.is_suspended) for key, job in jobs.items()},
     }
+
+
+def _troubles(stored: Stored) -> dict[tuple[str, ...], float]:
+    """How long each component has been retrying, and each daemon silent."""
+    found: dict[tuple[str, ...], float] = defaultdict(float)
+    for daemon in stored.daemons:
+        found[daemon.host, "daemon"] = max(
+            found[daemon.host, "daemon"], daemon.silent_seconds if daemon.is_silent else 0.0
+        )
+        if daemon.is_silent:
+            continue
+        for name in daemon.components:
+            found[daemon.host, name] += 0.0
+        for trouble in daemon.troubles:
+            key = daemon.host, trouble.component
+            found[key] = max(found[key], trouble.seconds)
+    return found

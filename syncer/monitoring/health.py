@@ -21,7 +21,7 @@ from syncer.monitoring.daemons import HANG_SECONDS, silence
 from syncer.monitoring.status import Status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HealthCheck:
     """The result of one check of a component or server."""
 
@@ -30,7 +30,7 @@ class HealthCheck:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Health:
     """The results of all checks."""
 
@@ -48,27 +48,23 @@ class Health:
 
 def alive(stop: Stop, components: Collection[str]) -> Health:
     """Check that each of these components of this process makes progress."""
-    silent = {name: silence(stop, name) for name in components}
-    return Health(
-        checks=tuple(
-            HealthCheck(name=name, is_well=True, reason="works")
-            if seconds <= HANG_SECONDS
-            else HealthCheck(name=name, is_well=False, reason=f"has shown no heartbeat for {elapsed(seconds)}")
-            for name, seconds in silent.items()
-        )
-    )
+    checks = []
+    for name in components:
+        seconds = silence(stop, name)
+        is_well = seconds <= HANG_SECONDS
+        reason = "works" if is_well else f"has shown no heartbeat for {elapsed(seconds)}"
+        checks.append(HealthCheck(name, is_well, reason))
+    return Health(tuple(checks))
 
 
 def ready(stop: Stop, components: Collection[str], troubles: Collection[CurrentTrouble], status: Status) -> Health:
     """Check that this process can do its work: its components, what they are retrying, and the servers."""
     waiting = [name for name in components if stop.beat_at(name) is None]
-    reason = "all have started" if components and not waiting else f"not started: {', '.join(waiting) or 'any'}"
-    checks = [HealthCheck(name="components", is_well=bool(components) and not waiting, reason=reason)]
+    has_started = bool(components) and not waiting
+    reason = "all have started" if has_started else f"not started: {', '.join(waiting) or 'any'}"
+    checks = [HealthCheck("components", has_started, reason)]
     if stop.has_been_requested:
-        checks.append(HealthCheck(name="daemon", is_well=False, reason="it is stopping"))
-    checks += [HealthCheck(name=trouble.component, is_well=False, reason=trouble.error) for trouble in troubles]
-    checks += [
-        HealthCheck(name=server.server, is_well=server.error is None, reason=server.error or "answers")
-        for server in status.servers
-    ]
-    return Health(checks=tuple(checks))
+        checks.append(HealthCheck("daemon", is_well=False, reason="it is stopping"))
+    checks += [HealthCheck(trouble.component, is_well=False, reason=trouble.error) for trouble in troubles]
+    checks += [HealthCheck(server.server, server.error is None, server.error or "answers") for server in status.servers]
+    return Health(tuple(checks))

@@ -6,7 +6,7 @@ another problem is not listed beside it: while Postgres is down, nothing else is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -35,7 +35,7 @@ class Urgency(StrEnum):
     """An operator must act."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One problem, in one sentence, and what to do about it, in several lines perhaps.
 
@@ -46,8 +46,8 @@ class Problem:
     message: str
     action: str
     runbook: str
-    detail: str = ""
     about: str | None = None
+    detail: str = ""
     is_passing: bool = False
 
 
@@ -56,9 +56,18 @@ def problems(status: Status) -> tuple[Problem, ...]:
     found = [*_of_servers(status)]
     if status.stored is None or POSTGRES in status.silent:
         return tuple(found)
-    found += _of_daemons(status.stored, status.silent)
-    found += (problem for document in status.documents for problem in _of_document(document, status))
-    return (*found, *_of_jobs(status))
+    found += _of_daemons(status, status.stored)
+    for document in status.documents:
+        found += _of_document(document, status, status.stored)
+    return (*found, *_of_jobs(status, status.stored))
+
+
+def urgency(status: Status) -> Urgency:
+    """The urgency of the status as a whole."""
+    found = problems(status)
+    if any(not problem.is_passing for problem in found):
+        return Urgency.BAD
+    return Urgency.BUSY if found or status.lag_seconds >= _BEHIND_SECONDS else Urgency.WELL
 
 
 def headline(status: Status) -> str:
@@ -68,37 +77,17 @@ def headline(status: Status) -> str:
         return found[0].message if len(found) == 1 else f"{len(found)} problems."
     if not status.documents:
         return "All is well, but no document is active. Run: syncer apply"
-    going = [phrase for phrase in (_in_flight(status), _running(status)) if phrase]
+    assert status.stored is not None  # else there is a problem
+    phrases = []
+    if status.stored.waiting:
+        age = f", the oldest for {duration(status.lag_seconds)}" if status.lag_seconds >= _SOON_SECONDS else ""
+        phrases.append(f"{amount(status.stored.waiting, 'change')} in flight{age}")
+    if left := [job.eta_seconds for job in status.stored.jobs if not job.is_paused]:
+        known = [seconds for seconds in left if seconds is not None]
+        until = f", done in {duration(max(known))}" if len(known) == len(left) else ""
+        phrases.append(f"{amount(len(left), 'job')} running{until}")
     state = "Behind" if urgency(status) is Urgency.BUSY else "All is well"
-    return f"{state}. {'; '.join(going) or 'Nothing is waiting'}."
-
-
-def _in_flight(status: Status) -> str:
-    oldest = f", the oldest for {duration(status.lag_seconds)}" if status.lag_seconds >= _SOON_SECONDS else ""
-    return f"{amount(_waiting(status), 'change')} in flight{oldest}" if _waiting(status) else ""
-
-
-def _waiting(status: Status) -> int:
-    return status.stored.outbox_waiting + status.stored.topic_waiting if status.stored else 0
-
-
-def _jobs(status: Status) -> tuple[Job, ...]:
-    return status.stored.jobs if status.stored else ()
-
-
-def _running(status: Status) -> str:
-    left = [job.eta_seconds for job in _jobs(status) if not job.is_paused]
-    known = [seconds for seconds in left if seconds is not None]
-    until = f", done in {duration(max(known))}" if left and len(known) == len(left) else ""
-    return f"{amount(len(left), 'job')} running{until}" if left else ""
-
-
-def urgency(status: Status) -> Urgency:
-    """The urgency of the status as a whole."""
-    found = problems(status)
-    if any(not problem.is_passing for problem in found):
-        return Urgency.BAD
-    return Urgency.BUSY if found or status.lag_seconds >= _BEHIND_SECONDS else Urgency.WELL
+    return f"{state}. {'; '.join(phrases) or 'Nothing is waiting'}."
 
 
 def as_json(status: Status) -> dict[str, Any]:
@@ -130,83 +119,57 @@ def as_json(status: Status) -> dict[str, Any]:
 
 
 def _of_servers(status: Status) -> Iterator[Problem]:
-    number = _waiting(status)
-    is_known = number and POSTGRES not in status.silent
-    waiting = f" {amount(number, 'change')} {'is' if number == 1 else 'are'} waiting." if is_known else ""
-    daemons = status.stored.at_work if status.stored else ()
+    waiting = ""
+    if status.stored and status.stored.waiting and POSTGRES not in status.silent:
+        number = status.stored.waiting
+        waiting = f" {amount(number, 'change')} {'is' if number == 1 else 'are'} waiting."
+    troubles = [trouble for daemon in (status.stored.at_work if status.stored else ()) for trouble in daemon.troubles]
     for server in status.servers:
         if server.error is not None:
-            troubles = (trouble for daemon in daemons for trouble in daemon.troubles)
             ages = [trouble.seconds for trouble in troubles if trouble.server == server.server]
             silent = max([server.silent_seconds, *ages])
             since = f", for {elapsed(silent)}" if silent >= _SOON_SECONDS else ""
-            yield Problem(
-                message=f"{server.error}{since}.{waiting}",
-                action=server.hint,
-                runbook="SyncerServerSilent",
-                detail=server.detail,
-            )
+            message = f"{server.error}{since}.{waiting}"
+            yield Problem(message, server.hint, "SyncerServerSilent", detail=server.detail)
 
 
-def _of_daemons(stored: Stored, silent: Collection[str]) -> Iterator[Problem]:
+def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:
     if not stored.at_work:
         last = min(stored.daemons, key=lambda daemon: daemon.silent_seconds, default=None)
         since = "" if last is None else f" The last one, {_name(last)}, reported {elapsed(last.silent_seconds)} ago."
-        yield Problem(
-            message=f"No daemon is running.{since}",
-            action="Start one: syncer run. Nothing is lost meanwhile.",
-            runbook="SyncerDown",
-        )
+        action = "Start one: syncer run. Nothing is lost meanwhile."
+        yield Problem(f"No daemon is running.{since}", action, "SyncerDown")
         return
     for daemon in stored.daemons:
         if daemon.is_silent:
-            yield Problem(
-                message=f"The daemon {_name(daemon)} has not reported for {elapsed(daemon.silent_seconds)}.",
-                action="If its process hangs, restart it. If it was killed, this passes within a minute.",
-                runbook="SyncerDaemonMissing",
-                is_passing=True,
-            )
-    if not silent:
-        yield from _of_duties(stored)
-    yield from _of_troubles(stored, silent)
-
-
-def _of_duties(stored: Stored) -> Iterator[Problem]:
-    """What no daemon does, though all servers answer."""
-    if any(daemon.troubles and not daemon.components for daemon in stored.at_work):
-        return  # it says what it waits for
-    is_brief = any(
-        daemon.is_silent or stored.at - daemon.started_at.timestamp() < _BRIEF_SECONDS for daemon in stored.daemons
-    )
-    if stored.leader is None:
-        yield Problem(
-            message="No daemon leads: changes stay in the outbox.",
-            action="If no daemon runs a relay, start one: syncer run. Otherwise restart the daemons.",
-            runbook="SyncerWithoutLeader",
-            is_passing=is_brief,
-        )
-    elif not stored.workers:
-        yield Problem(
-            message="No worker is running: changes are not written.",
-            action="Start a daemon with workers: syncer run, or syncer run --only workers",
-            runbook="SyncerWithoutWorkers",
-            is_passing=is_brief,
-        )
-
-
-def _of_troubles(stored: Stored, silent: Collection[str]) -> Iterator[Problem]:
-    """What components are retrying, each kind of error once; not what follows from a server that does not answer."""
+            message = f"The daemon {_name(daemon)} has not reported for {elapsed(daemon.silent_seconds)}."
+            action = "If its process hangs, restart it. If it was killed, this passes within a minute."
+            yield Problem(message, action, "SyncerDaemonMissing", is_passing=True)
+    # What no daemon does, unless one says what it waits for.
+    is_waiting = any(daemon.troubles and not daemon.components for daemon in stored.at_work)
+    if not status.silent and not is_waiting and not (stored.leader and stored.workers):
+        begins = [stored.at - daemon.started_at.timestamp() < _BRIEF_SECONDS for daemon in stored.daemons]
+        is_brief = any(begins) or len(stored.at_work) < len(stored.daemons)
+        if stored.leader is None:
+            message = "No daemon leads: changes stay in the outbox."
+            action = "If no daemon runs a relay, start one: syncer run. Otherwise restart the daemons."
+            yield Problem(message, action, "SyncerWithoutLeader", is_passing=is_brief)
+        else:
+            message = "No worker is running: changes are not written."
+            action = "Start a daemon with workers: syncer run, or syncer run --only workers"
+            yield Problem(message, action, "SyncerWithoutWorkers", is_passing=is_brief)
+    # Each kind of error once; not what follows from a server that does not answer.
     by_kind: dict[tuple[str, str], list[tuple[Daemon, CurrentTrouble]]] = {}
     for daemon in stored.at_work:
         for trouble in daemon.troubles:
-            if trouble.server not in silent:
+            if trouble.server not in status.silent:
                 by_kind.setdefault((trouble.server, trouble.kind), []).append((daemon, trouble))
     for found in by_kind.values():
         _, longest = max(found, key=lambda pair: pair[1].seconds)
         yield Problem(
-            message=f"{longest.error}, for {elapsed(longest.seconds)}.",
-            action=longest.hint or "It is tried again until it succeeds.",
-            runbook="SyncerComponentTroubled",
+            f"{longest.error}, for {elapsed(longest.seconds)}.",
+            longest.hint or "It is tried again until it succeeds.",
+            "SyncerComponentTroubled",
             detail="\n".join(f"{trouble.component} of {_name(daemon)}" for daemon, trouble in found),
             is_passing=longest.seconds < _BRIEF_SECONDS,
         )
@@ -216,133 +179,76 @@ def _name(daemon: Daemon) -> str:
     return f"{daemon.host}, process {daemon.process}"
 
 
-def _of_document(document: DocumentStatus, status: Status) -> Iterator[Problem]:
+def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> Iterator[Problem]:
+    name = document.name
     is_known = ELASTICSEARCH not in status.silent
     faults = document.faults if is_known else {}
     # A lost index is the cause: why the document is suspended adds nothing.
-    lost = {name for name, fault in faults.items() if fault is not IndexFault.SHARDS_AWAY}
-    suspended = {*document.troubles, *([document.current] if document.suspended is not None else [])}
-    for index_name, fault in faults.items():
-        if index_name in lost or index_name not in suspended:
-            yield _of_index(document, index_name, fault)
+    lost = {index for index, fault in faults.items() if fault is not IndexFault.SHARDS_AWAY}
+    suspended = {**document.troubles, **({document.current: document.suspended} if document.suspended else {})}
+    for index, fault in faults.items():
+        if index in lost or index not in suspended:
+            yield _of_index(document, index, fault)
     if document.current not in lost:
-        yield from _of_state(document, status)
-    yield from _of_indices(document, lost)
+        if document.suspended is not None:
+            what, _, hint = document.suspended.partition("\n")
+            action = hint or "Fix it, then run: syncer apply"
+            yield Problem(f"{name} is suspended: {what}.", action, "SyncerDocumentSuspended", name)
+        elif not document.is_loaded:
+            yield _incomplete(document, stored)
+    for index in document.troubles.keys() - lost:
+        what, _, hint = document.troubles[index].partition("\n")
+        action = f"{hint}\nTo give it up: syncer index abort {name}".strip()
+        message = f"{index} ({document.roles[index]}) is suspended: {what}."
+        yield Problem(message, action, "SyncerDocumentSuspended", name)
     if is_known and document.searched is not None and not document.is_searched_alone and document.current not in faults:
         found = " and ".join(document.searched) or "no index"
-        yield Problem(
-            message=f"Searches of {document.index} find {found} instead of {document.current} alone.",
-            action="Run: syncer apply",
-            runbook="SyncerAliasWrong",
-            about=document.name,
-        )
+        message = f"Searches of {document.index} find {found} instead of {document.current} alone."
+        yield Problem(message, "Run: syncer apply", "SyncerAliasWrong", name)
     if document.drifted:
-        drifted = amount(document.drifted, "document")
-        yield Problem(
-            message=f"{drifted} of {document.name} differed from the SELECT at the last verify.",
-            action=f"Run: syncer verify {document.name} --repair",
-            runbook="SyncerDrift",
-            about=document.name,
-        )
+        message = f"{amount(document.drifted, 'document')} of {name} differed from the SELECT at the last verify."
+        yield Problem(message, f"Run: syncer verify {name} --repair", "SyncerDrift", name)
     if document.dead_letters:
-        yield Problem(
-            message=f"{amount(document.dead_letters, 'document')} of {document.name} could not be written.",
-            action=f"Why, and what to do: syncer dead-letters list {document.name}",
-            runbook="SyncerDeadLetters",
-            about=document.name,
-        )
+        message = f"{amount(document.dead_letters, 'document')} of {name} could not be written."
+        action = f"Why, and what to do: syncer dead-letters list {name}"
+        yield Problem(message, action, "SyncerDeadLetters", name)
 
 
-def _of_state(document: DocumentStatus, status: Status) -> Iterator[Problem]:
-    if document.suspended is not None:
-        what, _, hint = document.suspended.partition("\n")
-        yield Problem(
-            message=f"{document.name} is suspended: {what}.",
-            action=hint or "Fix it, then run: syncer apply",
-            runbook="SyncerDocumentSuspended",
-            about=document.name,
-        )
-    elif not document.is_loaded:
-        yield _incomplete(document, status)
-
-
-def _of_indices(document: DocumentStatus, lost: Collection[str]) -> Iterator[Problem]:
-    """The problems that the registry knows of indices, except those that are lost."""
-    for index_name, reason in document.troubles.items():
-        if index_name not in lost:
-            what, _, hint = reason.partition("\n")
-            yield Problem(
-                message=f"{index_name} ({document.roles[index_name]}) is suspended: {what}.",
-                action=_do_without(document, hint),
-                runbook="SyncerDocumentSuspended",
-                about=document.name,
-            )
-
-
-def _incomplete(document: DocumentStatus, status: Status) -> Problem:
-    loads = (job for job in _jobs(status) if job.index_name == document.current and job.completes_load)
-    load = next((job for job in loads if not job.is_paused), None)
-    if load is not None:
-        left = load.eta_seconds
-        until = "" if left is None else f", done in {duration(left)}"
-        return Problem(
-            message=f"{document.name} is being loaded{until}.",
-            action="Wait: until then some of its documents may be missing or stale.",
-            runbook="SyncerDocumentIncomplete",
-            about=document.name,
-            is_passing=True,
-        )
-    return Problem(
-        message=f"{document.name} is not loaded: documents may be missing or stale.",
-        action=f"Run: syncer apply, or syncer backfill {document.name}",
-        runbook="SyncerDocumentIncomplete",
-        about=document.name,
-    )
-
-
-def _of_index(document: DocumentStatus, index_name: str, fault: IndexFault) -> Problem:
+def _of_index(document: DocumentStatus, index: str, fault: IndexFault) -> Problem:
     """The problem of an index that cannot be searched."""
-    role = document.roles[index_name]
+    is_current = document.roles[index] is Role.CURRENT
     if fault is IndexFault.SHARDS_AWAY:
         action = "Wait if Elasticsearch was just started: it recovers them. Else see: GET /_cluster/allocation/explain"
     elif fault is IndexFault.CLOSED:
-        action = f"Open it: POST /{index_name}/_open. Its document then resumes by itself"
+        action = f"Open it: POST /{index}/_open. Its document then resumes by itself"
     else:
-        action = {
-            Role.CURRENT: "Run: syncer apply",
-            Role.BUILDING: f"Give it up: syncer index abort {document.name}",
-        }[role]
-    of = document.name if role is Role.CURRENT else f"{document.name}, {role}"
-    return Problem(
-        message=f"The index {index_name} (of {of}) {fault}.",
-        action=action,
-        runbook="SyncerDocumentSuspended",
-        about=document.name,
-    )
+        action = "Run: syncer apply" if is_current else f"Give it up: syncer index abort {document.name}"
+    of = document.name if is_current else f"{document.name}, {document.roles[index]}"
+    return Problem(f"The index {index} (of {of}) {fault}.", action, "SyncerDocumentSuspended", document.name)
 
 
-def _do_without(document: DocumentStatus, hint: str) -> str:
-    """The action for a suspended index that is being built."""
-    return f"{hint}\nTo give it up: syncer index abort {document.name}".strip()
+def _incomplete(document: DocumentStatus, stored: Stored) -> Problem:
+    name, runbook = document.name, "SyncerDocumentIncomplete"
+    for job in stored.jobs:
+        if job.index_name == document.current and job.completes_load and not job.is_paused:
+            action = "Wait: until then some of its documents may be missing or stale."
+            return Problem(f"{name} is being loaded{_until(job)}.", action, runbook, name, is_passing=True)
+    action = f"Run: syncer apply, or syncer backfill {name}"
+    return Problem(f"{name} is not loaded: documents may be missing or stale.", action, runbook, name)
 
 
-def _of_jobs(status: Status) -> Iterator[Problem]:
+def _until(job: Job) -> str:
+    return "" if job.eta_seconds is None else f", done in {duration(job.eta_seconds)}"
+
+
+def _of_jobs(status: Status, stored: Stored) -> Iterator[Problem]:
     loaded = {document.current for document in status.documents if document.is_loaded}
-    for job in _jobs(status):
+    for job in stored.jobs:
         if job.is_paused and job.kind.is_pending:
-            yield Problem(
-                message=f"Job {job.id} is paused, and documents of {job.document} are stale until it is done.",
-                action=f"Run: syncer jobs resume {job.id}",
-                runbook="SyncerJobPaused",
-                about=job.document,
-            )
+            message = f"Job {job.id} is paused, and documents of {job.document} are stale until it is done."
+            yield Problem(message, f"Run: syncer jobs resume {job.id}", "SyncerJobPaused", job.document)
         elif job.kind is JobKind.REFRESH and job.index_name in loaded:
             loaded.remove(job.index_name)  # a second refresh, which waits for this one, is the same problem
-            until = "" if job.eta_seconds is None else f", done in {duration(job.eta_seconds)}"
-            yield Problem(
-                message=f"Every document of {job.document} is being written again{until}.",
-                action=f"Wait: until then some may be stale. Its progress: syncer jobs list {job.id}",
-                runbook="SyncerLagging",
-                about=job.document,
-                is_passing=True,
-            )
+            message = f"Every document of {job.document} is being written again{_until(job)}."
+            action = f"Wait: until then some may be stale. Its progress: syncer jobs list {job.id}"
+            yield Problem(message, action, "SyncerLagging", job.document, is_passing=True)

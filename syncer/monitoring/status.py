@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -85,7 +86,7 @@ SELECT d.name, d.definition ->> 'index' AS index, d.index_name, d.revision, d.ro
            WHERE j.index_name = d.index_name AND j.state NOT IN ('done', 'failed', 'cancelled')
              AND j.kind NOT IN ('backfill', 'partial')
        )))::float8 AS held_back_since
-FROM syncer.document AS d ORDER BY d.name, d.role <> 'current', d.index_name
+FROM syncer.document AS d
 """
 _FACTS = f"""
 SELECT 'migrations', to_jsonb(fact) FROM ({migrations.APPLIED}) AS fact
@@ -175,6 +176,11 @@ class Stored:
     def topic_waiting(self) -> int:
         """How many changes were read and are not handled."""
         return max(0, self.published - self.handled)
+
+    @property
+    def waiting(self) -> int:
+        """How many changes are not handled."""
+        return self.outbox_waiting + self.topic_waiting
 
     @property
     def at_work(self) -> tuple[Daemon, ...]:
@@ -350,38 +356,34 @@ class _Questions(Generic[_Answer]):
         self._server = server
         self._answered_at: float | None = None
         self._silent_since: float | None = None
-        self._pending: Future[_Answer] | None = None
+        self._pending: Future[_Answer] = Future()
+        self._pending.cancel()
 
     @property
     def is_pending(self) -> bool:
         """Whether a question has no answer yet."""
-        return self._pending is not None and not self._pending.done()
+        return not self._pending.done()
 
     def ask(self, question: Callable[[], _Answer], seconds: float) -> Server:
         """Ask, and wait so long for the answer; one that comes later is dropped, and asked for again."""
-        began = time.monotonic()
+        began, message, hint, detail = time.monotonic(), None, "", ""
         if self.is_pending:
             seconds = _AGAIN_SECONDS
         else:
             self._pending = Future()
             # Not a thread of an executor: the process would wait for it when it ends.
             threading.Thread(target=_run, args=(question, self._pending), name="status", daemon=True).start()
-        assert self._pending is not None  # see above
         try:
             self.answer = self._pending.result(seconds)
             self._answered_at, self._silent_since = time.monotonic(), None
-        except Exception as error:  # noqa: BLE001 - one server's failure must not hide what the other says
+        except Exception as error:  # noqa: BLE001 - a server's failure must not hide what the other answers
             self._silent_since = self._silent_since or began
             message, hint = describe(self._server, error)
-            detail = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-            return self._state(error=message, hint=hint, detail=detail[:2000])
-        return self._state(error=None)
-
-    def _state(self, *, error: str | None, hint: str = "", detail: str = "") -> Server:
+            detail = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"[:2000]
         now = time.monotonic()
         return Server(
             server=self._server,
-            error=error,
+            error=message,
             hint=hint,
             detail=detail,
             silent_seconds=0.0 if self._silent_since is None else now - self._silent_since,
@@ -420,10 +422,11 @@ def ask_postgres(connection: Connection) -> Stored:
     for name, fact in connection.execute(_FACTS, prepare=True).fetchall():
         facts[name].append(fact)
     migrations.require_ours({fact["name"]: fact["checksum"] for fact in facts["migrations"]})
+    targets = [Target(**{**fact, "role": Role(fact["role"])}) for fact in facts["targets"]]
     return Stored(
         **facts["scalars"][0],
         daemons=tuple(Daemon.of(fact) for fact in facts["daemons"]),
-        targets=tuple(Target(**{**fact, "role": Role(fact["role"])}) for fact in facts["targets"]),
+        targets=tuple(sorted(targets, key=lambda target: (target.name, target.role is not Role.CURRENT))),
         dead_letters={fact["index_name"]: fact["count"] for fact in facts["dead_letters"]},
         verifications=tuple(Verification.of(fact) for fact in facts["verifications"]),
         jobs=tuple(unfinished(connection)),
@@ -456,15 +459,11 @@ def ask_elasticsearch(client: Elasticsearch, targets: Sequence[Target]) -> Held:
 
 def _kafka(stored: Stored | None) -> Server:
     """Kafka, as daemons report it."""
-    troubles = [
-        trouble
-        for daemon in (stored.at_work if stored else ())
-        for trouble in daemon.troubles
-        if trouble.server == KAFKA
-    ]
-    longest = max(troubles, key=lambda trouble: trouble.seconds, default=None)
-    if longest is None:
+    troubles = [trouble for daemon in (stored.at_work if stored else ()) for trouble in daemon.troubles]
+    of_kafka = [trouble for trouble in troubles if trouble.server == KAFKA]
+    if not of_kafka:
         return Server(server=KAFKA, error=None, age_seconds=0.0)
+    longest = max(of_kafka, key=lambda trouble: trouble.seconds)
     silent = longest.seconds
     return Server(server=KAFKA, error=longest.error, hint=longest.hint, silent_seconds=silent, age_seconds=silent)
 
@@ -474,19 +473,14 @@ def _put_together(servers: Sequence[Server], stored: Stored | None, held: Held |
     status = Status(at=at, servers=tuple(servers), stored=stored, documents=())
     if stored is None:
         return status
-    in_flight = status.lag_seconds
-    by_name: dict[str, list[Target]] = defaultdict(list)
-    for target in stored.targets:
-        by_name[target.name].append(target)
-    documents = [_document(targets, stored, held, at=at, in_flight=in_flight) for targets in by_name.values()]
+    held, in_flight = held or Held(counts={}, faults={}, searched={}), status.lag_seconds
+    by_name = groupby(stored.targets, key=lambda target: target.name)
+    documents = [_document(list(targets), stored, held, at=at, in_flight=in_flight) for _, targets in by_name]
     return replace(status, documents=tuple(documents))
 
 
-def _document(
-    targets: Sequence[Target], stored: Stored, held: Held | None, *, at: float, in_flight: float
-) -> DocumentStatus:
-    served = next((target for target in targets if target.role is Role.CURRENT), targets[0])
-    held = held or Held(counts={}, faults={}, searched={})
+def _document(targets: Sequence[Target], stored: Stored, held: Held, *, at: float, in_flight: float) -> DocumentStatus:
+    served = targets[0]  # the current one comes first
     names = [target.index_name for target in targets]
     held_back = 0.0 if served.held_back_since is None else at - served.held_back_since
     return DocumentStatus(
@@ -500,13 +494,7 @@ def _document(
         roles={target.index_name: target.role for target in targets},
         faults={name: held.faults[name] for name in names if name in held.faults},
         dead_letters=sum(stored.dead_letters.get(name, 0) for name in names),
-        drifted=sum(
-            verification.drifted for verification in stored.verifications if verification.document == served.name
-        ),
-        troubles={
-            target.index_name: target.suspended
-            for target in targets
-            if target is not served and target.suspended is not None
-        },
+        drifted=sum(last.drifted for last in stored.verifications if last.document == served.name),
+        troubles={target.index_name: target.suspended for target in targets[1:] if target.suspended is not None},
         searched=tuple(held.searched[served.index]) if served.index in held.searched else None,
     )

@@ -572,7 +572,7 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     for part in ("refresh", "10 of 25 (40%)", "started (UTC)", "at most 1,000/s", "Run: syncer run"):
         assert part in said
     shown = world.syncer("jobs", "list", str(caused.id)).stdout
-    assert "fan_out of blogpost" in shown
+    assert "fan_out" in shown
     listed = world.syncer("jobs", "list", "--json").stdout
     found = {one["id"]: one for one in json.loads(listed)}
     assert (found[job.id]["state"], found[job.id]["documents_left"], found[job.id]["indexed"]) == ("writing", 15, 10)

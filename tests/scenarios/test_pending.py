@@ -15,7 +15,7 @@ from syncer.apply.activate import InitialLoad
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.cli import follow_jobs
-from syncer.cli.comparing import compared
+from syncer.cli.verify import compared
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.jobs import listing, queue

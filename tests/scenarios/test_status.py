@@ -16,7 +16,7 @@ from rich.console import Console
 from syncer.base import metrics
 from syncer.base.lifecycle import Stop
 from syncer.base.settings import PostgresSettings
-from syncer.cli.comparing import compared
+from syncer.cli.verify import compared
 from syncer.documents.registry import current
 from syncer.monitoring import daemons, gauges, status
 from syncer.monitoring.daemons import Reporter

@@ -17,7 +17,7 @@ from syncer.base.model import NUMBER_SHIFT
 from syncer.base.postgres import Connection
 from syncer.capture import progress
 from syncer.capture.progress import moment
-from syncer.cli.comparing import compared
+from syncer.cli.verify import compared
 from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify

@@ -50,7 +50,7 @@ def test_a_name_is_shown_letter_by_letter(width: int, *, is_terminal: bool) -> N
     name = "public.[red]" + "x" * 90
     render.say(console, name)
     render.show_facts(console, [("[bold]", f"{name}\nmore")])
-    console.print(render.Rows(("[green]", "rows"), [(name, "1"), (("[blue]", "red"), "2")]))
+    console.print(render.table(("[green]", "rows"), [(name, "1"), (("[blue]", "red"), "2")]))
     shown = out.getvalue()
     assert shown.count("x") == 3 * name.count("x")
     assert all(part in shown for part in ("[red]", "[bold]", "[blue]", "more"))

@@ -62,14 +62,25 @@ class Access:
         """Whether only this machine can reach the server."""
         return _is_loopback(self.host)
 
-    def rights(self, *, has_token: bool) -> dict[str, bool]:
-        """What a request may do, for the page."""
-        return {
-            "can_act": has_token,
-            "takes_token": self.token is not None,
-            "sees_rows": has_token or (self.token is None and self.is_own),
-            "sees_values": has_token,
-        }
+    def may(self, need: Need, *, has_token: bool) -> bool:
+        """Whether a request has a permission."""
+        is_free = need is Need.NOTHING or (need is Need.FACTS and self.is_own)
+        return has_token or is_free or (need is Need.ROWS and self.is_own and self.token is None)
+
+    def require(self, need: Need, *, has_token: bool) -> None:
+        """Refuse a request that lacks the permission.
+
+        Raises:
+            ForbiddenError, UnauthorizedError: It does.
+        """
+        if self.may(need, has_token=has_token):
+            return
+        if self.token is None:
+            raise ForbiddenError(
+                "This requires a token, and none is set",
+                hint="Set web.token (SYNCER_WEB_TOKEN) and restart the daemon.",
+            )
+        raise UnauthorizedError("This requires the token", hint="Send it as: Authorization: Bearer TOKEN")
 
     def require_ours(self, headers: Headers, *, is_page: bool = False) -> None:
         """Refuse cross-site requests of browsers. A link from another site may lead to the page, which has no data yet.
@@ -103,22 +114,6 @@ class Access:
         if not hmac.compare_digest(given.encode(), self.token.encode()):
             raise UnauthorizedError("Wrong token", hint="It is the value of web.token.")
         return True
-
-    def require(self, need: Need, *, has_token: bool) -> None:
-        """Refuse a request that lacks the permission.
-
-        Raises:
-            ForbiddenError, UnauthorizedError: It does.
-        """
-        is_free = need is Need.NOTHING or (need is Need.FACTS and self.is_own)
-        if has_token or is_free or (need is Need.ROWS and self.is_own and self.token is None):
-            return
-        if self.token is None:
-            raise ForbiddenError(
-                "This requires a token, and none is set",
-                hint="Set web.token (SYNCER_WEB_TOKEN) and restart the daemon.",
-            )
-        raise UnauthorizedError("This requires the token", hint="Send it as: Authorization: Bearer TOKEN")
 
 
 def _is_loopback(name: str) -> bool:

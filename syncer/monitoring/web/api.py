@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -39,7 +39,8 @@ from syncer.monitoring.web.app import Asked, WebRoute, as_json
 from syncer.verify import explain
 from syncer.verify.wait import Waiter
 
-JOB_ID_MAX = 2**63 - 1
+_JOB = f"/api/jobs/<int(max={2**63 - 1}):job_id>/<any(pause, resume, cancel):action>"
+_CHANGES = {"pause": queue.pause, "resume": queue.resume, "cancel": queue.cancel}
 _FINISHED_SHOWN_MAX = 3
 _UNFINISHED_SHOWN_MAX = 200
 _LETTERS_SHOWN_MAX = 1000
@@ -69,7 +70,6 @@ class Api:
 
     def routes(self) -> list[WebRoute]:
         """All routes."""
-        job = f"/api/jobs/<int(max={JOB_ID_MAX}):job_id>"
         return [
             WebRoute(path="/metrics", need=Need.NOTHING, answer=self.metrics),
             WebRoute(path="/healthz", need=Need.NOTHING, answer=self.alive),
@@ -80,9 +80,7 @@ class Api:
             WebRoute(path="/api/wait", need=Need.FACTS, answer=self.wait),
             WebRoute(path="/api/dead-letters", need=Need.ROWS, answer=self.letters),
             WebRoute(path="/api/explain/<document>", need=Need.ROWS, answer=self.explain),
-            WebRoute(path=f"{job}/pause", method="POST", need=Need.ACTIONS, answer=self.pause),
-            WebRoute(path=f"{job}/resume", method="POST", need=Need.ACTIONS, answer=self.resume),
-            WebRoute(path=f"{job}/cancel", method="POST", need=Need.ACTIONS, answer=self.cancel),
+            WebRoute(path=_JOB, method="POST", need=Need.ACTIONS, answer=self.change),
             WebRoute(path="/api/dead-letters/retry", method="POST", need=Need.ACTIONS, answer=self.retry),
         ]
 
@@ -94,29 +92,33 @@ class Api:
 
     def alive(self, _: Asked) -> Response:
         """Whether this process is alive."""
-        return _health(health.alive(self._stop, self._reporter.components))
+        found = health.alive(self._stop, self._reporter.components)
+        return as_json(found.as_json(), 200 if found.is_well else 503)
 
     def ready(self, asked: Asked) -> Response:
         """Whether this process is ready; the reasons may name hosts, so remote clients need the token to see them."""
         found = health.ready(self._stop, self._reporter.components, retry.troubles(), self._reader.read())
-        if not (asked.has_token or self._access.is_own):
-            found = replace(
-                found,
-                checks=tuple(check if check.is_well else replace(check, reason=_HIDDEN) for check in found.checks),
-            )
-        return _health(found)
+        answer = found.as_json()
+        for check in answer["checks"] if not (asked.has_token or self._access.is_own) else ():
+            check["reason"] = check["reason"] if check["is_well"] else _HIDDEN
+        return as_json(answer, 200 if found.is_well else 503)
 
     # To read
 
     def status(self, asked: Asked) -> dict[str, Any]:
         """The status; the conditions and errors of jobs are shown only with the token."""
         status = self._reader.read()
-        stored = status.stored
+        rights = {
+            "can_act": asked.has_token,
+            "takes_token": self._access.token is not None,
+            "sees_rows": self._access.may(Need.ROWS, has_token=asked.has_token),
+            "sees_values": asked.has_token,
+        }
         return {
             **problems.as_json(status),
-            "jobs": [_job(job, asked) for job in stored.jobs] if stored else None,
+            "jobs": [_job(job, asked) for job in status.stored.jobs] if status.stored else None,
             "daemon": {"host": socket.gethostname(), "process": os.getpid(), "version": version("syncer-cdc")},
-            "access": self._access.rights(has_token=asked.has_token),
+            "access": rights,
         }
 
     def events(self, asked: Asked) -> dict[str, Any]:
@@ -165,17 +167,15 @@ class Api:
         id_, values = asked.required("id"), asked.flag("values")
         if values:
             self._access.require(Need.ACTIONS, has_token=asked.has_token)
-        with self._connection() as connection:
+        with self._connection() as connection, elastic.connect(self._settings.elasticsearch) as client:
+            index = Index(client)
             chosen = _active(connection, document)
-            with elastic.connect(self._settings.elasticsearch) as client:
-                index = Index(client)
-                found = explain.explain(connection, index, chosen, id_, seconds=_EXPLAIN_SECONDS)
+            found = explain.explain(connection, index, chosen, id_, seconds=_EXPLAIN_SECONDS)
         answer = explain.as_json(found, id_, values=values)
-        if not asked.has_token:
-            for row in answer["indices"]:  # errors quote values
-                if row["dead_letter"] is not None:
-                    row["dead_letter"]["error"] = None
-                    row["says"], row["hint"] = "It could not be written.", _HIDDEN
+        for row in answer["indices"]:
+            if row["dead_letter"] is not None and not asked.has_token:  # errors quote values
+                row["dead_letter"]["error"] = None
+                row["says"], row["hint"] = "It could not be written.", _HIDDEN
         return answer
 
     def wait(self, asked: Asked) -> dict[str, Any]:
@@ -200,22 +200,13 @@ class Api:
 
     # To change
 
-    def pause(self, asked: Asked, job_id: int) -> dict[str, Any]:
-        """Stop writing chunks of a job until it is resumed."""
+    def change(self, asked: Asked, job_id: int, action: str) -> dict[str, Any]:
+        """Pause, resume or cancel a job; ``note`` says so if documents that it did not write may be stale."""
         with self._connection() as connection:
-            return _job(_changed(asked, connection, job_id, queue.pause), asked)
-
-    def resume(self, asked: Asked, job_id: int) -> dict[str, Any]:
-        """Resume a paused job."""
-        with self._connection() as connection:
-            return _job(_changed(asked, connection, job_id, queue.resume), asked)
-
-    def cancel(self, asked: Asked, job_id: int) -> dict[str, Any]:
-        """Cancel a job; ``note`` says so if documents that it did not write may be stale."""
-        with self._connection() as connection:
-            cancelled = _changed(asked, connection, job_id, queue.cancel)
-            note = reindex.hint_after(connection, cancelled)
-        return {**_job(cancelled, asked), "note": note}
+            changed = _CHANGES[action](connection, job_id)
+            note = reindex.hint_after(connection, changed) if action == "cancel" else ""
+        _log(asked, action, job=job_id)
+        return {**_job(changed, asked), "note": note}
 
     def retry(self, asked: Asked) -> dict[str, Any]:
         """Write the dead-lettered documents of a definition again, as jobs.
@@ -275,15 +266,5 @@ def _job(job: Job, asked: Asked) -> dict[str, Any]:
     return plain if asked.has_token else plain | {name: plain[name] and _HIDDEN for name in ("where", "error")}
 
 
-def _changed(asked: Asked, connection: Connection, job_id: int, change: Callable[[Connection, int], Job]) -> Job:
-    changed = change(connection, job_id)
-    _log(asked, change.__name__, job=job_id)
-    return changed
-
-
 def _log(asked: Asked, action: str, **about: Any) -> None:
     structlog.get_logger().info("web.acted", action=action, address=asked.address, **about)
-
-
-def _health(found: health.Health) -> Response:
-    return as_json(found.as_json(), 200 if found.is_well else 503)

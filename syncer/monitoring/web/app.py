@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import structlog
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.http import generate_etag
 from werkzeug.routing import Map, Rule
@@ -49,65 +49,48 @@ _STATUS: dict[type[SyncerError], int] = {
     WaitTimeoutError: 504,
 }
 _BUSY = 503
-_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _TEXT_MAX = 1000
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+# Links to other pages, which do not ship; their text stays.
+_OTHER_PAGES = re.compile(r"\[([^\]]*)\]\((?!#)[^)]*\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A permitted request: the parameters in its query and body, whether it has the token, and the client's address."""
+    """A permitted request: the parameters in its query and body, whether it has the token, and the client's address.
+
+    Raises:
+        ConfigError: A parameter is not what it should be. So raise all methods.
+    """
 
     words: Mapping[str, Any]
     has_token: bool
     address: str
 
     def text(self, name: str) -> str | None:
-        """A text parameter; None if it is missing.
-
-        Raises:
-            ConfigError: It is not text, or Postgres cannot store it.
-        """
+        """A text parameter; None if it is missing."""
         value = self.words.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, str) or len(value) > _TEXT_MAX or _UNSTORABLE.search(value):
-            raise ConfigError(f"{name} must be text of at most {_TEXT_MAX:,} characters")
-        return value
+        if value is None or (isinstance(value, str) and len(value) <= _TEXT_MAX and not _UNSTORABLE.search(value)):
+            return value
+        raise ConfigError(f"{name} must be text of at most {_TEXT_MAX:,} characters")
 
     def required(self, name: str) -> str:
-        """A text parameter that must be there.
-
-        Raises:
-            ConfigError: It is missing.
-        """
+        """A text parameter that must be there."""
         value = self.text(name)
         if not value:
             raise ConfigError(f"Missing parameter: {name}", hint=f"Add {name}=…")
         return value
 
     def flag(self, name: str) -> bool:
-        """A boolean parameter; false if it is missing.
-
-        Raises:
-            ConfigError: It is not a boolean.
-        """
+        """A boolean parameter; false if it is missing."""
         value = str(self.words.get(name, "false")).lower()
         if value not in ("true", "false", "1", "0"):
             raise ConfigError(f"{name} must be true or false")
         return value in ("true", "1")
 
     def number(self, name: str, *, default: int, most: int) -> int:
-        """A whole number from 0 to ``most``.
-
-        Raises:
-            ConfigError: It is not one.
-        """
+        """A whole number from 0 to ``most``."""
         value = str(self.words.get(name, default))
         if not (value.isascii() and value.isdigit()) or len(value) > len(str(most)) or int(value) > most:
             raise ConfigError(f"{name} must be a number from 0 to {most:,}")
@@ -132,8 +115,7 @@ class App:
 
     def __init__(self, access: Access, routes: Iterable[WebRoute]) -> None:
         self._access = access
-        static = files(__package__) / "static"
-        self._files = {file.name: file.read_bytes() for file in static.iterdir() if file.is_file()}
+        self._files = {file.name: file.read_bytes() for file in (files(__package__) / "static").iterdir()}
         self._files["operating.html"] = _manual(self._files["manual.html"].decode()).encode()
         rules = [Rule(route.path, endpoint=route, methods=[route.method]) for route in routes]
         for path, name in (("/", "index.html"), ("/operating", "operating.html"), ("/static/<name>", "")):
@@ -148,8 +130,14 @@ class App:
         request = Request(environ)
         try:
             response = self._answer(request)
+        except NotFound:
+            response = _problem(404, f"Not found: {request.path[:200]}", "The paths are in docs/json.md.")
+        except MethodNotAllowed as error:
+            allowed = ", ".join(error.valid_methods or ())
+            response = _problem(405, f"{request.method[:20]} is not allowed here", f"Allowed: {allowed}.")
+            response.headers["Allow"] = allowed
         except HTTPException as error:
-            response = _of_http(request, error)
+            response = _problem(error.code or 400, error.description or error.name)
         except Exception as error:  # noqa: BLE001 - reported to the client or in the log
             response = self._of_error(request, error)
         response.headers.extend(_HEADERS)
@@ -175,7 +163,7 @@ class App:
         """
         if name not in self._files:
             raise NotFound
-        response = Response(self._files[name], content_type=_TYPES[name.rpartition(".")[2]])
+        response = Response(self._files[name], content_type=f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8")
         response.set_etag(generate_etag(self._files[name]))
         response.headers["Cache-Control"] = "no-cache"  # revalidated each time, and sent only if it has changed
         return response.make_conditional(request)
@@ -208,23 +196,11 @@ def _problem(status: int, message: str, hint: str = "") -> Response:
     return as_json({"message": message, "hint": hint}, status)
 
 
-def _of_http(request: Request, error: HTTPException) -> Response:
-    match error:
-        case NotFound():
-            return _problem(404, f"Not found: {request.path[:200]}", "The paths are in docs/json.md.")
-        case MethodNotAllowed():
-            allowed = ", ".join(error.valid_methods or ())
-            response = _problem(405, f"{request.method[:20]} is not allowed here", f"Allowed: {allowed}.")
-            response.headers["Allow"] = allowed
-            return response
-    return _problem(error.code or 400, error.description or error.name)
-
-
 def _words(request: Request) -> dict[str, Any]:
     """The query, and the JSON object in the body of a POST.
 
     Raises:
-        ConfigError: The body is something else.
+        ConfigError: The body is not a JSON object.
     """
     body = request.get_data(cache=False) if request.method == "POST" else b""
     try:
@@ -244,22 +220,9 @@ def _log_refused(_: str, requests: int, last: tuple[str, str]) -> None:
 def _manual(page: str) -> str:
     """Render docs/operating.md, so that a problem's link works without internet access."""
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = markdown.parse((shipped.folder("docs") / "operating.md").read_text("utf-8"))
-    for place, token in enumerate(tokens):
+    text = (shipped.folder("docs") / "operating.md").read_text("utf-8")
+    tokens = markdown.parse(_OTHER_PAGES.sub(r"\1", text))
+    for token, following in pairwise(tokens):
         if token.type == "heading_open":
-            token.attrSet("id", tokens[place + 1].content.lower().replace(" ", "-"))
-        elif token.children:
-            token.children = _without_other_pages(token.children)
+            token.attrSet("id", following.content.lower().replace(" ", "-"))
     return page.replace("{content}", markdown.renderer.render(tokens, markdown.options, {}))
-
-
-def _without_other_pages(tokens: list[Token]) -> list[Token]:
-    """The same without links to other pages, which do not ship; their text stays."""
-    kept: list[Token] = []
-    is_within = True
-    for token in tokens:
-        if token.type == "link_open":
-            is_within = str(token.attrGet("href")).startswith("#")
-        if is_within or token.type not in ("link_open", "link_close"):
-            kept.append(token)
-    return kept

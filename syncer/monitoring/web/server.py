@@ -25,48 +25,43 @@ from syncer.base.settings import WebSettings
 
 PORTS_TRIED = 10
 """How many ports are tried, from the default one on: so many daemons on one machine have a page each."""
-CONNECTIONS_MAX = 100
-"""How many sockets are open at once, the server's own included."""
-_THREADS = 8
-"""More than may wait for a server at once, so a server that hangs delays neither metrics nor health."""
 _STOP_SECONDS = 2
 _LOOP_SECONDS = 0.5
 _BACKLOG = 1024
 """More connections than this at once would be accepted in any order, after a second or more."""
-_HEADER_BYTES_MAX = 16 * 1024
-_BODY_BYTES_MAX = 64 * 1024
-_SILENT_SECONDS = 10
-"""How long a connection may be idle: less than a liveness probe is patient."""
-_CLEANUP_SECONDS = 2
-
-Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+_LIMITS: dict[str, Any] = {
+    "threads": 8,  # more than may wait for a server at once, so a server that hangs delays neither metrics nor health
+    "connection_limit": 100,  # the server's own sockets included
+    "channel_timeout": 10,  # how long a connection may be idle: less than a liveness probe is patient
+    "cleanup_interval": 2,
+    "max_request_header_size": 16 * 1024,
+    "max_request_body_size": 64 * 1024,
+}
 
 
 class WebServer:
     """The HTTP server of a WSGI application, on a bound socket: see `listen`."""
 
-    def __init__(self, listening: socket.socket, application: Application, *, has_token: bool) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        application: Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]],
+        *,
+        has_token: bool,
+    ) -> None:
         self._listening = listening
         self._application = application
         self._has_token = has_token
-        self.address = _address(listening)
+        host, port, *_ = listening.getsockname()
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def run(self, stop: Stop) -> None:
         """Answer requests until told to stop."""
-        _silence()
+        # What waitress logs of clients is discarded: standard error is for our log lines.
+        logging.getLogger("waitress").propagate = False
+        logging.getLogger("waitress").addHandler(logging.NullHandler())
         sockets: dict[int, Any] = {}
-        server = create_server(
-            self._application,
-            map=sockets,
-            sockets=[self._listening],
-            threads=_THREADS,
-            ident=None,
-            connection_limit=CONNECTIONS_MAX,
-            channel_timeout=_SILENT_SECONDS,
-            cleanup_interval=_CLEANUP_SECONDS,
-            max_request_header_size=_HEADER_BYTES_MAX,
-            max_request_body_size=_BODY_BYTES_MAX,
-        )
+        server = create_server(self._application, map=sockets, sockets=[self._listening], ident=None, **_LIMITS)
         assert isinstance(server, TcpWSGIServer)  # one socket makes one server
         structlog.get_logger().info("web.listening", address=self.address, has_token=self._has_token)
         try:
@@ -86,41 +81,17 @@ def listen(settings: WebSettings) -> socket.socket | None:
     if settings.port is None:
         return None
     is_chosen = "port" in settings.model_fields_set
-    last = settings.port + (1 if is_chosen else PORTS_TRIED)
-    for port in range(settings.port, last):
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    ports = range(settings.port, settings.port + (1 if is_chosen else PORTS_TRIED))
+    for port in ports:
         try:
-            return _bound(settings.host, port)
+            return socket.create_server((settings.host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            trouble = error
-            if error.errno != errno.EADDRINUSE:
-                break
-    if is_chosen or trouble.errno != errno.EADDRINUSE:
-        raise ConfigError(
-            f"The status page cannot listen at {settings.host}, port {settings.port}: {trouble.strerror}",
-            hint="Set web.host and web.port (SYNCER_WEB_HOST, SYNCER_WEB_PORT): 0 for any port that is free, none for "
-            "no page.",
-        )
-    structlog.get_logger().warning(
-        "web.absent",
-        host=settings.host,
-        ports=f"{settings.port} to {last - 1}",
-    )
+            if is_chosen or error.errno != errno.EADDRINUSE:
+                raise ConfigError(
+                    f"The status page cannot listen at {settings.host}, port {port}: {error.strerror}",
+                    hint="Set web.host and web.port (SYNCER_WEB_HOST, SYNCER_WEB_PORT): 0 for any port that is free, "
+                    "none for no page.",
+                ) from error
+    structlog.get_logger().warning("web.absent", host=settings.host, ports=f"{ports[0]} to {ports[-1]}")
     return None
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-
-
-def _address(listening: socket.socket) -> str:
-    host, port, *_ = listening.getsockname()
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _silence() -> None:
-    """Discard waitress's messages about clients: standard error is for our log lines."""
-    logger = logging.getLogger("waitress")
-    logger.propagate = False
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())

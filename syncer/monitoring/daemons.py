@@ -119,7 +119,7 @@ class Reporter:
         self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
-        """Report until told to stop; then remove the row."""
+        """Report until a stop is requested; then remove the row."""
         self._log.info("daemon.joined", timeline=f"A daemon started, version {version('syncer-cdc')}.")
         try:
             while not stop.is_requested:
@@ -166,8 +166,8 @@ class Reporter:
         longest = {(each.component, each.server, each.kind): each for each in reversed(retry.troubles())}
         troubles = [asdict(trouble) for trouble in longest.values()]
         troubles += [asdict(trouble) for trouble in self._hanging()]
-        who = (self._id, socket.gethostname(), os.getpid(), version("syncer-cdc"))
-        return (*who, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
+        identity = (self._id, socket.gethostname(), os.getpid(), version("syncer-cdc"))
+        return (*identity, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
 
     def _hanging(self) -> list[CurrentTrouble]:
         """The components that show no heartbeat."""

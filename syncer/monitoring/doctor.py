@@ -181,12 +181,15 @@ FROM r WHERE is_filtered
 _IS_WORKER = "SELECT has_sequence_privilege('syncer.version', 'USAGE')"
 
 
-def _query(query: str) -> Ask:
+def _sql(id_: str, expected: str, query: str, severity: Severity = Severity.WRONG) -> Check:
     """A query that returns problems and their fixes."""
-    return lambda deployment: [
-        Finding(found, fix)
-        for found, fix in (deployment.schema if "syncer" in query else deployment.postgres).execute(query)
-    ]
+
+    def ask(deployment: Deployment) -> Iterable[Finding]:
+        connection = deployment.schema if "syncer" in query else deployment.postgres
+        return [Finding(found, fix) for found, fix in connection.execute(query)]
+
+    note = "If nothing changes, the setting is on the server's command line." if "pg_reload_conf" in query else ""
+    return Check(id_, expected, How.SQL, ask, severity, note)
 
 
 def _reach(server: str, further: Ask = lambda _: ()) -> Ask:
@@ -252,19 +255,31 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
 # Kafka: settings of the topic
 
 
-def _topic_setting(name: str, is_wrong: Callable[[str], bool], right: str) -> Ask:
-    """A setting of the topic that must not have such a value."""
+_TOPIC: dict[str, tuple[Callable[[str], bool], str]] = {
+    "cleanup.policy": (lambda value: "compact" in value, "delete"),
+    "unclean.leader.election.enable": (lambda value: value == "true", "false"),
+    "retention.ms": (lambda value: 0 <= int(value) < 86_400_000, "604800000"),
+    "retention.bytes": (lambda value: int(value) >= 0, "-1"),
+    "min.insync.replicas": (lambda value: value == "1", "2"),
+}
+"""Whether the value of a setting of the topic is wrong, and the right one."""
+
+
+def _topic(*names: str) -> Ask:
+    """Settings of the topic."""
 
     def ask(deployment: Deployment) -> Iterator[Finding]:
-        value, settings = deployment.topic_settings[name], deployment.settings.kafka
-        if is_wrong(value):
-            credentials = " --command-config client.properties" if settings.properties else ""
-            command = (
-                f"kafka-configs.sh --bootstrap-server {settings.bootstrap_servers}{credentials} "
-                f"--alter --entity-type topics --entity-name {settings.topic} --add-config {name}={right}"
-            )
-            note = "client.properties holds the credentials, as Java clients read them." if credentials else ""
-            yield Finding(f"{name} is {value}", command, note=note)
+        settings = deployment.settings.kafka
+        credentials = " --command-config client.properties" if settings.properties else ""
+        note = "client.properties holds the credentials, as Java clients read them." if credentials else ""
+        for name in names:
+            value, (is_wrong, right) = deployment.topic_settings[name], _TOPIC[name]
+            if is_wrong(value):
+                command = (
+                    f"kafka-configs.sh --bootstrap-server {settings.bootstrap_servers}{credentials} "
+                    f"--alter --entity-type topics --entity-name {settings.topic} --add-config {name}={right}"
+                )
+                yield Finding(f"{name} is {value}", command, note=note)
 
     return ask
 
@@ -274,29 +289,16 @@ def _has_topic(deployment: Deployment) -> Iterator[Finding]:
         yield Finding(f"Kafka has no topic {deployment.settings.kafka.topic}", "syncer apply", How.SHELL)
 
 
-def _replicas(deployment: Deployment) -> Iterator[Finding]:
-    least = deployment.topic_settings["min.insync.replicas"]
+def _replicas(deployment: Deployment) -> Iterable[Finding]:
+    least = list(_topic("min.insync.replicas")(deployment))
     assert deployment.topic is not None  # it has settings
-    replicas = min(len(partition.replicas) for partition in deployment.topic.partitions.values())
-    if replicas == 1:
-        yield Finding(
-            "The topic has one replica: if its broker is lost, so are its changes",
-            "Use three brokers. kafka.replication_factor applies to a topic that syncer creates; "
-            "kafka-reassign-partitions.sh adds replicas to an existing one.",
-            How.ADVICE,
-        )
-    elif int(least) == 1:
-        yield from _topic_setting("min.insync.replicas", bool, "2")(deployment)
-
-
-_DAY_MILLISECONDS = 86_400_000
-
-
-def _retention(deployment: Deployment) -> Iterator[Finding]:
-    yield from _topic_setting("retention.ms", lambda value: 0 <= int(value) < _DAY_MILLISECONDS, "604800000")(
-        deployment
+    if min(len(partition.replicas) for partition in deployment.topic.partitions.values()) > 1:
+        return least
+    more = (
+        "Use three brokers. kafka.replication_factor applies to a topic that syncer creates; "
+        "kafka-reassign-partitions.sh adds replicas to an existing one."
     )
-    yield from _topic_setting("retention.bytes", lambda value: int(value) >= 0, "-1")(deployment)
+    return [Finding("The topic has one replica: if its broker is lost, so are its changes", more, How.ADVICE)]
 
 
 # Elasticsearch: settings of the indices
@@ -319,16 +321,26 @@ def _request(deployment: Deployment, method: str, path: str, body: Mapping[str, 
     return " ".join(words)
 
 
-def _index_setting(
-    names: Sequence[str], default: str, is_wrong: Callable[[str], bool], right: str | None, *, is_current: bool = False
-) -> Ask:
-    """Settings of each index, or of each current one, that must not have such a value."""
+_KEPT = f"{GC_DELETES_SECONDS}s"
+_INDEX: dict[str, tuple[str, Callable[[str], bool], str | None]] = {
+    "index.gc_deletes": ("60s", lambda value: seconds(value) < GC_DELETES_SECONDS, _KEPT),
+    "index.translog.durability": ("request", lambda value: value == "async", "request"),
+    "index.refresh_interval": ("1s", lambda value: value.startswith("-1"), None),
+    "index.lifecycle.name": ("", bool, None),
+    **dict.fromkeys(PIPELINES, ("_none", lambda value: value != "_none", None)),
+}
+"""The default of a setting of an index, whether a value is wrong, and the right one."""
+
+
+def _index(*names: str, is_current: bool = False) -> Ask:
+    """Settings of each index, or of each current one."""
 
     def ask(deployment: Deployment) -> Iterator[Finding]:
         for document, settings in deployment.indices:
-            for name in names:
+            for name in names if document.role is Role.CURRENT or not is_current else ():
+                default, is_wrong, right = _INDEX[name]
                 value = str(settings.get(name, default)).lower()
-                if (document.role is Role.CURRENT or not is_current) and is_wrong(value):
+                if is_wrong(value):
                     fix = _request(deployment, "PUT", f"/{document.index_name}/_settings", {name: right})
                     yield Finding(f"{name} of {document.index_name} is {value}", fix)
 
@@ -421,85 +433,38 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
 
 _ROLES = "If this is a daemon's role: run docs/roles.sql, and make the role a member of the group roles of its duties."
 _CATCHES_UP = "It installs them, and writes the documents again that may have missed changes."
-_RELOADED = "If nothing changes, the setting is on the server's command line."
+_AGAIN = "Then write the documents again: syncer backfill DOCUMENT"
 _SQL, _SHELL, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.ADVICE, Severity.CONSIDER
-_KEPT = f"{GC_DELETES_SECONDS}s"
+_ANSWERS = "Postgres answers, takes writes and has this schema"
+_COMMITS = "No application commits with synchronous_commit off"
+_DEADLOCKS = f"deadlock_timeout is longer than {LOCK_SECONDS_MAX:g} s"
+_FORGETS = f"Every index remembers deletes for {_KEPT}"
+_TRANSLOG = "No current index has an asynchronous translog"
+_REFRESH = "Every current index is refreshed"
+_ELECTION = "No broker that lacks records can lead"
+_RETENTION = "The topic keeps changes for longer than an outage"
 CHECKS: tuple[Check, ...] = (
-    Check(
-        "postgres.reach", "Postgres answers, takes writes and has this schema", _ADVICE, _reach("postgres", _is_usable)
-    ),
-    Check("postgres.durability", "fsync and full_page_writes are on", _SQL, _query(_OFF), note=_RELOADED),
-    Check(
-        "postgres.synchronous_commit",
-        "No application commits with synchronous_commit off",
-        _SQL,
-        _query(_COMMITS_OFF),
-        _CONSIDER,
-        _RELOADED,
-    ),
-    Check(
-        "postgres.deadlock_timeout",
-        f"deadlock_timeout is longer than {LOCK_SECONDS_MAX:g} s",
-        _SQL,
-        _query(_DEADLOCK_TIMEOUT),
-        _CONSIDER,
-        _RELOADED,
-    ),
-    Check("postgres.logged", "Every table and sequence of the syncer schema is logged", _SQL, _query(_UNLOGGED)),
-    Check("postgres.sequence", "Versions count by one, without a cache or a cycle", _SQL, _query(_SEQUENCE)),
+    Check("postgres.reach", _ANSWERS, _ADVICE, _reach("postgres", _is_usable)),
+    _sql("postgres.durability", "fsync and full_page_writes are on", _OFF),
+    _sql("postgres.synchronous_commit", _COMMITS, _COMMITS_OFF, _CONSIDER),
+    _sql("postgres.deadlock_timeout", _DEADLOCKS, _DEADLOCK_TIMEOUT, _CONSIDER),
+    _sql("postgres.logged", "Every table and sequence of the syncer schema is logged", _UNLOGGED),
+    _sql("postgres.sequence", "Versions count by one, without a cache or a cycle", _SEQUENCE),
     Check("postgres.triggers", "Every table that documents read has its triggers", _SHELL, _triggers, note=_CATCHES_UP),
-    Check("postgres.functions", "Triggers write the outbox with their owner's privileges", _SQL, _query(_FUNCTIONS)),
+    _sql("postgres.functions", "Triggers write the outbox with their owner's privileges", _FUNCTIONS),
     Check("postgres.privileges", "The role may do what a daemon does", _ADVICE, _may_use),
     Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
     Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
     Check("kafka.replication", "Every record is on at least two brokers", _SHELL, _replicas, _CONSIDER),
-    Check(
-        "kafka.cleanup_policy",
-        "The topic is not compacted",
-        _SHELL,
-        _topic_setting("cleanup.policy", lambda value: "compact" in value, "delete"),
-    ),
-    Check(
-        "kafka.unclean_election",
-        "No broker that lacks records can lead",
-        _SHELL,
-        _topic_setting("unclean.leader.election.enable", lambda value: value == "true", "false"),
-    ),
-    Check("kafka.retention", "The topic keeps changes for longer than an outage", _SHELL, _retention, _CONSIDER),
+    Check("kafka.cleanup_policy", "The topic is not compacted", _SHELL, _topic("cleanup.policy")),
+    Check("kafka.unclean_election", _ELECTION, _SHELL, _topic("unclean.leader.election.enable")),
+    Check("kafka.retention", _RETENTION, _SHELL, _topic("retention.ms", "retention.bytes"), _CONSIDER),
     Check("elasticsearch.reach", "Elasticsearch answers", _ADVICE, _reach("elasticsearch")),
-    Check(
-        "elasticsearch.gc_deletes",
-        f"Every index remembers deletes for {_KEPT}",
-        _SHELL,
-        _index_setting(["index.gc_deletes"], "60s", lambda value: seconds(value) < GC_DELETES_SECONDS, _KEPT),
-    ),
-    Check(
-        "elasticsearch.durability",
-        "No current index has an asynchronous translog",
-        _SHELL,
-        _index_setting(
-            ["index.translog.durability"], "request", lambda value: value == "async", "request", is_current=True
-        ),
-    ),
-    Check(
-        "elasticsearch.refresh",
-        "Every current index is refreshed",
-        _SHELL,
-        _index_setting(["index.refresh_interval"], "1s", lambda value: value.startswith("-1"), None, is_current=True),
-    ),
-    Check(
-        "elasticsearch.pipelines",
-        "No ingest pipeline changes documents",
-        _SHELL,
-        _index_setting(PIPELINES, "_none", lambda value: value != "_none", None),
-        note="Then write the documents again: syncer backfill DOCUMENT",
-    ),
-    Check(
-        "elasticsearch.lifecycle",
-        "No lifecycle policy manages an index",
-        _SHELL,
-        _index_setting(["index.lifecycle.name"], "", bool, None),
-    ),
+    Check("elasticsearch.gc_deletes", _FORGETS, _SHELL, _index("index.gc_deletes")),
+    Check("elasticsearch.durability", _TRANSLOG, _SHELL, _index("index.translog.durability", is_current=True)),
+    Check("elasticsearch.refresh", _REFRESH, _SHELL, _index("index.refresh_interval", is_current=True)),
+    Check("elasticsearch.pipelines", "No ingest pipeline changes documents", _SHELL, _index(*PIPELINES), note=_AGAIN),
+    Check("elasticsearch.lifecycle", "No lifecycle policy manages an index", _SHELL, _index("index.lifecycle.name")),
     Check("elasticsearch.guard", "No late delete can create an index named like a write alias", _SHELL, _guard),
     Check("elasticsearch.orphans", "Every index that this installation made is known to Postgres", _SHELL, _orphans),
     Check("elasticsearch.epoch", "Elasticsearch has recorded the epoch", _SHELL, _epoch),

@@ -11,7 +11,8 @@ The lag of a document is the age of the oldest committed change that its index d
     held back   the oldest change of an unfinished fan-out or refresh of the current index; a document that was
                 activated or suspended and is not loaded since, from that time on
 
-While Postgres is silent, what it last said to wait is taken to wait still. Dead letters are reported by themselves.
+While Postgres is silent, changes that waited at its last answer count as waiting. Dead letters are reported by
+themselves.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_the_page_follows_what_happens(world: World, visit: Visit, port: int) ->
     visit.wait_for("#documents", "blogpost")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (41, 1, 'another', 'body')")
     visit.wait_for("#at-index .big", "41")
-    assert visit.text("#told") == "All is well."  # read aloud: no number that changes all the time
+    assert visit.text("#announced") == "All is well."  # read aloud: no number that changes all the time
 
     see_daemons_and_events(world, visit, daemon)
     unlock(visit)
@@ -153,7 +153,7 @@ def unlock(visit: Visit) -> None:
     visit.page.keyboard.press("Enter")
     visit.page.keyboard.type("another token, as long as it")
     visit.page.keyboard.press("Enter")
-    visit.wait_for("#token-said", "Wrong token")
+    visit.wait_for("#token-notice", "Wrong token")
     visit.errors.clear()  # the browser says of a 401 that it was one
     visit.page.keyboard.type(TOKEN)
     visit.page.keyboard.press("Enter")
@@ -180,13 +180,13 @@ def pause(world: World, visit: Visit) -> int:
         assert made is not None
         visit.wait_for("#jobs", f"{made.id} · backfill")
         visit.click("#jobs button")
-        visit.wait_for("#jobs-said", f"Job {made.id} is paused")
+        visit.wait_for("#jobs-notice", f"Job {made.id} is paused")
         visit.wait_for("#jobs", "paused")
         visit.wait_for("#jobs button", "Resume")
         assert unfinished(connection)[0].is_paused
         visit.click("#jobs span button")
         visit.click("#jobs button.danger")
-        visit.wait_for("#jobs-said", f"Job {made.id} is cancelled")
+        visit.wait_for("#jobs-notice", f"Job {made.id} is cancelled")
         assert unfinished(connection) == []
     return made.id
 
@@ -203,7 +203,7 @@ def refuse_to_fit_a_value(world: World, visit: Visit) -> None:
     visit.click("#letters a")
     visit.wait_for("#explained", "Dead-lettered")
     visit.click("#letters button")
-    visit.wait_for("#letters-said", "retries 1 document")
+    visit.wait_for("#letters-notice", "retries 1 document")
     world.sql("UPDATE comments SET age = 6 WHERE id = 1")
     visit.wait_for("#letters-none", "There are no dead letters")
     visit.wait_for("#headline", "All is well")

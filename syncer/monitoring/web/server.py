@@ -56,7 +56,7 @@ class WebServer:
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def run(self, stop: Stop) -> None:
-        """Answer requests until told to stop."""
+        """Answer requests until a stop is requested."""
         # What waitress logs of clients is discarded: standard error is for our log lines.
         logging.getLogger("waitress").propagate = False
         logging.getLogger("waitress").addHandler(logging.NullHandler())

@@ -16,35 +16,35 @@ export function useToken(value) {
   } catch { /* likewise */ }
 }
 
-/** What the daemon said of why it does not do it. */
+/** Why the daemon refuses. */
 export class Refused extends Error {
-  constructor(status, said) {
-    super(said.message);
+  constructor(status, answer) {
+    super(answer.message);
     this.status = status;
-    this.hint = said.hint ?? "";
+    this.hint = answer.hint ?? "";
   }
 }
 
-/** Thrown when nobody answers. */
+/** Thrown when the daemon does not answer. */
 export class Unreachable extends Error {}
 
 async function send(method, path, body, sent = token) {
   const headers = {};
   if (sent !== null) headers.Authorization = `Bearer ${sent}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  let response, said;
+  let response, answer;
   try {
     response = await fetch(path, {
       method, headers, cache: "no-store", redirect: "error",
       body: body === undefined ? undefined : JSON.stringify(body),
       signal: AbortSignal.timeout(PATIENCE_MS),
     });
-    said = await response.json();
+    answer = await response.json();
   } catch (error) {
     throw new Unreachable(error.name === "TimeoutError" ? "no answer" : "unreachable");
   }
-  if (!response.ok) throw new Refused(response.status, said);
-  return said;
+  if (!response.ok) throw new Refused(response.status, answer);
+  return answer;
 }
 
 export const get = (path, words = {}) => {
@@ -56,13 +56,13 @@ export const tryToken = (value) => send("GET", "/api/status", undefined, value);
 export const post = (path, body = {}) => send("POST", path, body);
 
 /** Do something, and say in an element what has come of it. */
-export async function act(said, doing, path, body, done) {
-  said.classList.remove("bad");
-  said.textContent = doing;
+export async function act(notice, doing, path, body, done) {
+  notice.classList.remove("bad");
+  notice.textContent = doing;
   try {
-    said.textContent = done(await post(path, body));
+    notice.textContent = done(await post(path, body));
   } catch (error) {
-    said.classList.add("bad");
-    said.textContent = error.hint ? `${error.message}. ${error.hint}` : `${error.message}.`;
+    notice.classList.add("bad");
+    notice.textContent = error.hint ? `${error.message}. ${error.hint}` : `${error.message}.`;
   }
 }

@@ -32,7 +32,7 @@ function* rows(one, verification) {
         number === null ? one.faults[name] ?? "unknown" : count(number)));
   }
   if (one.suspended !== null) yield why(`${one.name} is suspended: `, one.suspended);
-  for (const [name, said] of Object.entries(one.troubles)) yield why(`${name} (${one.roles[name]}) is suspended: `, said);
+  for (const [name, notice] of Object.entries(one.troubles)) yield why(`${name} (${one.roles[name]}) is suspended: `, notice);
 }
 
 const ofDefinition = (one, verification) => [
@@ -54,6 +54,6 @@ function state(one) {
   return one.is_loaded ? el("span", { class: "state" }, "active") : el("span", { class: "state busy" }, "not loaded");
 }
 
-function why(what, said) {
-  return el("tr", { class: "more" }, el("td", { colspan: String(COLUMNS) }, el("p", { class: "why" }, el("b", {}, what), said)));
+function why(what, notice) {
+  return el("tr", { class: "more" }, el("td", { colspan: String(COLUMNS) }, el("p", { class: "why" }, el("b", {}, what), notice)));
 }

@@ -5,7 +5,7 @@ import { about, amount, brief, moment, rate, timeOf } from "./words.js";
 
 export function showBanner(status) {
   say(by("headline"), status.headline);
-  say(by("told"), told(status));
+  say(by("announced"), announcement(status));
   by("banner").className = `banner ${status.status}`;
   showProblems(status.problems);
 }
@@ -30,7 +30,7 @@ const makeProblem = (one) => el("li", {}, el("b"), el("p", { class: "does" }), e
   el("a", { href: `/operating#${String(one.runbook).toLowerCase()}`, target: "_blank" }, `What it means: ${one.runbook}`), raw()));
 
 /** What is read aloud when it changes: not how much waits, which changes all the time. */
-function told(status) {
+function announcement(status) {
   const lasting = status.problems.filter((one) => !one.is_passing);
   if (lasting.length) return lasting.length === 1 ? lasting[0].message : `${lasting.length} problems.`;
   return status.status === "well" ? "All is well." : "Behind.";

@@ -67,9 +67,9 @@ function pace(one, share) {
 }
 
 function choices(one, refresh) {
-  const said = by("jobs-said");
+  const notice = by("jobs-notice");
   const path = (what) => `/api/jobs/${one.id}/${what}`;
-  const go = async (doing, what, done) => { await act(said, doing, path(what), {}, done); refresh(); };
+  const go = async (doing, what, done) => { await act(notice, doing, path(what), {}, done); refresh(); };
   const pauseOrResume = one.is_paused
     ? el("button", { type: "button", onclick: () => go(`Resuming job ${one.id} …`, "resume", () => `Job ${one.id} is resumed.`) }, "Resume")
     : el("button", { type: "button", onclick: () => go(`Pausing job ${one.id} …`, "pause", () => `Job ${one.id} is paused.`) }, "Pause");

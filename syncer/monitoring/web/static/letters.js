@@ -48,7 +48,7 @@ async function showText(place, one) {
 
 function retry(one, refresh) {
   const go = async () => {
-    await act(by("letters-said"), "Retrying …", "/api/dead-letters/retry", { document: one.document },
+    await act(by("letters-notice"), "Retrying …", "/api/dead-letters/retry", { document: one.document },
       (done) => done.jobs.length ? `Job ${done.jobs.join(", ")} retries ${amount(done.letters, "document")}.` : "There is nothing to retry.");
     refresh();
   };

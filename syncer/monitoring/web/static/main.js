@@ -27,13 +27,13 @@ const state = {
 const plots = [
   new Plot(by("lag-plot"), {
     title: "Lag", least: 1, tick: about, round: roundedUpTime,
-    lines: [{ name: "Lag", of: (sample) => sample.lag_seconds, tell: duration }],
+    lines: [{ name: "Lag", of: (sample) => sample.lag_seconds, format: duration }],
   }),
   new Plot(by("rate-plot"), {
     title: "Throughput", least: 10, tick: brief,
     lines: [
-      { name: "Documents written", of: (sample) => sample.written_per_second, tell: rate },
-      { name: "Changes captured", of: (sample) => sample.captured_per_second, tell: rate },
+      { name: "Documents written", of: (sample) => sample.written_per_second, format: rate },
+      { name: "Changes captured", of: (sample) => sample.captured_per_second, format: rate },
     ],
   }),
 ];
@@ -134,7 +134,7 @@ function showTrouble(error, wait) {
   document.body.classList.add(state.status ? "lost" : "waits");
   const since = state.answeredAt === null ? "" : ` since ${timeOf(state.answeredAt / 1000)}`;
   say(by("headline"), isLost ? `No connection to the daemon${since}: ${error.message}.` : `${error.message}.`);
-  say(by("told"), by("headline").textContent);
+  say(by("announced"), by("headline").textContent);
   showProblems([{ message: "", action: isLost
     ? `${state.status ? "The figures below are of that time. " : ""}Check that the daemon is running. This page reconnects by itself.`
     : error.hint || "This page retries by itself." }]);
@@ -162,8 +162,8 @@ function unlockForm(isShown, message = "") {
   show(by("token-form"), isShown);
   show(by("unlock"), true);
   by("unlock").setAttribute("aria-expanded", String(isShown));
-  say(by("token-said"), message);
-  by("token-said").classList.toggle("bad", message !== "");
+  say(by("token-notice"), message);
+  by("token-notice").classList.toggle("bad", message !== "");
 }
 
 for (const one of document.querySelectorAll("button.unlock")) {

@@ -42,7 +42,7 @@ function usual(samples) {
 export class Plot {
   /**
    * figure: where; title: for who cannot see it; least: the least that the axis goes up to;
-   * lines: [{name, of: (sample) => number or null, tell: (number) => text}], the first one with an area;
+   * lines: [{name, of: (sample) => number or null, format: (number) => text}], the first one with an area;
    * tick: (number) => text; round: the least end of the axis for this number.
    */
   constructor(figure, { title, least, lines, tick, round = roundedUp }) {
@@ -150,16 +150,16 @@ export class Plot {
     this.choose(this.samples[next].at, true);
   }
 
-  choose(at, isTold = false) {
+  choose(at, isRead = false) {
     this.chosen = at;
-    this.reading.setAttribute("aria-live", isTold ? "polite" : "off");
+    this.reading.setAttribute("aria-live", isRead ? "polite" : "off");
     this.mark();
   }
 
   mark() {
     const sample = this.samples.find((one) => one.at === this.chosen) ?? null;
-    const told = sample ?? this.samples.at(-1);
-    this.tell(told, sample === null ? "now" : timeOf(told.at));
+    const shown = sample ?? this.samples.at(-1);
+    this.read(shown, sample === null ? "now" : timeOf(shown.at));
     if (sample === null || !this.marks) { this.marks?.replaceChildren(); return; }
     const x = this.x(sample.at);
     const dots = this.lines.map((line, number) => [line.of(sample), number]).filter(([value]) => value !== null && value !== undefined);
@@ -170,10 +170,10 @@ export class Plot {
     );
   }
 
-  tell(sample, when) {
+  read(sample, when) {
     const parts = this.lines.map((line, number) => {
       const value = sample ? line.of(sample) : null;
-      return [number ? "key second" : "key", line.name, value === null || value === undefined ? "–" : line.tell(value)];
+      return [number ? "key second" : "key", line.name, value === null || value === undefined ? "–" : line.format(value)];
     });
     if (this.reading.children.length !== parts.length + 1) {
       this.reading.replaceChildren(...parts.map(([kind, name]) =>
@@ -189,7 +189,7 @@ export class Plot {
     return this.lines.map((line) => {
       const values = known.map(line.of).filter((one) => one !== null && one !== undefined);
       if (!values.length) return `${line.name}: not known.`;
-      return `${line.name}: ${line.tell(values.at(-1))} now, at most ${line.tell(Math.max(...values))} in ${RANGES[this.range][0]}.`;
+      return `${line.name}: ${line.format(values.at(-1))} now, at most ${line.format(Math.max(...values))} in ${RANGES[this.range][0]}.`;
     }).join(" ");
   }
 
@@ -198,6 +198,6 @@ export class Plot {
     const every = Math.ceil(this.samples.length / TABLE_ROWS) || 1;
     const rows = this.samples.filter((_, place) => (this.samples.length - 1 - place) % every === 0).reverse();
     this.rows.replaceChildren(...rows.map((sample) => el("tr", {}, el("td", {}, timeOf(sample.at)),
-      this.lines.map((line) => { const value = line.of(sample); return el("td", {}, value === null ? "–" : line.tell(value)); }))));
+      this.lines.map((line) => { const value = line.of(sample); return el("td", {}, value === null ? "–" : line.format(value)); }))));
   }
 }

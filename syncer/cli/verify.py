@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -106,7 +107,23 @@ def compared(
     If another definition is applied meanwhile, the comparison starts again with that one.
     """
     while True:
-        report = _compared(parts, document, err=err, settle_seconds=settle_seconds, values=values, repair=repair)
+        report = VerifyReport(document=document.name, index_name=document.index_name, suspended=document.suspended)
+        try:
+            if document.suspended is None:
+                with at_work_for(document.name, document.revision):
+                    expected = parts.index.holdings.count(document.target)  # counting the SELECT may take much longer
+                with render.progress(err, f"comparing {document.index_name}") as show:
+                    report = compare.verify(
+                        parts.connect,
+                        document,
+                        index=parts.index,
+                        settle_seconds=settle_seconds,
+                        values=values,
+                        repair=partial(_write_again, parts, document, err) if repair else None,
+                        progress=partial(_show_compared, show, expected),
+                    )
+        except DocumentError as error:
+            report.suspended = f"{error.message}\n{error.hint}"
         now = parts.active(document)
         if now is None or now.revision == document.revision:
             break
@@ -125,33 +142,11 @@ def compared(
     return report
 
 
-def _compared(
-    parts: Parts, document: Document, *, err: Console, settle_seconds: float, values: bool, repair: bool
-) -> VerifyReport:
-    suspended = VerifyReport(document=document.name, index_name=document.index_name, suspended=document.suspended)
-    if document.suspended is not None:
-        return suspended
-    try:
-        with at_work_for(document.name, document.revision):
-            expected = parts.index.holdings.count(document.target)  # counting the SELECT may take as long as reading it
-        with render.progress(err, f"comparing {document.index_name}") as show:
-            return compare.verify(
-                parts.connect,
-                document,
-                index=parts.index,
-                settle_seconds=settle_seconds,
-                values=values,
-                repair=(lambda ids: _write_again(parts, document, ids, err=err)) if repair else None,
-                progress=lambda done: show(
-                    done, max(done, expected), "" if done < expected else "looking for what only Elasticsearch has"
-                ),
-            )
-    except DocumentError as error:
-        suspended.suspended = f"{error.message}\n{error.hint}"
-        return suspended
+def _show_compared(show: render.Show, expected: int, done: int) -> None:
+    show(done, max(done, expected), "" if done < expected else "looking for what only Elasticsearch has")
 
 
-def _write_again(parts: Parts, document: Document, ids: Sequence[str], *, err: Console) -> None:
+def _write_again(parts: Parts, document: Document, err: Console, ids: Sequence[str]) -> None:
     """Write documents by a job, on every shard, and wait until it has ended."""
     writable = filter(queries.is_text, ids)  # no row has the others, and no job can name them
     chunk = parts.settings.worker.batch_documents_max

@@ -255,10 +255,11 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
 # Kafka: settings of the topic
 
 
+_DAY_MILLISECONDS = 86_400_000
 _TOPIC: dict[str, tuple[Callable[[str], bool], str]] = {
     "cleanup.policy": (lambda value: "compact" in value, "delete"),
     "unclean.leader.election.enable": (lambda value: value == "true", "false"),
-    "retention.ms": (lambda value: 0 <= int(value) < 86_400_000, "604800000"),
+    "retention.ms": (lambda value: 0 <= int(value) < _DAY_MILLISECONDS, "604800000"),
     "retention.bytes": (lambda value: int(value) >= 0, "-1"),
     "min.insync.replicas": (lambda value: value == "1", "2"),
 }

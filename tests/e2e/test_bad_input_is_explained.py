@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
 import socket
-import struct
 import subprocess
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -348,45 +344,6 @@ def test_a_login_that_postgres_refuses(draft: World, refused: str) -> None:
     explained(command(draft, "jobs list", environment=wrong), name, "SYNCER_POSTGRES_DSN")
     done = command(draft, "--debug jobs list", environment=wrong)
     assert (done.returncode, name in done.stderr, SECRET in done.stdout + done.stderr) == (1, True, False)
-
-
-@pytest.fixture
-def password_port() -> Iterator[int]:
-    """A port where something asks for a password as Postgres does, and refuses it; the sandbox's asks for none."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=refuse_passwords, args=(listener,), name="refuses-passwords", daemon=True).start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-
-
-def refuse_passwords(listener: socket.socket) -> None:
-    """Answer logins, one after the other, until the listener is shut down."""
-    with contextlib.suppress(OSError):
-        while True:
-            client, _ = listener.accept()
-            with contextlib.suppress(ConnectionError, struct.error), client, client.makefile("rb") as received:
-                refuse_password(client, received)
-
-
-def refuse_password(client: socket.socket, received: BinaryIO) -> None:
-    """No encryption; then a password, in clear text; then FATAL 28P01."""
-    length, request = struct.unpack("!ii", received.read(8))
-    while request in (80877103, 80877104):
-        client.sendall(b"N")
-        length, request = struct.unpack("!ii", received.read(8))
-    received.read(length - 8)
-    client.sendall(struct.pack("!cii", b"R", 8, 3))
-    _, length = struct.unpack("!ci", received.read(5))
-    received.read(length - 4)
-    error = b"SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed\0\0"
-    client.sendall(struct.pack("!ci", b"E", len(error) + 4) + error)
-
-
-def test_a_wrong_password_is_never_shown(draft: World, password_port: int) -> None:
-    """The daemon does not wait for it to change."""
-    wrong = {"SYNCER_POSTGRES_DSN": f"postgresql://syncer:{SECRET}@127.0.0.1:{password_port}/blog"}
-    done = command(draft, "run", environment=wrong, seconds=DOWN_SECONDS)
-    explained(done, "password authentication failed", "SYNCER_POSTGRES_DSN")
 
 
 # The schema and privileges

@@ -45,7 +45,7 @@ def test_a_definition_from_the_first_plan_to_a_new_index(empty_world: World) -> 
     printed = plan(world)
     assert "syncer migrate" in printed
     assert f"blogpost → {world.alias}: new index, 2 documents" in printed
-    paths = dict(line.split(maxsplit=4)[3:5] for line in printed.splitlines() if "a change of" in line)
+    paths = dict(line.strip().split(maxsplit=4)[3:5] for line in printed.splitlines() if "a change of" in line)
     assert paths["public.users"].startswith("2 documents, ")
     assert paths["public.comments"] == "1 document, by its post_id"
     assert world.sql("SELECT to_regnamespace('syncer')") == [(None,)]

@@ -17,7 +17,6 @@ from confluent_kafka.admin import AdminClient
 from elasticsearch import Elasticsearch
 
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.sandbox.process import wait_until
 from tests.support.world import DEADLINE_SECONDS
 
 
@@ -103,19 +102,6 @@ def test_killed_server_comes_back_where_it_was_with_what_was_committed(sandbox: 
     server.start()
     with psycopg.connect(endpoints.postgres_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM committed").fetchone() == (1,)
-
-
-def test_paused_server_is_deaf_until_resumed(sandbox: Sandbox, endpoints: Endpoints) -> None:
-    """A paused server lives and does not answer; resumed, it answers."""
-    sandbox.elasticsearch.pause()
-    try:
-        with Elasticsearch(endpoints.elasticsearch_url, request_timeout=0.5, max_retries=0) as client:
-            assert not client.ping()
-            assert sandbox.elasticsearch.is_running()
-            sandbox.elasticsearch.resume()
-            assert wait_until(client.ping, seconds=DEADLINE_SECONDS)
-    finally:
-        sandbox.elasticsearch.resume()
 
 
 @pytest.mark.usefixtures("endpoints")

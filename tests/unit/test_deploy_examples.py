@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from yamllint import linter
-from yamllint.config import YamlLintConfig
 
 from syncer.base import settings
 from syncer.base.settings import Settings
@@ -24,21 +22,6 @@ COMPOSE_FILE, DOCKERFILE = REPOSITORY / "docker-compose.yml", REPOSITORY / "Dock
 KUBERNETES, UNIT = REPOSITORY / "deploy" / "kubernetes", REPOSITORY / "deploy" / "syncer.service"
 MANIFESTS = sorted(KUBERNETES.rglob("*.yaml"))
 SETTINGS = KUBERNETES / "settings" / "syncer.yaml"
-YAML = [
-    COMPOSE_FILE,
-    *MANIFESTS,
-    *(REPOSITORY / name for name in ("mkdocs.yml", ".pre-commit-config.yaml", "config/syncer.yaml")),
-    *sorted((REPOSITORY / ".github").rglob("*.yml")),
-]
-LINT = YamlLintConfig("""
-extends: default
-rules:
-  line-length: {max: 160}
-  braces: {max-spaces-inside: 0}
-  document-start: disable
-  octal-values: disable
-  comments: {min-spaces-from-content: 1}
-""")
 COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
 OBJECTS = [
     found
@@ -63,12 +46,6 @@ DAEMONS = {found["metadata"]["name"]: found for found in OBJECTS if found["kind"
 def containers(template: dict[str, Any]) -> list[dict[str, Any]]:
     """All containers of a pod."""
     return [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
-
-
-@pytest.mark.parametrize("file", YAML, ids=lambda file: file.name)
-def test_yaml_is_well_written(file: Path) -> None:
-    """Yamllint finds nothing."""
-    assert [str(problem) for problem in linter.run(file.read_text(), LINT)] == []
 
 
 def test_settings_and_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

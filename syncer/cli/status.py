@@ -94,7 +94,7 @@ def _sections(read: Status) -> Iterator[RenderableType]:
         return
     yield _flow(read)
     if read.documents:
-        headings = ("document", "revision", "loaded", "lag", "dead_lettered", "index", "role", "documents")
+        headings = ("document", "loaded", "lag", "dead letters", "index", "role", "documents")
         yield table(headings, map(_document, read.documents))
     else:
         yield Text("No document is active. Run: syncer apply")
@@ -132,7 +132,6 @@ def _document(document: DocumentStatus) -> Sequence[Part]:
     loaded = ("yes", "green") if document.is_loaded else ("no", "red")
     return (
         document.name,
-        str(document.revision),
         loaded if document.suspended is None else ("suspended", "red"),
         f"{document.lag_seconds:,.1f} s",
         (f"{document.dead_letters:,}", "red" if document.dead_letters else ""),

@@ -70,11 +70,7 @@ WITH note AS (
 )
 UPDATE syncer.cursor AS c SET changed_at = least(c.changed_at, gone.changed_at) FROM gone WHERE c.id = gone.next
 """
-_HANDLED = f"""
-SELECT id, changes, coalesce((SELECT changes FROM {CURSOR} AS c), 0) - changes,
-       extract(epoch FROM waiting_since)::float8
-FROM syncer.handled
-"""
+_HANDLED = "SELECT id FROM syncer.handled"
 _NEWEST = f"SELECT coalesce(max(id), 0) FROM {CURSOR} AS c"
 _MOMENT = "SELECT pg_current_snapshot()::text"
 # Adopted rows of the outbox have another transaction's id since, which belongs to no writer: they count as older than
@@ -128,23 +124,6 @@ class Cursor:
     numbers: dict[int, int]
     changes: int
     is_valid: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handled:
-    """What is handled.
-
-    Args:
-        id: The row of the newest saved cursor that is; 0 if none is.
-        changes: How many changes are, in all.
-        waiting: How many more were read.
-        waiting_since: When the oldest of those was made, in Unix time; None if there is none.
-    """
-
-    id: int
-    changes: int
-    waiting: int
-    waiting_since: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,11 +204,9 @@ def newest(connection: Connection) -> int:
     return int(str(value(connection, _NEWEST)))
 
 
-def handled(connection: Connection) -> Handled:
-    """What is handled now."""
-    row = connection.execute(_HANDLED).fetchone()
-    assert row is not None  # the view has a row
-    return Handled(id=row[0], changes=row[1], waiting=row[2], waiting_since=row[3])
+def handled(connection: Connection) -> int:
+    """The row of the newest saved cursor up to which everything is handled; 0 if there is none."""
+    return int(str(value(connection, _HANDLED)))
 
 
 def moment(connection: Connection) -> str:

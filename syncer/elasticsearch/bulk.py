@@ -86,15 +86,13 @@ class Index:
     Args:
         client: From `syncer.elasticsearch.client.connect`.
         bulk_bytes_max: The maximum size of a request; less if Elasticsearch does not accept that much.
-
-    Attributes:
-        holdings: Reads documents back.
     """
 
     def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
         self._client = client
         self._bytes_max = bulk_bytes_max
         self.holdings = Holdings(client)
+        """Reads documents back."""
 
     # Writing
 
@@ -149,7 +147,12 @@ class Index:
             self._write_smaller(target, part, outcome, size=len(body))
             return
         items = response.body.get("items", []) if isinstance(response.body, dict) else []
-        _require_whole(items, sum(task.operations for task in part))
+        operations = sum(task.operations for task in part)
+        if len(items) != operations:  # the outcome of the others is unknown
+            raise UnavailableError(
+                f"Elasticsearch answered {len(items)} items to a bulk request of {operations}",
+                hint="Does a proxy in front of Elasticsearch change its responses?",
+            )
         answers = (next(iter(item.values())) for item in items)
         for task in part:
             _settle(task.composition, list(islice(answers, task.operations)), outcome)
@@ -216,19 +219,6 @@ class Index:
         )
 
 
-def _require_whole(items: Sequence[object], operations: int) -> None:
-    """Refuse a response that does not cover every operation.
-
-    Raises:
-        UnavailableError: The outcome of the other operations is unknown.
-    """
-    if len(items) != operations:
-        raise UnavailableError(
-            f"Elasticsearch answered {len(items)} items to a bulk request of {operations}",
-            hint="Does a proxy in front of Elasticsearch change its responses?",
-        )
-
-
 def _never_fits(error: elasticsearch.ApiError) -> bool:
     """Whether a request was refused for its size and will be until a setting changes."""
     if error.status_code == _TOO_LARGE:
@@ -240,13 +230,7 @@ def _never_fits(error: elasticsearch.ApiError) -> bool:
 
 
 class _Task(NamedTuple):
-    """A document in a bulk request; a tuple because there is one per document.
-
-    Args:
-        composition: The document.
-        operations: The number of shards that it is written to or deleted from.
-        lines: Those operations in the request's format.
-    """
+    """A document in a bulk request: on how many shards it is written or deleted, and the lines for that."""
 
     composition: Composition
     operations: int
@@ -290,7 +274,8 @@ def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcom
     outcome.rejections += rejections
     if rejections:
         return
-    found = [_found_version(item) for item in failed]
+    matches = [_FOUND_VERSION.search(str(item.get("error", {}).get("reason", ""))) for item in failed]
+    found = [int(match[1]) if match else 0 for match in matches]
     outcome.newer_version = max(
         outcome.newer_version, *(version for version in found if version != composition.version), 0
     )
@@ -303,12 +288,6 @@ def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcom
 def _was_absent(item: Mapping[str, Any]) -> bool:
     """Whether a delete has found no copy on its shard; if the index is gone, the item has an error."""
     return bool(item["status"] == _NOT_FOUND) and "error" not in item
-
-
-def _found_version(item: Mapping[str, Any]) -> int:
-    """Return the conflicting version from the error's reason; 0 if it has none."""
-    found = _FOUND_VERSION.search(str(item.get("error", {}).get("reason", "")))
-    return int(found[1]) if found else 0
 
 
 def _rejection(composition: Composition, item: Mapping[str, Any]) -> Rejection:

@@ -81,7 +81,7 @@ class Indices:
     ) -> Target:
         """Create a physical index with its write alias and with settings that suit a load. No search finds it yet.
 
-        An existing index of that name is left alone, and the new one gets another name. Only if it is this
+        An existing index of that name is left alone, and the new one gets another name. But if it is this
         installation's, and the caller ``takes_over`` what the database no longer knows after a restore, it is changed
         to match ``body``. ``announce`` is called before the index exists.
 

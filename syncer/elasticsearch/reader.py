@@ -46,14 +46,7 @@ _NO_SOURCE = msgspec.Raw(b"{}")
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """A copy of a document as Elasticsearch holds it.
-
-    Args:
-        id: The document's id.
-        version: The version that was written.
-        routing: The ``_routing`` it was written with, if any.
-        json: The document as written; empty if the index stores no ``_source``.
-    """
+    """A copy of a document as Elasticsearch holds it; the ``json`` is empty if the index stores no ``_source``."""
 
     id: str = msgspec.field(name="_id")
     version: int = msgspec.field(name="_version", default=0)

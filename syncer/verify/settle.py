@@ -158,7 +158,7 @@ class Settler:
                 if not holders:
                     return True, {}
             else:
-                before, state = state, progress.handled(self.connection).id
+                before, state = state, progress.handled(self.connection)
                 since = since if state == before else time.monotonic()
             if time.monotonic() - since >= self.settle_seconds:
                 return jobs is not None, holders

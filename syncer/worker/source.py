@@ -123,7 +123,7 @@ class OutboxSource:
         """Go on where a relay was; what only the topic has is made up for."""
         connection = self._reader.connection
         # Rule: off-refreshes-what-is-not-handled.
-        if progress.handled(connection).id < progress.newest(connection):
+        if progress.handled(connection) < progress.newest(connection):
             lost_records.make_up(connection, "Kafka was turned off before everything in the topic was handled")
         self._reader.forget_numbers()
 

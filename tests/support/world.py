@@ -637,7 +637,7 @@ class World:
     def is_handled(self) -> bool:
         """Whether every change that was read from the outbox is handled."""
         with self.connect() as connection:
-            return progress.handled(connection).id == progress.newest(connection)
+            return progress.handled(connection) == progress.newest(connection)
 
     def handle(self, worker: Worker) -> None:
         """Turn a worker until every record is handled: a document may be equal to its SELECT before its last one is."""

@@ -82,14 +82,9 @@ _OF_DOCUMENT = (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingErr
 # A missing topic is not listed: the component that starts over detects and creates it.
 _FATAL_KAFKA = frozenset(
     {
-        KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's local codes are spelled so
-        KafkaError._INVALID_ARG,  # noqa: SLF001
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
+        *("_AUTHENTICATION", "_INVALID_ARG", "SASL_AUTHENTICATION_FAILED"),
+        *("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
+        *("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
     }
 )
 
@@ -105,7 +100,7 @@ def decide(error: BaseException) -> Action:
     if isinstance(error, elasticsearch.ApiError):
         is_retried = is_by_another(error) or error.status_code in _RETRIED_STATUSES
     elif isinstance(error, KafkaException):
-        is_retried = error.args[0].code() not in _FATAL_KAFKA
+        is_retried = error.args[0].name() not in _FATAL_KAFKA
     else:
         is_retried = isinstance(error, elasticsearch.TransportError)
     return Action.RETRY if is_retried else Action.FATAL
@@ -209,7 +204,12 @@ def explain(error: BaseException) -> SyncerError | None:
         return error
     if isinstance(error, psycopg.Error):
         return _explain_postgres(error)
-    if isinstance(error, elasticsearch.ApiError | elasticsearch.TransportError):
+    if isinstance(error, elasticsearch.TransportError):
+        return IndexingError(
+            f"Elasticsearch cannot be reached: {error.message}",
+            hint="Check SYNCER_ELASTICSEARCH_URL (http or https), and that the server is up.",
+        )
+    if isinstance(error, elasticsearch.ApiError):
         return _explain_elasticsearch(error)
     if isinstance(error, KafkaException):
         return _explain_kafka(error.args[0])
@@ -222,15 +222,14 @@ def _explain_in_work(error: Exception, document: str) -> SyncerError:
         return _explain_select(error, document)
     if isinstance(error, elasticsearch.ApiError):
         return explain_refusal(document, reason(error))
-    explained = explain(error)
-    assert explained is not None  # `explain` knows each of _OF_DOCUMENT
-    return explained
+    assert isinstance(error, SyncerError)
+    return error
 
 
-def explain_refusal(document: str, said: str) -> IndexingError:
+def explain_refusal(document: str, cause: str) -> IndexingError:
     """Explain an index that accepts no documents."""
     return IndexingError(
-        f"The index of {document} is gone or refuses: {said}",
+        f"The index of {document} is gone or refuses: {cause}",
         hint="If it is closed, open it; if it is blocked (index.blocks.*), lift the block: it resumes by itself.\n"
         "If it was deleted, or once a privilege that the role lacks is granted, run: syncer apply",
     )
@@ -273,85 +272,71 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
         return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")
-    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "FATAL:" in message:
-        return SourceError(
-            f"Postgres refuses the connection: {message.partition('FATAL:')[2].strip()}",
-            hint="Check the user, the password and the database of SYNCER_POSTGRES_DSN.",
-        )
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
-        return SourceError(
-            f"Postgres cannot be reached: {message}",
-            hint="Check SYNCER_POSTGRES_DSN, and that the server is up.",
-        )
+        _, is_refusal, refusal = message.partition("FATAL:")
+        if is_refusal:
+            hint = "Check the user, the password and the database of SYNCER_POSTGRES_DSN."
+            return SourceError(f"Postgres refuses the connection: {refusal.strip()}", hint=hint)
+        hint = "Check SYNCER_POSTGRES_DSN, and that the server is up."
+        return SourceError(f"Postgres cannot be reached: {message}", hint=hint)
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn):
-        return ComposeError(
-            f"The SELECT no longer fits the database: {message}", hint="Fix select.sql and run: syncer apply"
-        )
+        hint = "Fix select.sql and run: syncer apply"
+        return ComposeError(f"The SELECT no longer fits the database: {message}", hint=hint)
     return SourceError(f"Postgres says: {message}", hint=error.diag.message_hint or "")
 
 
-def _explain_elasticsearch(error: elasticsearch.ApiError | elasticsearch.TransportError) -> SyncerError:
-    if isinstance(error, elasticsearch.TransportError):
-        return IndexingError(
-            f"Elasticsearch cannot be reached: {error.message}",
-            hint="Check SYNCER_ELASTICSEARCH_URL (http or https), and that the server is up.",
-        )
-    if is_by_another(error):
-        return _explain_another(error)
-    said = reason(error)
-    if _DISK_FULL in said:
-        return IndexingError(
-            f"Elasticsearch's disk is full: {said}",
-            hint="Make room on the disk of its nodes, or add one: it lifts the block by itself, and a daemon goes on.",
-        )
-    if CLUSTER_BLOCK in str(error.body):
-        return IndexingError(
-            f"Elasticsearch is blocked: {said}",
-            hint="It has no master yet, or its settings cluster.blocks.* forbid writes: lift the block.",
-        )
-    if isinstance(error, elasticsearch.NotFoundError):
-        return IndexingError(
-            f"An index of syncer's is gone: {said}",
-            hint="Was it deleted by hand? `syncer verify` says what is missing, `syncer apply` makes it again.",
-        )
-    return _explain_status(error, said)
+_EXPLAINED_BY_STATUS = {
+    404: (
+        "An index of syncer's is gone",
+        "Was it deleted by hand? `syncer verify` says what is missing, `syncer apply` makes it again.",
+    ),
+    NO_ROOM: (
+        "Elasticsearch has no room for the request",
+        (
+            "It is overloaded, or its heap is too small for the documents: run fewer loads at a time, or give it\n"
+            "more memory (docs/sizing.md). Nothing is lost."
+        ),
+    ),
+    401: (
+        "Elasticsearch refuses the login",
+        (
+            "Was the API key revoked, or the password changed? Set SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME\n"
+            "and _PASSWORD, and start syncer again with it. Nothing is lost meanwhile."
+        ),
+    ),
+    403: (
+        "Elasticsearch refuses a privilege",
+        (
+            "The role of SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME, needs to manage and write the indices of\n"
+            "the documents and syncer-state. Once it may, a daemon goes on by itself."
+        ),
+    ),
+}
 
 
-def _explain_status(error: elasticsearch.ApiError, said: str) -> SyncerError:
-    """Explain what the status says: an error of login or privileges, or a lack of room."""
-    if error.status_code == NO_ROOM:
-        return IndexingError(
-            f"Elasticsearch has no room for the request: {said}",
-            hint="It is overloaded, or its heap is too small for the documents: run fewer loads at a time, or give it\n"
-            "more memory (docs/sizing.md). Nothing is lost.",
-        )
-    if isinstance(error, elasticsearch.AuthenticationException):
-        return IndexingError(
-            f"Elasticsearch refuses the login: {said}",
-            hint="Was the API key revoked, or the password changed? Set SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME\n"
-            "and _PASSWORD, and start syncer again with it. Nothing is lost meanwhile.",
-        )
-    if isinstance(error, elasticsearch.AuthorizationException):
-        return IndexingError(
-            f"Elasticsearch refuses a privilege: {said}",
-            hint="The role of SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME, needs to manage and write the indices of\n"
-            "the documents and syncer-state. Once it may, a daemon goes on by itself.",
-        )
-    return IndexingError(f"Elasticsearch answers {error.status_code}: {said}")
-
-
-def _explain_another(error: elasticsearch.ApiError) -> SyncerError:
-    """Explain a response that is not Elasticsearch's."""
+def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
     if isinstance(error, elasticsearch.UnsupportedProductError):
         return IndexingError(
             "What answers at elasticsearch.url is not Elasticsearch",
             hint="Is it a load balancer's page? OpenSearch and other relatives are not supported.\n"
             "Check SYNCER_ELASTICSEARCH_URL.",
         )
-    return IndexingError(
-        f"Not Elasticsearch, but something before it answers {error.status_code}",
-        hint="A load balancer or a proxy: is Elasticsearch up behind it? Check SYNCER_ELASTICSEARCH_URL.",
-    )
+    if is_by_another(error):
+        return IndexingError(
+            f"Not Elasticsearch, but something before it answers {error.status_code}",
+            hint="A load balancer or a proxy: is Elasticsearch up behind it? Check SYNCER_ELASTICSEARCH_URL.",
+        )
+    cause = reason(error)
+    if _DISK_FULL in cause:
+        message = "Elasticsearch's disk is full"
+        hint = "Make room on the disk of its nodes, or add one: it lifts the block by itself, and a daemon goes on."
+    elif CLUSTER_BLOCK in str(error.body):
+        message = "Elasticsearch is blocked"
+        hint = "It has no master yet, or its settings cluster.blocks.* forbid writes: lift the block."
+    else:
+        default = (f"Elasticsearch answers {error.status_code}", "")
+        message, hint = _EXPLAINED_BY_STATUS.get(error.status_code, default)
+    return IndexingError(f"{message}: {cause}", hint=hint)
 
 
 def reason(error: elasticsearch.ApiError) -> str:
@@ -359,46 +344,32 @@ def reason(error: elasticsearch.ApiError) -> str:
     detail = error.body.get("error") if isinstance(error.body, dict) else None
     if not isinstance(detail, dict):
         return str(error.message)
-    root = (detail.get("root_cause") or [detail])[0]
-    said = str(root.get("reason", error.message))
+    root = str((detail.get("root_cause") or [detail])[0].get("reason", error.message))
     cause = detail.get("caused_by", {}).get("reason")
-    return " ".join((f"{said}: {cause}" if cause and cause not in said else said).split())
+    return " ".join((f"{root}: {cause}" if cause and cause not in root else root).split())
 
 
-_EXPLAINED_BY_CODE: tuple[tuple[frozenset[int], str, str], ...] = (
-    (
-        frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}),  # noqa: SLF001
-        "Kafka has no such topic: {}",
-        "A daemon creates it.",
-    ),
-    (
-        frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT}),  # noqa: SLF001
-        "Kafka cannot be reached: {}",
-        "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.",
-    ),
-    (
-        frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}),
-        "Kafka takes not even a short record: {}",
-        "Raise max.message.bytes of the topic, or message.max.bytes of the broker, to 10000 at least.",
-    ),
-    (
-        frozenset({KafkaError._MSG_TIMED_OUT}),  # noqa: SLF001
+_AWAY_HINT = "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."
+_SIZE_HINT = "Raise max.message.bytes of the topic, or message.max.bytes of the broker, to 10000 at least."
+_EXPLAINED_BY_NAME = {
+    "UNKNOWN_TOPIC_OR_PART": ("Kafka has no such topic: {}", "A daemon creates it."),
+    "_UNKNOWN_TOPIC": ("Kafka has no such topic: {}", "A daemon creates it."),
+    "_TRANSPORT": ("Kafka cannot be reached: {}", _AWAY_HINT),
+    "_ALL_BROKERS_DOWN": ("Kafka cannot be reached: {}", _AWAY_HINT),
+    "_TIMED_OUT": ("Kafka cannot be reached: {}", _AWAY_HINT),
+    "MSG_SIZE_TOO_LARGE": ("Kafka takes not even a short record: {}", _SIZE_HINT),
+    "RECORD_LIST_TOO_LARGE": ("Kafka takes not even a short record: {}", _SIZE_HINT),
+    "_MSG_TIMED_OUT": (
         "Kafka does not acknowledge records: it is away, or too few replicas are in sync ({})",
         "Check that all brokers are up: min.insync.replicas of them must have what is written to each partition.",
     ),
-    (
-        frozenset({KafkaError._INVALID_ARG}),  # noqa: SLF001
+    "_INVALID_ARG": (
         "Kafka's client refuses a setting: {}",
         "Check kafka.properties: librdkafka's own names and values.",
     ),
-)
+}
 
 
 def _explain_kafka(error: KafkaError) -> SyncerError:
-    for codes, message, hint in _EXPLAINED_BY_CODE:
-        if error.code() in codes:
-            return TopicError(message.format(error.str()), hint=hint)
-    return TopicError(
-        f"Kafka says: {error.str().rstrip(': ')}",
-        hint="Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.",
-    )
+    message, hint = _EXPLAINED_BY_NAME.get(error.name(), ("Kafka says: {}", _AWAY_HINT))
+    return TopicError(message.format(error.str().rstrip(": ")), hint=hint)

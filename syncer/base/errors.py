@@ -73,14 +73,7 @@ class TopicError(SyncerError):
 
 
 class LossError(TopicError):
-    """Records were lost from the topic before they were handled.
-
-    Args:
-        message: What happened.
-        hint: What to do about it.
-        partition: Where.
-        number: The greatest number of a record that is gone.
-    """
+    """Records of a partition, up to this number, were lost from the topic before they were handled."""
 
     def __init__(self, message: str, *, partition: int, number: int) -> None:
         super().__init__(message)
@@ -93,13 +86,7 @@ class ComposeError(SyncerError):
 
 
 class DuplicateIdError(ComposeError):
-    """A SELECT returns an id more than once.
-
-    Args:
-        message: What happened.
-        hint: What to do about it.
-        ids: Such an id, if it is known.
-    """
+    """A SELECT returns an id more than once; ``ids`` has such an id, if it is known."""
 
     def __init__(self, message: str, *, hint: str = "", ids: Sequence[str] = ()) -> None:
         super().__init__(message, hint=hint)
@@ -115,15 +102,9 @@ class UnavailableError(IndexingError):
 
 
 class DocumentError(SyncerError):
-    """One document has to be suspended; the others continue.
-
-    The revision was still active after the failure.
+    """A definition has to be suspended; the others continue. The revision was still active after the failure.
 
     Args:
-        message: What happened, to what.
-        hint: What to do about it.
-        document: Which definition.
-        revision: Under which revision.
         ids: Documents to try before it is resumed, if the error is about some.
         is_stale: Whether changes may have been missed, so that it needs a refresh when it is resumed.
     """
@@ -165,8 +146,6 @@ class WaitTimeoutError(SyncerError):
     """A transaction was not indexed, or not searchable, in time.
 
     Args:
-        message: What it waits for.
-        hint: What to do about it.
         component: Where it is: relay, workers, jobs or refresh; servers, if one does not answer.
         jobs: The ids of the jobs that it waits for, if it is there.
     """

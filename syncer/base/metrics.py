@@ -100,7 +100,7 @@ LAG: Final = _known(
     Question.KEEPING_UP,
     "Age of the oldest committed change that the document's index does not show yet; 0 if there is none. It waits in "
     "the outbox, in the topic, or in a fan-out, refresh or initial load; or the document is suspended. While a server "
-    "is silent, what it last said to wait is taken to wait still.",
+    "is silent, what it last reported to wait is taken to wait still.",
     "document",
 )
 WAITING: Final = _known(

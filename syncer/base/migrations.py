@@ -108,19 +108,17 @@ def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float 
     """
     connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
     try:
-        _require_whole(connection)
+        is_whole = value(connection, _IS_WHOLE)
     except BaseException:
         connection.close()
         raise
-    return connection
-
-
-def _require_whole(connection: Connection) -> None:
-    if not value(connection, _IS_WHOLE):
+    if not is_whole:
+        connection.close()
         raise RestoringError(
             "The database has no syncer schema, or not all of it: it is waited for",
             hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
         )
+    return connection
 
 
 def exists(connection: Connection) -> bool:

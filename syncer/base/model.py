@@ -29,7 +29,6 @@ second. The other 8 are gaps: a client that raises a document's version, as ``_u
 reach the next.
 """
 
-
 ID_BYTES_MAX = 512
 """The longest id that Elasticsearch accepts. It rejects an empty one, too."""
 
@@ -130,15 +129,7 @@ class Change:
 
     def without_images(self) -> bytes:
         """Return a record of this change as if the whole table had been truncated."""
-        record = _Record(
-            id=self.id,
-            changed_at=self.changed_at,
-            relation=self.relation,
-            operation=Operation.TRUNCATE,
-            old=None,
-            new=None,
-        )
-        return msgspec.json.encode(record)
+        return msgspec.json.encode(_Record(self.id, self.changed_at, self.relation, Operation.TRUNCATE, None, None))
 
     @staticmethod
     def dump_images(changes: Iterable[Change]) -> str:
@@ -170,9 +161,7 @@ def id_in(record: bytes) -> int:
 class Target:
     """A physical index that receives every write of its document.
 
-    Args:
-        index_name: The physical index.
-        write_alias: The alias used for writes, so that a late write cannot re-create a dropped index.
+    Writes use the alias, so that a late one cannot re-create a dropped index.
     """
 
     index_name: str
@@ -207,7 +196,7 @@ class Composition(NamedTuple):
     """One document as one snapshot shows it. A tuple because there is one per document.
 
     Args:
-        id: The document's id.
+        id: Its ``_id``.
         version: Assigned together with the snapshot.
         source: The whole document as JSON on one line; None if the SELECT does not return the id.
         routing: The value of ``_routing`` in the SELECT, empty if the SELECT leaves routing to Elasticsearch. None
@@ -227,12 +216,7 @@ class Composition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The location of a copy of a document.
-
-    Args:
-        id: The document's id.
-        routing: The value that selects the shard: ``_routing`` if set, otherwise the id.
-    """
+    """The location of a copy of a document. ``routing`` selects its shard: ``_routing`` if set, otherwise the id."""
 
     id: str
     routing: str

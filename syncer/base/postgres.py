@@ -57,8 +57,7 @@ _SESSION = {
 }
 
 _UNANSWERED_MILLISECONDS_MAX = 30_000
-# Settings that older servers do not know, by the version that introduced them.
-_SESSION_SINCE = {170000: {"transaction_timeout": "0"}}
+_TRANSACTION_TIMEOUT_SINCE = 170000
 
 # The process id guards against changing another client's session. Names are qualified: search_path is not pinned yet.
 _BEGIN_SESSION = """
@@ -93,12 +92,6 @@ class _BytesLoader(Loader):
         return bytes(data)
 
 
-def _patience(idle_seconds_max: float) -> dict[str, str]:
-    """Settings that limit how long the server keeps a session that is idle in a transaction or reads no results."""
-    milliseconds = f"{idle_seconds_max * 1000:.0f}"
-    return {"idle_in_transaction_session_timeout": milliseconds, "tcp_user_timeout": milliseconds}
-
-
 def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
     """Open a connection for one component.
 
@@ -119,9 +112,10 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
         version = connection.info.server_version
         require_supported(version)
         _require_utf8(connection)
-        session = {**_SESSION, **_patience(idle_seconds_max)}
-        for since, newer in _SESSION_SINCE.items():
-            session |= newer if version >= since else {}
+        idle = f"{idle_seconds_max * 1000:.0f}"
+        session = {**_SESSION, "idle_in_transaction_session_timeout": idle, "tcp_user_timeout": idle}
+        if version >= _TRANSACTION_TIMEOUT_SINCE:
+            session["transaction_timeout"] = "0"
         if not _begin_session(connection, session, connection.info.backend_pid):
             _require_own_session(connection, settings)
             _begin_session(connection, session, _process(connection))
@@ -185,11 +179,7 @@ def _require_own_session(connection: Connection, settings: PostgresSettings) -> 
 def require_supported(server_version: int) -> None:
     """Refuse a server that lacks ``xid8`` and ``pg_snapshot``, on which the protocol is built.
 
-    Args:
-        server_version: As libpq reports it: 180000 for 18.0.
-
-    Raises:
-        SourceError: The server is too old.
+    Its version is as libpq reports it: 180000 for 18.0.
     """
     major = server_version // 10000
     if major < OLDEST_SUPPORTED_VERSION:
@@ -200,11 +190,7 @@ def require_supported(server_version: int) -> None:
 
 
 def _require_utf8(connection: Connection) -> None:
-    """Refuse a database whose text may have no UTF-8 form: one such key would end every relay that reads it.
-
-    Raises:
-        SourceError: The database has another encoding.
-    """
+    """Refuse a database whose text may have no UTF-8 form: one such key would end every relay that reads it."""
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise SourceError(

@@ -24,11 +24,11 @@ from syncer.base.formatting import elapsed
 from syncer.base.lifecycle import beaten_at
 from syncer.base.log_limit import Repeated
 
-TELL_SECONDS = 60.0
+REPEAT_SECONDS = 60.0
 """How often to log trouble that persists."""
 _BRIEF_SECONDS = 5.0
-_OUTAGE_SECONDS = 1.0  # what is over sooner is no outage in the timeline
-"""Trouble of a kind that was logged recently is logged again only if it lasts longer than this."""
+_OUTAGE_SECONDS = 1.0
+"""What is over sooner is no outage in the timeline."""
 
 _Result = TypeVar("_Result")
 _OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
@@ -143,55 +143,14 @@ class Trouble:
         self._clock = clock
         self._began: float | None = None
         self._attempts = 0
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
+        """The kinds that were logged since the trouble began."""
         self._error = ""
         self._turn = threading.RLock()
-        self._kinds: Repeated[str, Exception] = Repeated(self._tell, seconds=TELL_SECONDS, clock=clock)
+        self._kinds: Repeated[str, CurrentTrouble] = Repeated(self._log, seconds=REPEAT_SECONDS, clock=clock)
 
     def met(self, error: Exception, *, seconds: float = 0) -> None:
         """Record an attempt that failed after so many seconds, and will be retried."""
-        self._enter(error, seconds)
-        with self._turn:
-            if self._began is None:
-                self._began = self._clock() - seconds
-            self._attempts += 1
-            what = kind(error)
-            self._kinds.note(what, error, is_urgent=self._is_news(what, since=self._began))
-
-    def over(self) -> None:
-        """Record an attempt that succeeded."""
-        lasted = self._recover()
-        if self._began is None:
-            return
-        with self._turn:
-            if self._began is None:
-                return
-            if self._told:
-                outage = round(self._clock() - self._began, 3)
-                log = structlog.get_logger()
-                log.info(
-                    "component.recovered",
-                    component=self._component,
-                    attempts=self._attempts,
-                    outage_seconds=outage,
-                    error=self._error,
-                    timeline=f"{self._component} was held up for {elapsed(lasted)}: {self._error}"
-                    if lasted >= _OUTAGE_SECONDS
-                    else None,
-                )
-            self._began, self._attempts = None, 0
-            self._told.clear()
-
-    def leave(self) -> None:
-        """Record that this thread no longer retries, whether it has succeeded or not."""
-        with _turn:
-            _current.pop(self._key, None)
-
-    @property
-    def _key(self) -> tuple[int, int]:
-        return threading.get_ident(), id(self)
-
-    def _enter(self, error: Exception, seconds: float) -> None:
         explained = explain(error)
         trouble = CurrentTrouble(
             component=self._component,
@@ -204,6 +163,40 @@ class Trouble:
         with _turn:
             began, _ = _current.get(self._key, (time.monotonic() - seconds, None))
             _current[self._key] = began, trouble
+        with self._turn:
+            if self._began is None:
+                self._began = self._clock() - seconds
+            self._attempts += 1
+            lasts = self._clock() - self._began >= self._brief_seconds
+            self._kinds.note(trouble.kind, trouble, is_urgent=lasts and trouble.kind not in self._logged)
+
+    def over(self) -> None:
+        """Record an attempt that succeeded."""
+        lasted = self._recover()
+        with self._turn:
+            if self._began is None:
+                return
+            if self._logged:
+                held_up = f"{self._component} was held up for {elapsed(lasted)}: {self._error}"
+                structlog.get_logger().info(
+                    "component.recovered",
+                    component=self._component,
+                    attempts=self._attempts,
+                    outage_seconds=round(self._clock() - self._began, 3),
+                    error=self._error,
+                    timeline=held_up if lasted >= _OUTAGE_SECONDS else None,
+                )
+            self._began, self._attempts = None, 0
+            self._logged.clear()
+
+    def leave(self) -> None:
+        """Record that this thread no longer retries, whether it has succeeded or not."""
+        with _turn:
+            _current.pop(self._key, None)
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return threading.get_ident(), id(self)
 
     def _recover(self) -> float:
         """Return for how many seconds anything of this process has failed as this thread has; 0 if that was noted.
@@ -221,20 +214,15 @@ class Trouble:
             _recovered_at[what] = now
             return 0.0 if is_noted else now - min([began, *alike])
 
-    def _is_news(self, what: str, *, since: float) -> bool:
-        """Whether to log at once: it has lasted, and nothing of its kind was logged since it began."""
-        return self._clock() - since >= self._brief_seconds and what not in self._told
-
-    def _tell(self, what: str, _: int, error: Exception) -> None:
+    def _log(self, kind_: str, _: int, trouble: CurrentTrouble) -> None:
         assert self._began is not None  # only called for trouble that has begun
-        self._told.add(what)
-        said = explain(error)
-        self._error = said.message if said else repr(error)
-        log = structlog.get_logger().bind(**{"hint": said.hint} if said and said.hint else {})
-        log.warning(
+        self._logged.add(kind_)
+        self._error = trouble.error
+        structlog.get_logger().warning(
             "component.retried",
             component=self._component,
             error=self._error,
             attempts=self._attempts,
             outage_seconds=round(self._clock() - self._began, 3),
+            **({"hint": trouble.hint} if trouble.hint else {}),
         )

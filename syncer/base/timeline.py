@@ -55,17 +55,7 @@ _Note = tuple[float, dict[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """One event.
-
-    Args:
-        id: A number that no other event has.
-        at: When it happened, by the database's clock.
-        event: The log event.
-        level: Its severity.
-        message: What happened, as one sentence.
-        host: The machine that noted it.
-        process: The process there.
-    """
+    """A log event that was kept, with the host and the process that noted it. Times are by the database's clock."""
 
     id: int
     at: datetime
@@ -103,7 +93,9 @@ class Timeline:
             try:
                 with connection.transaction():
                     connection.execute(lock_timeout(LOCK_SECONDS_MAX, local=True))
-                    _insert(connection, notes)
+                    now = time.monotonic()
+                    rows = [{**note, "age_seconds": now - at} for at, note in notes]
+                    connection.execute(_WRITE, (Jsonb(rows), socket.gethostname(), os.getpid()))
                     if prunes:
                         connection.execute(_PRUNE)
             except psycopg.Error as error:
@@ -117,13 +109,6 @@ class Timeline:
                 self._pruned_at = time.monotonic() if prunes else self._pruned_at
 
 
-def _insert(connection: Connection, notes: list[_Note]) -> None:
-    now = time.monotonic()
-    rows = [{**note, "age_seconds": now - at} for at, note in notes]
-    if rows:
-        connection.execute(_WRITE, (Jsonb(rows), socket.gethostname(), os.getpid()))
-
-
 def _storable(message: str) -> str:
     """One line that Postgres can store: errors may quote anything."""
     line = " ".join(message.split())
@@ -134,10 +119,8 @@ def _storable(message: str) -> str:
 def read(connection: Connection, *, seconds: float, limit: int = KEPT_MAX) -> list[TimelineEvent]:
     """The latest events of so many last seconds, oldest first."""
     rows = connection.execute(_SINCE, (seconds, limit)).fetchall()
-    return [
-        TimelineEvent(id=id_, at=at, event=event, level=level, message=message, host=host, process=process)
-        for id_, at, event, level, message, host, process in rows
-    ]
+    names = ("id", "at", "event", "level", "message", "host", "process")
+    return [TimelineEvent(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 TIMELINE: Final = Timeline()

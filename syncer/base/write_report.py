@@ -14,11 +14,9 @@ class WriteReport:
     """The outcome of writing documents; each document counts once, however often it was tried.
 
     Args:
-        documents: How many were indexed, deleted, skipped or dead-lettered.
-        indexed: Written.
+        documents: The sum of the outcomes.
         deleted: Deleted, or known to be absent.
         skipped: Not written because a version at least as new is there.
-        dead_lettered: Became dead letters.
         compose_seconds: Time spent in Postgres.
         index_seconds: Time spent in Elasticsearch.
     """

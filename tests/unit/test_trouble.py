@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from syncer.base import lifecycle
 from syncer.base.errors import UnavailableError
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.base.retry import TELL_SECONDS, CurrentTrouble, Trouble, retry, troubles
+from syncer.base.retry import REPEAT_SECONDS, CurrentTrouble, Trouble, retry, troubles
 from syncer.elasticsearch.bulk import _never_fits
 
 
@@ -69,7 +69,7 @@ RETRIED, RECOVERED = "component.retried", "component.recovered"
 @pytest.mark.parametrize(
     ("what", "lines"),
     [
-        (stays, [(RETRIED, 1), (RETRIED, TELL_SECONDS + 1), (RETRIED, 2 * TELL_SECONDS + 1), (RECOVERED, 130)]),
+        (stays, [(RETRIED, 1), (RETRIED, REPEAT_SECONDS + 1), (RETRIED, 2 * REPEAT_SECONDS + 1), (RECOVERED, 130)]),
         (alternates, [(RETRIED, 1), (RETRIED, 2)]),
         (comes_and_goes, [(RETRIED, 1), (RECOVERED, 1)]),
         (comes_back_to_stay, [(RETRIED, 1), (RECOVERED, 1), (RETRIED, 6)]),

@@ -3,10 +3,10 @@
 A benchmark is one function: it gets a `Bench`, and yields figures. ``docs/benchmarks.md`` says what each measures.
 
     world         the servers and options of a run, its blog of N posts with a daemon, and the peers
-    contest       syncer and its references in turns, so that a ratio is taken within one pass
+    contest       syncer and its references in turns, so that a ratio is taken within one pass; processor time, memory
     report        figures beside their goals, tables, and the kept history
     edits         single edits at an even pace, and when each is seen       writes     when an index was last written
-    references    the bare loop, the ceiling, the burner                    processes  processor time and memory
+    references    the bare loop, the ceiling, the burner
 
     bulk_work     backfill, rebuild, verify, drain, fan-out, growth         one_edit      statements, functions
     single_edits  latency, load, isolation, recovery                        application   what writers pay

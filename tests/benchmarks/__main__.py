@@ -7,14 +7,12 @@ in the folder that SYNCER_TEST_SANDBOX names, which is left running.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -50,28 +48,27 @@ def main() -> None:
     """Measure what was asked for; exit code 0 if every goal is reached."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a package that is installed is compiled
     asked = _arguments()
-    console = Console(file=sys.stderr if asked.json else sys.stdout, width=140)
-    kept: dict[str, Any] = {}
+    console = Console(width=140)
+    is_missed = False
     with _sandbox() as sandbox:
-        bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds, is_profiled=asked.profile)
+        bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds)
         try:
             for name in asked.names or [name for name in BENCHMARKS if name not in _BY_NAME_ONLY]:
                 say(f"measuring {name}")
-                bench.report = Report(record={"way": bench.way})
+                bench.report = Report()
                 try:
                     bench.report.figures += BENCHMARKS[name](bench)
                 except SkippedError as error:
                     console.print(f"\n[bold]{name}[/bold] is left out: {error}", highlight=False)
                     continue
                 bench.report.show(name, console)
-                kept[name] = bench.report.as_json()
+                found = bench.report.as_json()
+                is_missed |= any(figure["reached"] is False for figure in found["figures"])
                 if asked.keep:
-                    keep(name, kept[name])
+                    keep(name, found)
         finally:
             bench.close()
-    if asked.json:
-        json.dump(kept, sys.stdout, indent=1)
-    sys.exit(any(figure["reached"] is False for found in kept.values() for figure in found["figures"]))
+    sys.exit(is_missed)
 
 
 def _arguments() -> argparse.Namespace:
@@ -89,8 +86,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--posts", type=int, default=100_000, help="documents of each measure (default: %(default)s)")
     parser.add_argument("--passes", type=int, default=3, help="runs of each contestant (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=30, help="how long single edits go on (default: %(default)s)")
-    parser.add_argument("--profile", action="store_true", help="say which of the daemon's threads take its time")
-    parser.add_argument("--json", action="store_true", help="print JSON; the tables go to standard error")
     parser.add_argument("--keep", action="store_true", help="add the figures to results/ and to docs/benchmarks.md")
     asked = parser.parse_args()
     if unknown := set(asked.names) - BENCHMARKS.keys():

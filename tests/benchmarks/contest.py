@@ -9,19 +9,22 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
+import psutil
+
 from syncer.sandbox import Sandbox
-from tests.benchmarks.processes import peak_bytes, servers_measured
 from tests.benchmarks.report import MEGABYTES_MAX, Figure, Report, memory, say
 
 PROCESS = "itself"
 """The name of the measured process, beside the servers."""
 _LOOK_SECONDS = 0.01
+_KILOBYTE = 1024
 _Found = TypeVar("_Found")
 
 
@@ -132,3 +135,41 @@ def run_command(
         raise subprocess.CalledProcessError(process.returncode, command)
     cpu = {PROCESS: own.ru_utime + own.ru_stime, **used}
     return Run(documents=documents, seconds=seconds, cpu_seconds=cpu, peak_bytes=peak)
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """Processor seconds used so far by a process and everything that it has started; 0 if there is none."""
+    if pid is None:
+        return 0
+    root = psutil.Process(pid)
+    times = root.cpu_times()
+    total = times.user + times.system + times.children_user + times.children_system
+    for child in root.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(child.cpu_times()[:2])
+    return total
+
+
+def peak_bytes(pid: int | None) -> int:
+    """The most memory that a process has had; 0 if there is none.
+
+    `os.wait4` would count the process that it was forked from.
+    """
+    if pid is None:
+        return 0
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) * _KILOBYTE for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def server_seconds(sandbox: Sandbox) -> dict[str, float]:
+    """Processor seconds used so far by each server that runs, also for others that use the sandbox."""
+    return {server.name: cpu_seconds(server.pid) for server in sandbox.status().servers if server.running}
+
+
+@contextmanager
+def servers_measured(sandbox: Sandbox) -> Iterator[dict[str, float]]:
+    """What each server uses until the block ends; the dict is filled then."""
+    used: dict[str, float] = {}
+    before = server_seconds(sandbox)
+    yield used
+    used |= {name: seconds - before[name] for name, seconds in server_seconds(sandbox).items()}

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from syncer.sandbox import Sandbox
-from tests.benchmarks import flink_setup, processes
+from tests.benchmarks import contest, flink_setup
 from tests.benchmarks.bulk_work import RENAME, renamed
 from tests.benchmarks.contest import PROCESS, Contest, Run
 from tests.benchmarks.edits import Edits, deadline
@@ -78,7 +78,7 @@ def flink(bench: Bench) -> Iterator[Figure]:
             fills["Flink, first fill"] = [peer.fill(java)]
             renames |= _renames("Flink", logical, peer, peer.renamed)
             watched["Flink"] = _Watched(peer, bench.seconds)
-            peaks["Flink"] = processes.peak_bytes(peer.pid)
+            peaks["Flink"] = contest.peak_bytes(peer.pid)
         finally:
             peer.end()
     filling, renaming, names = Contest(fills), Contest(renames), list(watched)
@@ -186,10 +186,10 @@ class _Watched:
         say(f"{blog.name}: {OFTEN} edits a second, for {seconds:.0f} s")
         edits = Edits(blog, shuffled(blog), OFTEN)
         edits.milliseconds(1)  # what is done for the first time is not measured
-        own = processes.cpu_seconds(blog.pid)
-        with processes.servers_measured(blog.sandbox) as used:
+        own = contest.cpu_seconds(blog.pid)
+        with contest.servers_measured(blog.sandbox) as used:
             self.edits = edits.milliseconds(seconds)
-        used[PROCESS] = processes.cpu_seconds(blog.pid) - own
+        used[PROCESS] = contest.cpu_seconds(blog.pid) - own
         self.used = {process: round(spent * 1000 / len(self.edits), 2) for process, spent in used.items()}
         self.differed_before = _differing_at_last(blog)
         say(f"{blog.name}: {_STIRRERS} sessions change everything at random, for {_STIR_SECONDS:.0f} s")

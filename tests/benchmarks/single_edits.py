@@ -14,7 +14,7 @@ from statistics import mean, median
 
 import psycopg
 
-from tests.benchmarks import processes
+from tests.benchmarks import contest
 from tests.benchmarks.bulk_work import RENAME
 from tests.benchmarks.contest import PROCESS, in_turns, ratio
 from tests.benchmarks.edits import Edits, Floor, Sight
@@ -45,10 +45,10 @@ def latency(bench: Bench) -> Iterator[Figure]:
     used: defaultdict[str, float] = defaultdict(float)
 
     def edit(sight: Sight, per_second: float) -> list[float]:
-        own, looking = processes.cpu_seconds(blog.pid), time.process_time()
-        with processes.servers_measured(blog.sandbox) as servers:
+        own, looking = contest.cpu_seconds(blog.pid), time.process_time()
+        with contest.servers_measured(blog.sandbox) as servers:
             found = Edits(blog, posts, per_second, sight).milliseconds(seconds)
-        servers[PROCESS] = processes.cpu_seconds(blog.pid) - own
+        servers[PROCESS] = contest.cpu_seconds(blog.pid) - own
         servers["editing and looking"] = time.process_time() - looking
         for name, value in servers.items():
             used[name] += value if (sight, per_second) == ("visible", OFTEN) else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,14 +24,12 @@ from syncer.jobs import model
 from syncer.monitoring import status
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from tests.benchmarks import processes, references
+from tests.benchmarks import contest, references
 from tests.benchmarks.contest import PROCESS, Contest, Run, in_turns, run_command
 from tests.benchmarks.report import Report, SkippedError, say
 from tests.benchmarks.writes import sampled
 from tests.support.world import BLOG_SCHEMA, Daemon, World
 
-WAYS: Mapping[str, Mapping[str, str]] = {"kafka": {}, "plain": {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": ""}}
-"""The ways to run syncer, and the environment of its commands and daemons in each."""
 LARGE_AUTHOR, MIDDLE_AUTHOR = 1001, 1002
 _MIDDLE, _OTHERS = 5_000, 20_000
 _DATA = Path(__file__).with_name("data.sql")
@@ -59,7 +56,6 @@ class Blog(World):
     posts: int = 0
     large: int = 0
     middle: int = 0
-    is_profiled: bool = False
     is_preloaded: bool = False
     running: Daemon | None = None
 
@@ -128,8 +124,6 @@ class Blog(World):
         """Start a daemon, unless one runs; another program may run it in its own way."""
         if self.running is None:
             self.running = self.daemon(program=program, environment={**_QUIET, **(environment or {})})
-            if self.is_profiled:
-                self._profile()
 
     def start_idle(self) -> None:
         """Start a daemon, let it write something, and wait until nothing is on its way."""
@@ -141,7 +135,7 @@ class Blog(World):
         """Stop the daemon, if one runs, or kill it; the most memory that it had."""
         if self.running is None:
             return 0
-        peak, daemon, self.running = processes.peak_bytes(self.pid), self.running, None
+        peak, daemon, self.running = contest.peak_bytes(self.pid), self.running, None
         if kill:
             daemon.kill()
         elif daemon.stop() != 0:
@@ -153,9 +147,9 @@ class Blog(World):
         sessions = 0.0
         for (pid,) in self.sql(_SESSIONS):
             with suppress(psutil.NoSuchProcess):
-                sessions += processes.cpu_seconds(pid)
-        servers = processes.server_seconds(self.sandbox)
-        return {PROCESS: processes.cpu_seconds(self.pid), **servers, "Postgres": sessions}
+                sessions += contest.cpu_seconds(pid)
+        servers = contest.server_seconds(self.sandbox)
+        return {PROCESS: contest.cpu_seconds(self.pid), **servers, "Postgres": sessions}
 
     def measured(
         self,
@@ -173,9 +167,9 @@ class Blog(World):
             then: What else to do once time counts.
             settled: Whether nothing is on its way; by default as the daemon says.
         """
-        is_running, before = self.pid is not None, processes.cpu_seconds(self.pid)
+        is_running, before = self.pid is not None, contest.cpu_seconds(self.pid)
         with (
-            processes.servers_measured(self.sandbox) as used,
+            contest.servers_measured(self.sandbox) as used,
             sampled(self.endpoints.elasticsearch_url, self.alias) as writes,
         ):
             began = time.monotonic()
@@ -187,8 +181,8 @@ class Blog(World):
         return Run(
             documents=documents,
             seconds=span.last_at - began,
-            cpu_seconds={PROCESS: processes.cpu_seconds(self.pid) - before, **used},
-            peak_bytes=processes.peak_bytes(self.pid),
+            cpu_seconds={PROCESS: contest.cpu_seconds(self.pid) - before, **used},
+            peak_bytes=contest.peak_bytes(self.pid),
             writes=span.writes,
             first_seconds=span.first_at - began,
         )
@@ -211,14 +205,6 @@ class Blog(World):
             if time.monotonic() > deadline:
                 raise TimeoutError("The daemon does not come to the end of its work")
             time.sleep(0.1)
-
-    def _profile(self) -> None:
-        """Sample the daemon's threads until it ends."""
-        if (program := shutil.which("py-spy")) is None:
-            raise SkippedError("--profile needs py-spy: pip install py-spy")
-        file = Path(tempfile.gettempdir()) / f"{self.name}-{len(self.daemons)}.svg"
-        say(f"py-spy writes {file}")
-        subprocess.Popen([program, "record", "--threads", "--output", str(file), "--pid", str(self.pid)])
 
     # Indices
 
@@ -325,15 +311,13 @@ class Peer(Blog):
 
 @dataclass
 class Bench:
-    """What a benchmark works with: the servers, how much to measure, the way to run syncer, and the report."""
+    """What a benchmark works with: the servers, how much to measure, and the report."""
 
     sandbox: Sandbox
     endpoints: Endpoints
     posts: int = 100_000
     passes: int = 3
     seconds: float = 30
-    is_profiled: bool = False
-    way: str = "kafka"
     report: Report = field(default_factory=Report)
     _made: ExitStack = field(default_factory=ExitStack)
 
@@ -351,7 +335,7 @@ class Bench:
     @contextmanager
     def blog(self, *, posts: int, large: int = 0, middle: int = 0) -> Iterator[Blog]:
         """A blog that is dropped at the end."""
-        with self.world(Blog, posts=posts, large=large, middle=middle, is_profiled=self.is_profiled) as blog:
+        with self.world(Blog, posts=posts, large=large, middle=middle) as blog:
             blog.load()
             yield blog
 
@@ -360,7 +344,6 @@ class Bench:
         """A world with nothing in it, which is dropped at the end."""
         with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
             world = kind(self.sandbox, self.endpoints, Path(folder), is_preloaded=False, **arguments)
-            world.worker_settings |= WAYS[self.way]
             try:
                 yield world
             finally:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import random
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import psycopg
 import pytest
 
 from syncer.demo.guide import models, schema
 from syncer.sandbox import Endpoints, Sandbox
-from tests.support.world import World, wait_until
+from tests.support.world import World
 
-DESCENDANTS = int(os.environ.get("SYNCER_TEST_FILES", "5000"))
-"""How many files the renamed directory holds; the guide speaks of hundreds of thousands."""
-_FIRST_ID = 1000
 Follow = Callable[..., None]
 
 
@@ -153,22 +145,6 @@ def test_every_file_has_the_path_of_its_directory(
     assert paths(replanted) == {id_: path for id_, path in (AT_FIRST | leaves).items() if path is not None}
 
 
-def test_a_directory_is_never_below_itself(replanted: World) -> None:
-    """The application's own rule: a move that would make a cycle is refused, also beside another that is not over."""
-    replanted.sql("INSERT INTO directories (id, parent_id, name) VALUES (6, 5, 'photos')")
-    into_itself, into_alice, back = (
-        f"UPDATE directories SET parent_id = {parent} WHERE id = {id_}" for id_, parent in ((2, 4), (2, 6), (5, 3))
-    )
-    with pytest.raises(psycopg.errors.CheckViolation, match="below itself"):
-        replanted.sql(into_itself)
-    with replanted.application() as first:
-        first.execute(into_alice)
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            replanted.sql(f"SET lock_timeout = '500ms'; {back}")
-    with pytest.raises(psycopg.errors.CheckViolation, match="below itself"):
-        replanted.sql(back)
-
-
 def test_a_cycle_that_was_made_all_the_same_hangs_nothing(replanted: World, follow: Follow) -> None:
     """With the application's rule switched off, files in a cycle have some path, and the others theirs."""
     replanted.sql("ALTER TABLE directories DISABLE TRIGGER USER; UPDATE directories SET parent_id = 4 WHERE id = 2")
@@ -208,61 +184,3 @@ def test_composing_a_thousand_files_does_not_read_the_tree(tree: World) -> None:
     ):
         plan = "\n".join(row[0] for row in tree.sql(f"EXPLAIN (COSTS OFF) {query}"))
         assert "Seq Scan" not in plan, plan
-
-
-@contextmanager
-def renaming_files(world: World) -> Iterator[list[str]]:
-    """Somebody renames file 1, and some others, again and again; yields the names that file 1 had."""
-    stop = threading.Event()
-    names: list[str] = []
-
-    def rename() -> None:
-        with world.application() as connection:
-            while not stop.wait(0.005):
-                names.append(f"README-{len(names)}")
-                others = random.sample(range(_FIRST_ID, _FIRST_ID + DESCENDANTS), 10)
-                connection.execute("UPDATE files SET name = %s WHERE id = 1", (names[-1],))
-                connection.execute("UPDATE files SET name = %s || id WHERE id = ANY (%s)", (f"{len(names)}-", others))
-                connection.commit()
-
-    with ThreadPoolExecutor() as applications:
-        renaming = applications.submit(rename)
-        try:
-            yield names
-        finally:
-            stop.set()
-        renaming.result()
-
-
-def test_a_large_directory_is_renamed_and_moved_while_files_in_it_are_renamed(tree: World) -> None:
-    """The guide's hazard: no rename is lost or half done, the directory's or a file's."""
-    tree.daemon()
-    tree.sql(
-        "INSERT INTO directories (id, parent_id, name) "
-        "SELECT 100 + n, CASE WHEN n < 10 THEN 2 ELSE 100 + n / 10 END, 'd' || n FROM generate_series(1, 200) AS n"
-    )
-    tree.sql(
-        "INSERT INTO files (id, directory_id, name, contents) "
-        "SELECT n, 101 + mod(n, 200), 'f' || n, 'some text' "
-        f"FROM generate_series({_FIRST_ID}, {_FIRST_ID + DESCENDANTS - 1}) AS n"
-    )
-    with tree.elasticsearch() as client:
-
-        def is_below(path: str) -> bool:
-            client.indices.refresh(index=tree.alias_of("file"))
-            found = client.count(index=tree.alias_of("file"), query={"term": {"path.tree": path}})
-            return bool(found["count"] == DESCENDANTS + 3)
-
-        wait_until(lambda: is_below("/clinton"), what="the files are there", seconds=300)
-        with renaming_files(tree) as names:
-            tree.sql("UPDATE directories SET name = 'bill' WHERE id = 2")
-            wait_until(lambda: is_below("/bill"), what="the directory is renamed", seconds=300)
-            tree.sql("UPDATE directories SET name = 'william' WHERE id = 2")
-            tree.sql("UPDATE directories SET parent_id = 5 WHERE id = 2")
-            tree.sql("UPDATE directories SET name = 'billy' WHERE id = 2")
-            # Still renaming: what the last writing of the directory got wrong, no later one puts right.
-            wait_until(lambda: is_below("/alice/billy"), what="the directory is moved", seconds=300)
-    tree.wait_until_level(seconds=300)
-    assert paths(tree)["1"] == f"/alice/billy/projects/elasticsearch: {names[-1]}"
-    assert len(names) > 10
-    assert tree.syncer("verify").returncode == 0

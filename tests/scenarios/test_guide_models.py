@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -50,18 +49,6 @@ def test_a_model_answers_the_guides_questions(empty_world: World, model: Model) 
     assert empty_world.syncer("verify").returncode == 0
 
 
-def test_collapsing_returns_groups_and_no_hits(empty_world: World) -> None:
-    """The outer hits are empty though two posts match, and John Smith's shorter title scores higher."""
-    (ask, *_) = models()["collapse"].steps
-    assert isinstance(ask, Ask)
-    with playing(empty_world, models()["collapse"]) as client:
-        found = client.search(index=empty_world.alias, **json.loads(ask.request)).body
-    assert (found["hits"]["hits"], found["hits"]["total"]["value"]) == ([], 2)
-    first, second = found["aggregations"]["users"]["buckets"]
-    assert (first["key"], second["key"]) == ("John Smith", "Alice John")
-    assert first["top_score"]["value"] > second["top_score"]["value"]
-
-
 @pytest.mark.parametrize(
     ("model", "change", "written"),
     [
@@ -102,22 +89,3 @@ def test_parents_and_children_are_reached_by_index(empty_world: World) -> None:
         row[0] for row in empty_world.sql(f"EXPLAIN SELECT * FROM ({select}) AS d WHERE _id = ANY ({ids})")
     )
     assert "Seq Scan" not in plan, plan
-
-
-def test_nested_comments_are_found_each_by_itself(empty_world: World) -> None:
-    """The same post as plain objects matches Alice aged 28, which no comment says; a moved comment is found once."""
-    with playing(empty_world, models()["nested"]) as client:
-        flat = f"{empty_world.alias}-flat"
-        document = empty_world.expected()["1"]
-        del document["created"]
-        client.index(index=flat, id="1", document=document, refresh=True)
-        plain = {"bool": {"must": [{"match": {"comments.name": "Alice"}}, {"match": {"comments.age": 28}}]}}
-        assert client.count(index=flat, query=plain)["count"] == 1
-        nested = {"nested": {"path": "comments", "query": plain}}
-        assert client.count(index=empty_world.alias, query=nested)["count"] == 0
-        empty_world.sql("UPDATE comments SET post_id = 2 WHERE id = 2")
-        settle(empty_world)
-        by_alice = {"nested": {"path": "comments", "query": {"match": {"comments.name": "Alice"}}}}
-        client.indices.refresh(index=empty_world.alias)
-        found = client.search(index=empty_world.alias, query=by_alice)
-    assert [hit["_id"] for hit in found["hits"]["hits"]] == ["2"]

@@ -66,7 +66,6 @@ USES_KAFKA = "SYNCER_TEST_WITHOUT_KAFKA" not in os.environ
 """Whether changes go through Kafka in tests that do not say so."""
 DEADLINE_SECONDS = 120.0
 """How long a test waits for what is to come: a busy machine may pause a server for 20 s, and more than once."""
-"""Levels of events with which a test sees each batch."""
 VERSIONS = Versions(**json.loads(os.environ.get(OTHER_VERSIONS, "{}")))
 """Those of the servers that the tests run on."""
 _LOOK_SECONDS, _LATER_LOOK_SECONDS = 0.05, 0.2

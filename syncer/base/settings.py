@@ -48,11 +48,7 @@ CONFIG_VARIABLE = "SYNCER_CONFIG"
 _DEFAULT_CONFIG_FOLDER = Path("config")
 _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "For example:\npostgres:\n  dsn: postgresql://user@host/database"
-_REQUIRED = {
-    "postgres": "postgres.dsn",
-    "kafka": "kafka.bootstrap_servers",
-    "elasticsearch": "elasticsearch.url",
-}
+_REQUIRED = {"postgres": "postgres.dsn", "elasticsearch": "elasticsearch.url"}
 """The required setting of each section."""
 FIXED_PROPERTIES: dict[str, frozenset[str]] = {
     "acks": frozenset({"all", "-1"}),

@@ -77,7 +77,7 @@ class ChangeBatch:
             total.add(write.report.result())
         return total
 
-    def tell(self, worker: str, written: WriteReport) -> None:
+    def log(self, worker: str, written: WriteReport) -> None:
         """Log and count the outcome."""
         seconds = time.monotonic() - self.begun_at
         made = [change.changed_at for change in self.changes]

@@ -216,7 +216,7 @@ class Worker:
             if self._traffic is not None:
                 self._traffic.note()
             changes += len(batch.changes)
-            batch.tell(self._name, written)
+            batch.log(self._name, written)
         return changes
 
     def _pause(self, seconds: float) -> None:

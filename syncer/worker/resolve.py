@@ -58,7 +58,7 @@ class Resolver:
         """How many times in a row a table of each index was locked."""
         self._refreshes: dict[str, int] = {}
         """The refresh of each index that was logged last: a batch that joins it is not worth a line."""
-        self.unresolved: Repeated[tuple[str, str], str] = Repeated(self._tell_unresolved)
+        self.unresolved: Repeated[tuple[str, str], str] = Repeated(self._log_unresolved)
         self._log = structlog.get_logger().bind(worker=name)
 
     def resolve(self, batch: ChangeBatch, stop: Stop, *, only: Collection[str] | None = None) -> None:
@@ -155,7 +155,7 @@ class Resolver:
         if job.kind is JobKind.REFRESH:
             self._refreshes[job.index_name] = job.id
 
-    def _tell_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
+    def _log_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what
         metrics.UNRESOLVED.inc(number)
         self._log.error("worker.changes_unresolved", document=document, kind=kind, index=index_name, batches=number)

@@ -9,7 +9,7 @@ import pytest
 
 from syncer.demo.guide import models, schema
 from syncer.sandbox import Endpoints, Sandbox
-from tests.support.world import World
+from tests.support.world import World, made
 
 Follow = Callable[..., None]
 
@@ -33,13 +33,9 @@ def tree(empty_world: World) -> World:
 @pytest.fixture(scope="module")
 def grown(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The same, shared by tests."""
-    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("grown"))
-    world.make()
-    try:
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("grown"))) as world:
         set_up(world)
         yield world
-    finally:
-        world.unmake()
 
 
 @pytest.fixture(scope="module")

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
-from elasticsearch import Elasticsearch
 
 from syncer.demo.guide import Ask, Model, Row, models, schema
-from tests.support.world import World, wait_until
+from syncer.sandbox import Endpoints, Sandbox
+from tests.support.world import World, made, wait_until
 
 
-@contextmanager
-def playing(world: World, model: Model) -> Iterator[Elasticsearch]:
-    """The model's documents active, a daemon at work, the guide's rows written; yields a client to ask with."""
-    world.use(*model.documents)
-    world.sql(schema(model.schema))
-    world.migrate()
-    world.apply()
-    world.daemon()
-    world.sql(model.rows)
-    settle(world)
-    with world.elasticsearch() as client:
-        yield client
+@pytest.fixture(scope="module")
+def playing(
+    sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Model], World]]:
+    """Returns the world of a model's tables, with the model's rows: all models of these tables are active there."""
+    with ExitStack() as stack:
+
+        @cache
+        def world_of(tables: str) -> World:
+            folder = tmp_path_factory.mktemp(tables)
+            world = stack.enter_context(made(World(sandbox=sandbox, endpoints=endpoints, folder=folder)))
+            found = (model.documents for model in models().values() if model.schema == tables)
+            world.use(*dict.fromkeys(name for names in found for name in names))
+            world.sql(schema(tables))
+            world.migrate()
+            world.apply()
+            world.daemon()
+            return world
+
+        def play(model: Model) -> World:
+            world = world_of(model.schema)
+            world.sql(model.rows)
+            settle(world)
+            return world
+
+        yield play
 
 
 def settle(world: World) -> None:
@@ -34,19 +49,18 @@ def settle(world: World) -> None:
 
 
 @pytest.mark.parametrize("model", models().values(), ids=models().keys())
-def test_a_model_answers_the_guides_questions(empty_world: World, model: Model) -> None:
+def test_a_model_answers_the_guides_questions(playing: Callable[[Model], World], model: Model) -> None:
     """Each question has the guide's answer, before and after each change, and every document equals its SELECT."""
-    with playing(empty_world, model) as client:
-        answer: tuple[Row, ...] = ()
+    world, answer = playing(model), tuple[Row, ...]()
+    with world.elasticsearch() as client:
         for step in model.steps:
             if isinstance(step, Ask):
-                answer = step.rows(client, empty_world.alias_of(step.document), answer)
+                answer = step.rows(client, world.alias_of(step.document), answer)
                 assert answer == step.answer, step.question
             else:
                 with ThreadPoolExecutor() as applications:
-                    list(applications.map(empty_world.sql, step.statements))
-                settle(empty_world)
-    assert empty_world.syncer("verify").returncode == 0
+                    list(applications.map(world.sql, step.statements))
+                settle(world)
 
 
 @pytest.mark.parametrize(
@@ -57,21 +71,22 @@ def test_a_model_answers_the_guides_questions(empty_world: World, model: Model) 
     ],
 )
 def test_a_change_writes_one_document(
-    empty_world: World, model: str, change: str, written: set[tuple[str, str]]
+    playing: Callable[[Model], World], model: str, change: str, written: set[tuple[str, str]]
 ) -> None:
     """A user is renamed without its posts, and a comment changes without its post and the other comments."""
-    with playing(empty_world, models()[model]) as client:
+    world = playing(models()[model])
+    with world.elasticsearch() as client:
 
         def versions() -> dict[tuple[str, str], int]:
             return {
                 (name, hit["_id"]): hit["_version"]
                 for name in models()[model].documents
-                for hit in client.search(index=empty_world.alias_of(name), size=1000, version=True)["hits"]["hits"]
+                for hit in client.search(index=world.alias_of(name), size=1000, version=True)["hits"]["hits"]
             }
 
         before = versions()
-        empty_world.sql(change)
-        settle(empty_world)
+        world.sql(change)
+        settle(world)
         assert {document for document, version in versions().items() if version != before[document]} == written
 
 

@@ -78,9 +78,9 @@ def test_a_select_that_fails_while_it_is_listed_quotes_no_row(empty_world: World
     address = daemon.wait_for("web.listening")["address"]
     wait_until(lambda: "suspended: " in ask(f"{address}/api/status"), what="the page knows that it is suspended")
     for path in ("/api/status", "/api/explain/blogpost?id=1"):
-        said = ask(f"{address}{path}")
-        assert "InvalidTextRepresentation" in said
-        assert VALUE not in said
+        answer = ask(f"{address}{path}")
+        assert "InvalidTextRepresentation" in answer
+        assert VALUE not in answer
     assert daemon.stop() == 0
     assert VALUE not in daemon.log_file.read_text()
     assert VALUE in world.syncer("plan").stdout

@@ -152,13 +152,13 @@ class Reader:
         elif "background" in block.words:
             self._left.enter_context(self._background(block.text))
         elif "until" in block.words:
-            said: list[str] = []
+            printed: list[str] = []
 
             def has_come() -> bool:
-                said[:] = [self._output(block)]
-                return not missing(shown, said[0])
+                printed[:] = [self._output(block)]
+                return not missing(shown, printed[0])
 
-            wait_until(has_come, what=f"it shows\n{shown}", detail=lambda: said[0])
+            wait_until(has_come, what=f"it shows\n{shown}", detail=lambda: printed[0])
         else:
             output = self._output(block)
             assert not missing(shown, output), f"it does not show {missing(shown, output)!r}, but\n{output}"
@@ -217,8 +217,8 @@ class Reader:
     def environment(self) -> dict[str, str]:
         """The world's, but for its config folder; the programs; and a terminal that is wide enough for a table."""
         programs = os.pathsep.join([str(self.programs), os.environ.get("PATH", "")])
-        said = {name: value for name, value in self.world.environment.items() if name != "SYNCER_CONFIG"}
-        return {**said, "PATH": programs, "SYNCER_WEB_PORT": "0", "COLUMNS": "120"}
+        settings = {name: value for name, value in self.world.environment.items() if name != "SYNCER_CONFIG"}
+        return {**settings, "PATH": programs, "SYNCER_WEB_PORT": "0", "COLUMNS": "120"}
 
 
 def missing(shown: str, output: str) -> str:

@@ -106,11 +106,11 @@ def run(
             command.kill()
             command.wait()
             raise
-        said = []
+        printed = []
         for file in (out, err):
             file.seek(0)
-            said.append(file.read().decode())
-    return subprocess.CompletedProcess(command.args, code, *said)
+            printed.append(file.read().decode())
+    return subprocess.CompletedProcess(command.args, code, *printed)
 
 
 def program(folder: Path) -> None:

@@ -54,7 +54,7 @@ def start(
 def stop(*, folder: Folder = None) -> None:
     """Stop the servers and keep their data."""
     sandbox = Sandbox(folder, report=Reporter(err))
-    running = [server.name for server in sandbox.status().servers if server.running]
+    running = [server.name for server in sandbox.servers if server.is_running()]
     sandbox.stop()
     if running:
         render.say(err, f"Stopped {', '.join(running)}; the data stays in {sandbox.folder}")

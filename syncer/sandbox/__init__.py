@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from syncer.sandbox.server import EmbeddedServer, ServerStatus
+    from syncer.sandbox.server import EmbeddedServer
 
-__all__ = ["Endpoints", "Reporter", "Sandbox", "Status", "Versions"]
+__all__ = ["Endpoints", "Reporter", "Sandbox", "Versions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +74,6 @@ class Versions:
     postgres: str | None = None
     kafka: str | None = None
     elasticsearch: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """The state of the sandbox; ``endpoints`` is None unless all three servers are running."""
-
-    servers: tuple[ServerStatus, ...]
-    endpoints: Endpoints | None
 
 
 class Sandbox:
@@ -139,25 +131,16 @@ class Sandbox:
                     if start.exception() is None and start.result():
                         server.stop()
                 raise
-        return self._endpoints(with_kafka=with_kafka)
-
-    def stop(self) -> None:
-        """Stop all three, gracefully if possible in time. Safe to call twice."""
-        with self._explained(), ThreadPoolExecutor() as threads:
-            list(threads.map(lambda server: server.stop(), self.servers))
-
-    def status(self) -> Status:
-        """Return what is running and where. Does not ask the servers themselves, so it never waits."""
-        servers = tuple(server.status() for server in self.servers)
-        complete = all(server.running for server in servers)
-        return Status(servers=servers, endpoints=self._endpoints() if complete else None)
-
-    def _endpoints(self, *, with_kafka: bool = True) -> Endpoints:
         return Endpoints(
             postgres_dsn=self.postgres.address,
             kafka_bootstrap_servers=self.kafka.address if with_kafka else "",
             elasticsearch_url=self.elasticsearch.address,
         )
+
+    def stop(self) -> None:
+        """Stop all three, gracefully if possible in time. Safe to call twice."""
+        with self._explained(), ThreadPoolExecutor() as threads:
+            list(threads.map(lambda server: server.stop(), self.servers))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

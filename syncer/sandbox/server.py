@@ -68,18 +68,6 @@ class ServerState:
         partial.replace(file)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStatus:
-    """The state of one server; ``pid`` and ``address`` are None if it is not running."""
-
-    name: str
-    version: str
-    running: bool
-    pid: int | None
-    address: str | None
-    log_file: Path
-
-
 class EmbeddedServer(ABC):
     """One embedded server.
 
@@ -148,18 +136,6 @@ class EmbeddedServer(ABC):
     def is_running(self) -> bool:
         """Whether the main process is alive; it may be paused, or too busy to answer."""
         return self.pid is not None
-
-    def status(self) -> ServerStatus:
-        """Return what is running and where. Does not ask the server itself, so it never waits."""
-        pid = self.pid
-        return ServerStatus(
-            name=self.name,
-            version=self.version,
-            running=pid is not None,
-            pid=pid,
-            address=self.address if pid else None,
-            log_file=self.log_file,
-        )
 
     def fetch(self) -> None:
         """Download or copy what is missing of the server's files, in the version of its data."""

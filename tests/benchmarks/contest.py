@@ -163,7 +163,7 @@ def peak_bytes(pid: int | None) -> int:
 
 def server_seconds(sandbox: Sandbox) -> dict[str, float]:
     """Processor seconds used so far by each server that runs, also for others that use the sandbox."""
-    return {server.name: cpu_seconds(server.pid) for server in sandbox.status().servers if server.running}
+    return {server.name: cpu_seconds(server.pid) for server in sandbox.servers if server.is_running()}
 
 
 @contextmanager

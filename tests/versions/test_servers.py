@@ -21,4 +21,4 @@ def test_servers_are_of_the_wanted_versions(sandbox: Sandbox, endpoints: Endpoin
         assert client.info()["version"]["number"].startswith(f"{elasticsearch}.")
     assert sandbox.kafka.pid is not None
     assert f"/kafka_2.13-{kafka}." in " ".join(psutil.Process(sandbox.kafka.pid).cmdline())
-    assert [one.version for one in sandbox.status().servers] == [postgres, kafka, elasticsearch]
+    assert [server.version for server in sandbox.servers] == [postgres, kafka, elasticsearch]

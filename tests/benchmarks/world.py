@@ -30,6 +30,8 @@ from tests.benchmarks.report import Report, SkippedError, say
 from tests.benchmarks.writes import sampled
 from tests.support.world import BLOG_SCHEMA, Daemon, World
 
+WAYS: Mapping[str, Mapping[str, str]] = {"kafka": {}, "plain": {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": ""}}
+"""The ways to run syncer, and the environment of its commands and daemons in each."""
 LARGE_AUTHOR, MIDDLE_AUTHOR = 1001, 1002
 _MIDDLE, _OTHERS = 5_000, 20_000
 _DATA = Path(__file__).with_name("data.sql")
@@ -318,6 +320,7 @@ class Bench:
     posts: int = 100_000
     passes: int = 3
     seconds: float = 30
+    way: str = "kafka"
     report: Report = field(default_factory=Report)
     _made: ExitStack = field(default_factory=ExitStack)
 
@@ -344,6 +347,7 @@ class Bench:
         """A world with nothing in it, which is dropped at the end."""
         with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
             world = kind(self.sandbox, self.endpoints, Path(folder), is_preloaded=False, **arguments)
+            world.worker_settings |= WAYS[self.way]
             try:
                 yield world
             finally:

@@ -11,6 +11,6 @@ calls a package below.
     reference    the tables of the reference pages
 
 The other modules are named after their commands, and print what these show: `apply` (also ``syncer plan``), `backfill`
-(also ``syncer index …``), `jobs`, `verify`, `explain`, `dead_letters`, `status`, `events`, `wait`, `doctor`, `init`,
-`locks`, `sandbox`.
+(also ``syncer index …``), `ask` (``doctor``, ``events``, ``wait``), `jobs`, `verify`, `explain`, `dead_letters`,
+`status`, `init`, `locks`, `sandbox`.
 """

@@ -27,10 +27,9 @@ from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.cli import (
     apply,
+    ask,
     backfill,
     dead_letters,
-    doctor,
-    events,
     explain as explain_command,
     init,
     jobs,
@@ -41,7 +40,6 @@ from syncer.cli import (
     sandbox,
     status,
     verify,
-    wait,
 )
 from syncer.cli.parameters import Part, UsageError, flag
 
@@ -214,9 +212,9 @@ _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "Operate": (
         (run, "`syncer run`, `syncer run --only relay`"),
         (status.status, "`syncer status --json`, `syncer status --watch`"),
-        (events.events, "`syncer events`, `syncer events --since 7d --json`"),
-        (doctor.doctor, "`syncer doctor`, `syncer doctor --json`"),
-        (wait.wait, "`syncer wait TOKEN --timeout 10`"),
+        (ask.events, "`syncer events`, `syncer events --since 7d --json`"),
+        (ask.doctor, "`syncer doctor`, `syncer doctor --json`"),
+        (ask.wait, "`syncer wait TOKEN --timeout 10`"),
     ),
     "Repair": (
         (verify.verify, "`syncer verify`, `syncer verify blogpost --values`, `syncer verify --repair`"),

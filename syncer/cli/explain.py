@@ -55,11 +55,12 @@ def explain(
 def _show(console: Console, seen: Explanation, id_: str, *, values: bool) -> None:
     """Print the state in one index, and what it rests on."""
     document = seen.document
-    say(console, f"{document.index_name} ({document.role}): ", (seen.says, _STYLES.get(seen.state, "bold red")))
+    say(console, (seen.says, _STYLES.get(seen.state, "bold red")))
     if seen.hint:
         say(console, seen.hint, style="dim")
     loaded = "" if document.is_loaded else ", not loaded yet"
-    say(console, (f"\n{document.name} {id_}", "bold"), f", revision {document.revision}{loaded}")
+    where = f" in {document.index_name}, {document.role}, revision {document.revision}{loaded}"
+    say(console, (f"\n{document.name} {id_}", "bold"), where)
     show_facts(console, _facts(seen))
     if not values:
         return

@@ -6,7 +6,7 @@ that. Modules are named after the process, the server or the data that the hazar
     at a point of the code    `tests.support.breakpoints`: a process is killed, or stands still
     at a write                `spoilt`: what happens to a request to Elasticsearch
     on the way                `tests.support.elasticsearch_proxy`: what becomes of an answer
-    to a server               `postgres_of_its_own` and its like: nobody else uses it
+    to a server               `elsewhere`: a world on servers that no other test uses
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.jobs import model, queue
 from syncer.jobs.model import Job, JobKind, JobState, find
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.worker.loop import Worker
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, made, wait_until
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;"
@@ -67,15 +66,13 @@ def require_quiet(daemon: Daemon, *, lines: int = 6) -> None:
     assert all(troubles.count(component) <= lines for component in troubles), troubles
 
 
-def troubles(daemon: Daemon, words: str) -> int:
-    """How many times a daemon has logged trouble in these words."""
-    events = [event for event in daemon.events() if event["event"] == "component.retried"]
-    return len([event for event in events if words in event["error"]])
-
-
 def wait_for_trouble(daemon: Daemon, words: str) -> None:
-    """Return once a daemon has logged it."""
-    wait_until(lambda: troubles(daemon, words) > 0, what=f"logged: {words}", detail=daemon.log_file.read_text)
+    """Return once a daemon has logged trouble in these words."""
+
+    def is_logged() -> bool:
+        return any(words in event["error"] for event in daemon.events() if event["event"] == "component.retried")
+
+    wait_until(is_logged, what=f"logged: {words}", detail=daemon.log_file.read_text)
 
 
 # Jobs
@@ -116,10 +113,6 @@ Write = Callable[[Target, Sequence[Composition]], BulkOutcome]
 """Sends documents to Elasticsearch."""
 Spoil = Callable[[Write, Target, Sequence[Composition]], BulkOutcome]
 """What happens instead."""
-
-
-class Killed(BaseException):
-    """Ends a worker in the middle, as SIGKILL would."""
 
 
 class _Spoilt(Index):
@@ -183,19 +176,6 @@ def too_many_requests() -> ApiError:
 def refused(compositions: Sequence[Composition], kind: str, *, status: int = 429) -> list[Rejection]:
     """What Elasticsearch answers to single documents of a request."""
     return [Rejection(composition=each, status=status, kind=kind, reason=kind) for each in compositions]
-
-
-def die(worker: Worker) -> None:
-    """Turn a worker until it is killed in the middle of a batch."""
-
-    def is_dead() -> bool:
-        try:
-            worker.run_once()
-        except Killed:
-            return True
-        return False
-
-    wait_until(is_dead, what="the worker dies")
 
 
 # Servers

@@ -434,15 +434,15 @@ def fail_otherwise(_: World, connection: Connection, patch: pytest.MonkeyPatch) 
 
 def drop_its_index(_: World, connection: Connection, patch: pytest.MonkeyPatch) -> Job:
     """The index is put out of force with its jobs, when a job worker has found that one of them is through."""
-    advance = queue.advance
+    advance, job = queue.advance, create(connection)
 
     def drop_first(asking: Connection, job_id: int) -> Job:
-        if find(asking, job_id).state is JobState.CLEANING_UP:
+        if job_id == job.id and find(asking, job_id).state is JobState.CLEANING_UP:
             registry.drop_document(connection, the_document(connection))
         return advance(asking, job_id)
 
     patch.setattr(queue, "advance", drop_first)
-    return create(connection)
+    return job
 
 
 FAILURES = {

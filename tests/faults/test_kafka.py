@@ -301,9 +301,7 @@ def test_a_batch_is_too_large(blog: World) -> None:
     """Records that are small enough arrive as they are: nothing has to be written again."""
     limit_records(blog, 2000)
     with following(blog):
-        blog.sql(
-            "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 't', '' FROM generate_series(100, 999) AS g"
-        )
+        blog.sql(MANY_POSTS)
         require_holds(blog)
     assert refreshes(blog) == 0
 

@@ -93,7 +93,8 @@ def test_a_relay_is_killed_at_each_step(blog: World) -> None:
     with writing(blog, writers=3):
         for number, point in enumerate(RELAY):
             witness(blog, number)
-            wait_until_dead(blog.daemon("--only", "relay", program=Plan(points=(point,)).program), point)
+            plan = Plan(points=(point,), constants={"syncer.capture.reader:TRIM_SECONDS": 0.1})
+            wait_until_dead(blog.daemon("--only", "relay", program=plan.program), point)
     finish(blog)
 
 

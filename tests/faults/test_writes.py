@@ -22,7 +22,6 @@ from tests.faults.harness import Hold, Write, require_holds, spoilt, stalled_wri
 from tests.support.routing import put_routing, put_shards, shards, users_on_two_shards, verified
 from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
 
-EDIT = "UPDATE posts SET title = 'new' WHERE id = 2"
 DELETE = "DELETE FROM posts WHERE id = 2"
 WRITERS, STATES = 3, 400
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from elasticsearch import Elasticsearch
 
 from syncer.base.errors import IndexingError
 from syncer.base.model import Composition, Target
@@ -334,24 +333,12 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
 @contextmanager
 def without_primary(world: World) -> Iterator[None]:
     """The only node that may have the index's shard is away. Enter it while the index is empty: it is made anew."""
-    require, name = "index.routing.allocation.require._name", world.index_of()
+    name = world.index_of()
     with world.elasticsearch() as client:
-        (made,) = client.indices.get(index=name, expand_wildcards="all").body.values()
-        client.indices.delete(index=name)  # a shard that was there before would be put where it was
-        client.indices.create(
-            index=name,
-            settings={"index.number_of_replicas": 0, require: "away"},
-            mappings=made["mappings"],
-            aliases=made["aliases"],
-            wait_for_active_shards=0,
-        )
-        wait_until(lambda: _health(client, name) == "red", what="the index is red")
+        harness.make_anew(client, name, {"routing.allocation.require._name": "away"})
+        wait_until(lambda: bool(client.cluster.health(index=name).body["status"] == "red"), what="the index is red")
         yield
-        client.indices.put_settings(index=name, settings={require: None})
-
-
-def _health(client: Elasticsearch, name: str) -> str:
-    return str(client.cluster.health(index=name).body["status"])
+        client.indices.put_settings(index=name, settings={"index.routing.allocation.require._name": None})
 
 
 def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: World, connection: Connection) -> None:

@@ -30,7 +30,7 @@ from syncer.elasticsearch.client import connect
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.account import server_account
 from syncer.sandbox.postgres import PostgresServer
-from tests.faults.harness import Write, elsewhere, require_holds, require_quiet, spoilt, wait_for_trouble
+from tests.faults.harness import GRANTS, Write, elsewhere, require_holds, require_quiet, spoilt, wait_for_trouble
 from tests.support.breakpoints import Plan
 from tests.support.elasticsearch_proxy import Forward, Proxy
 from tests.support.pooler import pooled
@@ -40,12 +40,6 @@ from tests.support.writers import fill, writing
 
 ROLE = "syncer_worker"
 PASSWORD = "one"  # noqa: S105 - of a server that ends with the test
-GRANTS = f"""
-GRANT USAGE ON SCHEMA syncer TO {ROLE};
-GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA syncer TO {ROLE};
-GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA syncer TO {ROLE};
-GRANT SELECT ON users, posts, comments TO {ROLE};
-"""
 OURS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'syncer %%' AND datname = %s"
 TRIMS = Plan(constants={"syncer.capture.reader:TRIM_SECONDS": 0.05})
 SERVER = {"max_prepared_transactions": "10", "autovacuum": "off"}
@@ -69,7 +63,7 @@ def own(sandbox: Sandbox, endpoints: Endpoints, server: PostgresServer, tmp_path
     """The blog on that Postgres."""
     server.start()
     with elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=server.address) as world:
-        world.sql(GRANTS)
+        world.sql(GRANTS.format(role=ROLE))
         fill(world)
         yield world
 

@@ -204,12 +204,7 @@ def with_retries(world: World, query: str) -> None:
 def role(world: World) -> Iterator[str]:
     """A role as the README grants it."""
     name = f"worker_{world.name}"
-    world.sql(
-        f"CREATE ROLE {name} LOGIN; GRANT USAGE ON SCHEMA syncer TO {name};"
-        f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA syncer TO {name};"
-        f"GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA syncer TO {name};"
-        f"GRANT SELECT ON users, posts, comments, pages TO {name}"
-    )
+    world.sql(f"CREATE ROLE {name} LOGIN; {harness.GRANTS.format(role=name)}")
     try:
         yield name
     finally:

@@ -96,12 +96,7 @@ def test_a_document_is_not_written_while_the_shard_that_it_left_is_away(routed: 
 
 def _lose_a_shard(client: Elasticsearch, name: str) -> int:
     """Make the empty index anew, so that one of its three shards is nowhere; which one."""
-    (made,) = client.indices.get(index=name, expand_wildcards="all").body.values()
-    client.indices.delete(index=name)
-    settings = {"number_of_shards": 3, "number_of_replicas": 0, "routing.allocation.total_shards_per_node": 2}
-    client.indices.create(
-        index=name, settings=settings, mappings=made["mappings"], aliases=made["aliases"], wait_for_active_shards=0
-    )
+    harness.make_anew(client, name, {"number_of_shards": 3, "routing.allocation.total_shards_per_node": 2})
 
     def states() -> dict[str, list[int]]:
         seen: Any = client.cat.shards(index=name, format="json", h="shard,state").body

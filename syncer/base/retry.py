@@ -40,15 +40,9 @@ _OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentTrouble:
-    """What a component is retrying.
+    """What a component is retrying: the last error, and the server that it came from, if any.
 
-    Args:
-        component: Its name.
-        server: The server that the error came from; empty if it is none.
-        kind: The kind of the last error.
-        seconds: How long ago the first failed attempt began.
-        error: The last error, as a sentence without a full stop.
-        hint: What to do about it.
+    The first failed attempt began so many seconds ago.
     """
 
     component: str

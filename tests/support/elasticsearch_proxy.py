@@ -98,9 +98,6 @@ _OWN = {"Content-Type": "application/vnd.elasticsearch+json;compatible-with=8", 
 class Proxy:
     """A proxy before one Elasticsearch.
 
-    Args:
-        upstream: Where that is.
-
     Attributes:
         bulks: How many bulk requests have come.
     """

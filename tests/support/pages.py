@@ -45,14 +45,7 @@ _BASH = shutil.which("bash") or "bash"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block.
-
-    Args:
-        language: As the page says.
-        words: What is done with it.
-        text: What is in it.
-        line: Where it begins.
-    """
+    """A fenced block that begins in this line; its words say what is done with it."""
 
     language: str
     words: tuple[str, ...]
@@ -69,10 +62,7 @@ class Block:
 class Part:
     """What is followed in one world: a page up to its first comment ``in:``, or from one to the next.
 
-    Args:
-        page: The name of the page.
-        document: Which document is active at its beginning; empty if none is.
-        blocks: Its blocks, in their order.
+    ``document`` is active at its beginning; none is if it is empty.
     """
 
     page: str
@@ -104,12 +94,7 @@ def parts(page: Path) -> list[Part]:
 
 @dataclass
 class Reader:
-    """Does what a page says.
-
-    Args:
-        world: Where.
-        programs: The folder in which ``syncer`` is.
-    """
+    """Does what a page says; the folder ``programs`` has ``syncer``."""
 
     world: World
     programs: Path

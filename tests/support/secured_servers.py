@@ -38,13 +38,7 @@ _DAY = dt.timedelta(days=1)
 
 
 class Authority:
-    """Signs certificates.
-
-    Args:
-        folder: Where they are written.
-        account: The owner of the servers' keys.
-        name: Of the authority.
-    """
+    """Signs certificates, and writes them into a folder; the account owns the servers' keys."""
 
     def __init__(self, folder: Path, account: Account, name: str) -> None:
         self._folder = folder

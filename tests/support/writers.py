@@ -70,11 +70,7 @@ Work = Callable[[threading.Event, psycopg.Connection[Any], random.Random], objec
 def at_work(world: World, works: Sequence[Work], *, seed: int = SEED, outlive: bool = False) -> Iterator[None]:
     """All of them at work until the block ends; what one of them raises fails the test.
 
-    Args:
-        world: Where.
-        works: What each of them does.
-        seed: Of their dice.
-        outlive: Whether they connect anew when their connection is gone, as applications do.
+    If they ``outlive`` their connection, they connect anew, as applications do.
     """
     print(f"SYNCER_TEST_SEED={seed}")  # noqa: T201 - pytest shows it when the test fails
     stop = threading.Event()

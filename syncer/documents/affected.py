@@ -4,16 +4,16 @@ It uses the definitions that are active when the changes are handled, which is a
 a newer revision reads is not overlooked. It returns too many documents rather than too few: a document that is built
 again without need is written as it was.
 
-A few ids are returned one by one, to be built at once. Many are a *fan-out*: they are not listed here. The changed rows
-that lead to them become the *cause* of a job, which lists their ids (`touched_by`). The queries for one batch and
-one definition are bounded, whatever the data is like:
+A few ids are returned, to be built at once. Many are a *fan-out*: they are not listed here. The changed rows that lead
+to them become the *cause* of a job, which lists their ids (`touched_by`). The queries for one batch and one definition
+are bounded, whatever the data is like:
 
-- Ids that are columns of the changed rows are never many: no more than the batch has rows.
-- Any other query has a LIMIT at the threshold. If it returns no more than that, its result is complete. Otherwise
-  the causes are halved, until a cause that leads to many is alone. So an author with three posts does not wait for one
-  with a million who is renamed in the same batch. Two equal causes are one.
-- In all, a batch may run `QUERIES_MAX` queries for `SECONDS_MAX`, and receive a few times the threshold. What
-  remains when one of these is used up belongs to the fan-out, whether it leads to few or many.
+- Ids that are columns of the changed rows are no more than the batch has rows.
+- Any other query has a LIMIT at the threshold. If it returns more than that, the causes are halved, until a cause that
+  leads to many is alone. So an author with three posts does not wait for one with a million who is renamed in the same
+  batch.
+- In all, a batch may run `QUERIES_MAX` queries for `SECONDS_MAX`, and receive a few times the threshold. What remains
+  when one of these is used up belongs to the fan-out, whether it leads to few or many.
 
 If a query fails on the data of a change, it is unknown which documents the change touches. So the batch touches all of
 them: the definition is refreshed, beside the live changes. If the query fails only while a fan-out is listed, a refresh
@@ -169,16 +169,21 @@ class AffectedReader:
         """Add the ids of causes that lead to few; return the other causes."""
         many: list[Cause] = []
         groups = [causes]
+        query = sql.SQL(_FEW).format(affected=_affected(use))
         with (
             suppress(psycopg.errors.QueryCanceled),
             following(self._connection, document, isolates=True, lock_seconds=COMPONENT_LOCK_SECONDS),
         ):
             while groups and not allowance.is_used_up:
-                group = groups[-1]
-                few = self._few(use, group, allowance)
+                group, limit = groups[-1], min(self._page, allowance.ids)
+                milliseconds = max(1, (allowance.until - time.monotonic()) * 1000)
+                self._connection.execute(_BOUND, (f"{milliseconds:.0f}ms",))
+                rows = self._connection.execute(query, (dump_images(_images(group)), limit + 1)).fetchall()
+                allowance.queries -= 1
                 groups.pop()
-                if few is not None:
-                    ids.update(dict.fromkeys(few))
+                if len(rows) <= limit:
+                    allowance.ids -= len(rows)
+                    ids.update(dict.fromkeys(row[0] for row in rows))
                 elif len(group) == 1:
                     many += group
                 else:
@@ -187,20 +192,6 @@ class AffectedReader:
         if groups:
             allowance.until = time.monotonic()
         return many + [cause for group in groups for cause in group]
-
-    def _few(self, use: TableUse, causes: Sequence[Cause], allowance: _Allowance) -> list[str] | None:
-        """Return the ids that these causes lead to; None if they are too many."""
-        allowance.queries -= 1
-        limit = min(self._page, allowance.ids)
-        query = sql.SQL(_FEW).format(affected=_affected(use))
-        images = dump_images(_images(causes))
-        milliseconds = max(1, (allowance.until - time.monotonic()) * 1000)
-        self._connection.execute(_BOUND, (f"{milliseconds:.0f}ms",))
-        rows = self._connection.execute(query, (images, limit + 1)).fetchall()
-        if len(rows) > limit:
-            return None
-        allowance.ids -= len(rows)
-        return [row[0] for row in rows]
 
 
 def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image]] | None:

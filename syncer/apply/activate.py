@@ -62,7 +62,11 @@ def carry_out(
         SyncerError: A step was refused. The steps before it do no harm; run apply again.
     """
     with alone(connection):
-        _require_planned_on(decided, connection)
+        if not decided.active.is_like(read_active(connection)):  # it may have changed while the user was asked
+            raise ConfigError(
+                "Another process changed the active definitions since the plan was made",
+                hint="Nothing was done. Run the same command again: it looks at what is active now.",
+            )
         indices.prepare()
         _clear_away(connection, indices, decided.active.orphan_indices, report)
         # Record this before the triggers are back: afterwards nothing shows that they were gone.
@@ -74,7 +78,13 @@ def carry_out(
         queue.mark_incomplete(connection, [document.index_name for document in missed])
         # Rule: capture-before-the-revision.
         too_wide = _capture(connection, decided.captures, report, timeout_seconds=timeout_seconds)
-        steps = list(_with_indices(connection, indices, decided.steps, report))
+        steps = [
+            dataclasses.replace(step, document=_with_index(connection, indices, step, report))
+            if step.is_new_revision
+            else step
+            for step in decided.steps
+            if step.change is not PlannedChange.UNCHANGED
+        ]
         for document in (*decided.abandoned, *decided.removed):
             withdraw(connection, indices, document)
             report(f"index {document.index_name} of {document.name} is dropped")
@@ -104,26 +114,6 @@ def _log_applied(steps: Sequence[Step], removed: Sequence[str]) -> None:
         removed=removed,
         timeline=sentence or "Applied; no definition changed.",
     )
-
-
-def _with_indices(
-    connection: Connection, indices: Indices, steps: Iterable[Step], report: Callable[[str], None]
-) -> Iterator[Step]:
-    """Yield the steps that change anything, each once its index exists."""
-    for step in steps:
-        if step.is_new_revision:
-            yield dataclasses.replace(step, document=_with_index(connection, indices, step, report))
-        elif step.change is not PlannedChange.UNCHANGED:
-            yield step
-
-
-def _require_planned_on(decided: Plan, connection: Connection) -> None:
-    """Refuse a plan if what is active has changed since, perhaps while the user was asked to confirm."""
-    if not decided.active.is_like(read_active(connection)):
-        raise ConfigError(
-            "Another process changed the active definitions since the plan was made",
-            hint="Nothing was done. Run the same command again: it looks at what is active now.",
-        )
 
 
 def _refresh(connection: Connection, missed: Iterable[Document], report: Callable[[str], None]) -> None:

@@ -172,8 +172,9 @@ def ranked(found: Iterable[MissingIndex]) -> tuple[MissingIndex, ...]:
 def _explain(
     connection: Connection, query: sql.Composable, parameters: tuple[object, ...], analyze: str = ""
 ) -> dict[str, Any]:
-    output = value(connection, sql.SQL(_EXPLAIN).format(analyze=sql.SQL(analyze), query=query), parameters)
-    plan: dict[str, Any] = json.loads(output if isinstance(output, (str, bytes)) else json.dumps(output))[0]
+    statement = sql.SQL(_EXPLAIN).format(analyze=sql.SQL(analyze), query=query)
+    [(output,)] = connection.execute(statement, parameters).fetchall()
+    plan: dict[str, Any] = json.loads(output)[0]
     return plan
 
 

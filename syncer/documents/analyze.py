@@ -125,12 +125,10 @@ def _require_routing(file: str, columns: dict[str, str], mappings: dict[str, Any
 
 
 def _join_field(mapping: dict[str, Any]) -> str | None:
-    properties = mapping.get("properties")
-    for name, field in properties.items() if isinstance(properties, dict) else ():
-        if isinstance(field, dict):
-            inner = _join_field(field)
-            if field.get("type") == "join" or inner is not None:
-                return name if inner is None else f"{name}.{inner}"
+    for name, field in mapping.get("properties", {}).items():  # objects, as `syncer.documents.definition` has checked
+        inner = _join_field(field)
+        if field.get("type") == "join" or inner is not None:
+            return name if inner is None else f"{name}.{inner}"
     return None
 
 

@@ -77,7 +77,8 @@ class Waited:
         seconds: How long it took.
         jobs: The ids of the jobs that its changes may have caused; they are finished.
         dead_lettered: Its documents that could not be written, at most 100. Documents dead-lettered later may be among
-            them if the transaction was very large, was waited for late, or very many documents are dead-lettered.
+            them if the transaction was very large or touched very many documents, was waited for late, or very many
+            documents are dead-lettered.
         suspended: The definitions concerned that are suspended.
         incomplete: The definitions concerned that may lack it, since a job was given up and no other makes up for it.
     """

@@ -71,19 +71,15 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
 
 
 def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> dict[str, Shape]:
-    """Return the fingerprints of the relations that the SELECT reads, with the columns that syncer's queries name."""
-    named: dict[str, frozenset[str]] = {view: frozenset() for view in found.view_names}
+    """Return the fingerprints of what the SELECT reads, with the columns that syncer's queries name."""
+    asked = {view: Shape(kind="a view") for view in found.view_names}
     for read in found.reads:
-        named[read.relation] = used[read.relation].watched | used[read.relation].routing | read.virtual
-    whole = [read.relation for read in found.reads if read.is_whole]
-    return fingerprint.read(
-        connection,
-        named,
-        whole=whole,
-        functions=found.functions,
-        types=found.types,
-        lists_values=fingerprint.lists_values(found.canonical),
-    )
+        named = used[read.relation].watched | used[read.relation].routing | read.virtual
+        asked[read.relation] = Shape(kind="a table", parts=dict.fromkeys(named, ""), is_whole=read.is_whole)
+    lists_values = fingerprint.lists_values(found.canonical)
+    asked |= {name: Shape(kind="a function") for name in found.functions}
+    asked |= {f"type {name}": Shape(kind="a type", is_whole=lists_values) for name in found.types}
+    return fingerprint.read(connection, asked)
 
 
 def _require_columns(file: str, columns: dict[str, str]) -> None:

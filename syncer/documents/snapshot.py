@@ -68,7 +68,7 @@ def noting(connection: Connection, document: Document, *, lock_seconds: float) -
 def require_shape(connection: Connection, document: Document) -> None:
     """Check that the columns are those that the definition was applied to."""
     before = document.dependencies.shapes
-    if differences := fingerprint.differences(before, fingerprint.read_again(connection, before)):
+    if differences := fingerprint.differences(before, fingerprint.read(connection, before)):
         raise DocumentError(
             f"What {document.name} reads has changed since it was applied: {'; '.join(differences)}",
             hint="If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json\n"

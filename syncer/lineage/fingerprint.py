@@ -14,7 +14,7 @@ are compared only within the same relation. So a restored dump has the same shap
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,49 +115,21 @@ Shapes = Mapping[str, Shape]
 """
 
 
-def read(
-    connection: Connection,
-    columns: Mapping[str, Iterable[str]],
-    *,
-    whole: Collection[str] = (),
-    functions: Iterable[str] = (),
-    types: Iterable[str] = (),
-    lists_values: bool = False,
-) -> dict[str, Shape]:
-    """Return the shapes in the caller's snapshot.
+def read(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
+    """Return the shapes in the caller's snapshot of what these name, with the parts that they name or, if whole, all.
 
-    Args:
-        connection: Postgres.
-        columns: The columns that a document names, by relation. Missing ones are left out.
-        whole: The relations of which it shows whole rows.
-        functions: The functions that it calls, and the types that it reads, except Postgres' own.
-        types: Likewise.
-        lists_values: Whether it shows all values of enums.
+    What is gone is left out.
     """
-    asked = {
-        "relations": {name: ["*"] if name in whole else sorted(named) for name, named in columns.items()},
-        "functions": sorted(functions),
-        "types": sorted(types),
-    }
-    return _read(connection, asked, {*whole, *(f"type {name}" for name in asked["types"] if lists_values)})
-
-
-def read_again(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
-    """Return the current shapes of what had these shapes."""
-    return _read(connection, _asked(shapes), {name for name, shape in shapes.items() if shape.is_whole})
-
-
-def _read(connection: Connection, asked: Mapping[str, Any], whole: Collection[str]) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {}
-    rows = connection.execute(_SHAPES, (Jsonb(asked),), prepare=True).fetchall()
+    found: dict[str, Shape] = {}
+    rows = connection.execute(_SHAPES, (Jsonb(_asked(shapes)),), prepare=True).fetchall()
     for name, kind, oid, definition, part, number, description in rows:
         words = _KINDS.get(kind, f"a relation of kind {kind}")
-        shape = Shape(kind=words, definition=definition, oid=oid, is_whole=name in whole)
-        shape = shapes.setdefault(name, shape)
+        shape = Shape(kind=words, definition=definition, oid=oid, is_whole=shapes[name].is_whole)
+        shape = found.setdefault(name, shape)
         if part is not None:
             shape.parts[part] = description
             shape.numbers[part] = number
-    return shapes
+    return found
 
 
 def _asked(shapes: Shapes) -> dict[str, Any]:
@@ -176,7 +148,7 @@ def _asked(shapes: Shapes) -> dict[str, Any]:
 
 
 def fingerprint_query(shapes: Shapes) -> sql.Composed:
-    """Return the query for a digest of all that `read_again` reads. Equal digests mean equal shapes.
+    """Return the query for a digest of all that `read` reads. Equal digests mean equal shapes.
 
     The spelling of expressions depends on the session's ``search_path``, which is pinned: see `syncer.base.postgres`.
     """

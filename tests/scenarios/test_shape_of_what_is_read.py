@@ -162,9 +162,9 @@ def test_what_a_document_would_show(
     """Columns, views, bodies of functions and attributes of types are part of the shape, named or not."""
     document = Definition(name="deep", index="deep", select=select, index_body={}, affects={}, folder=tmp_path)
     before = analyze.analyse(connection, document).shapes
-    assert fingerprint.differences(before, fingerprint.read_again(connection, before)) == []
+    assert fingerprint.differences(before, fingerprint.read(connection, before)) == []
     with connection.transaction(force_rollback=True):
         with names_as_written(connection):
             connection.execute(change.encode())
-        found = fingerprint.differences(before, fingerprint.read_again(connection, before))
+        found = fingerprint.differences(before, fingerprint.read(connection, before))
     assert any(difference in line for line in found) if difference else found == []

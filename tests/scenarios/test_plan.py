@@ -296,7 +296,12 @@ FOUND: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         {},
         FAILS + "more than one row",
     ),
-    ("SELECT p.id AS _id, named(p.title) AS x FROM posts AS p", NAMED, {}, FAILS + "no name for title 7"),
+    (
+        "SELECT p.id AS _id, named(p.title) AS x FROM posts AS p",
+        NAMED,
+        {"x": {"type": "text"}},
+        FAILS + "no name for title 7",
+    ),
     (
         "SELECT p.id AS _id, p.due::date AS x FROM posts AS p",
         "ALTER TABLE posts ADD COLUMN due text",

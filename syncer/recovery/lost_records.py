@@ -33,7 +33,7 @@ _WAIT_FOR_DISK = "SET LOCAL synchronous_commit TO DEFAULT"
 def make_up(connection: Connection, cause: str, *, loss: LossError | None = None) -> None:
     """Have every document written again; committed and on disk when this returns.
 
-    New jobs whose listing has not begun are joined.
+    New jobs whose listing has not begun are joined. Those of suspended documents wait until they are resumed.
 
     Args:
         connection: To Postgres.
@@ -42,10 +42,9 @@ def make_up(connection: Connection, cause: str, *, loss: LossError | None = None
     """
     with connection.transaction():
         connection.execute(_WAIT_FOR_DISK)
-        unsuspended = [document for document in registry.documents(connection) if document.suspended is None]
-        jobs = [
-            job for document in unsuspended if (job := queue.create(connection, document, JobKind.REFRESH)) is not None
-        ]
+        # Rule: a-loss-is-made-up-for-in-a-suspended-document.
+        created = [queue.create(connection, document, JobKind.REFRESH) for document in registry.documents(connection)]
+        jobs = [job for job in created if job is not None]
         if loss is not None:
             progress.cover(connection, loss.partition, loss.number)
     metrics.LOSSES.inc()

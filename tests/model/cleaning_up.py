@@ -188,7 +188,9 @@ class CleaningUp(Model[State]):
         what = f"{name} {'writes' if hand.is_there else 'deletes'} the document as version {hand.version}"
         if hand.version <= state.version:
             return f"{what}, which is rejected", state, sent
-        jobs = tuple(job._replace(is_touched=True) if job.phase < _CLEANED_UP else job for job in state.jobs)
+        jobs = tuple(
+            job._replace(is_touched=True) if self._counts_at < job.phase < _CLEANED_UP else job for job in state.jobs
+        )
         return what, state._replace(version=hand.version, is_shown=hand.is_there, jobs=jobs), sent
 
     def _has_to_check(self, state: State, hand: Hand) -> bool:
@@ -196,12 +198,15 @@ class CleaningUp(Model[State]):
 
     # Jobs
 
+    @property
+    def _counts_at(self) -> int:
+        return _TOLD if self.tell_before_counting else _NEW
+
     def _advance(self, state: State, at: int, job: Job, name: str) -> Iterator[Step[State]]:
-        tells_at, counts_at = (_NEW, _TOLD) if self.tell_before_counting else (_TOLD, _NEW)
-        if job.phase == tells_at:
+        if job.phase <= _TOLD and job.phase != self._counts_at:
             told = _with_job(state, at, job._replace(phase=job.phase + 1))
             yield f"{name} announces its listing", told._replace(listings=state.listings + 1)
-        elif job.phase == counts_at:
+        elif job.phase == self._counts_at:
             counted = job._replace(phase=job.phase + 1, is_touched=False)
             yield f"{name} reads the sequence numbers", _with_job(state, at, counted)
         elif job.phase == _COUNTED:
@@ -218,7 +223,7 @@ class CleaningUp(Model[State]):
             yield f"{name} has written its documents", _with_job(state, at, job._replace(phase=_WRITTEN))
         elif job.phase == _WRITTEN:
             is_orphan = state.is_shown and not state.is_there and not job.is_touched and self.cleanup_at_the_end
-            cleaned_up = job._replace(phase=_CLEANED_UP, chunk=_FREE if is_orphan else _NO_CHUNK)
+            cleaned_up = Job(phase=_CLEANED_UP, chunk=_FREE if is_orphan else _NO_CHUNK)
             what = f"{name} cleans up, and finds {'an orphan' if is_orphan else 'no orphan'}"
             yield what, _with_job(state, at, cleaned_up)
         elif job.phase == _CLEANED_UP and job.chunk == _NO_CHUNK:
@@ -268,16 +273,13 @@ class CleaningUp(Model[State]):
     def canonical(self, state: State) -> State:
         hands = (state.worker, *state.job_workers)
         rank = ranked((state.version, *(one.version for one in hands)))
-        listings = ranked((state.listings, *(one.listings for one in hands)))
+        # Of the listings that a hand has seen, all that matters is whether there was another one since.
         worker, *job_workers = (
-            one._replace(version=rank[one.version], listings=listings[one.listings]) if one.phase else one
+            one._replace(version=rank[one.version], listings=int(one.phase >= _READ and one.listings == state.listings))
             for one in hands
         )
         return state._replace(
-            version=rank[state.version],
-            listings=listings[state.listings],
-            worker=worker,
-            job_workers=tuple(sorted(job_workers)),
+            version=rank[state.version], listings=1, worker=worker, job_workers=tuple(sorted(job_workers))
         )
 
 

@@ -136,8 +136,9 @@ def explore(model: Model[State]) -> Explored:
         for after in chain(ours, (after for _, after in model.world(state))):
             steps += 1
             known = model.canonical(after)
-            if known not in before:
-                before[known] = state
+            size = len(before)
+            before.setdefault(known, state)  # hashes the state once
+            if len(before) > size:
                 queue.append(known)
     return Explored(len(before), steps, ends)
 

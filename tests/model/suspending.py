@@ -2,7 +2,8 @@
 
 While a table is locked or an index is closed, a change of the document joins a fan-out, which waits with it. When a
 table is altered, the first revision's SELECT fails, and changes may be made that no trigger captures: so may a fan-out
-that has grown too long take up no more. The document is then stale, and is resumed with a refresh. `syncer apply`
+that has grown too long take up no more. The document is then stale, and is resumed with a refresh. Kafka may lose a
+change before it is handled; that it is found out is shown by `tests.model.progressing`. `syncer apply`
 activates a second revision, whose SELECT works and reads one more table, which is captured from then on: one commit
 activates a revision and creates the job that writes every document. Elasticsearch shows a state of the database in the
 form of a revision.
@@ -47,6 +48,7 @@ class State(NamedTuple):
     jobs: int = 0  # how many were created: loads, refreshes and fan-outs; each writes the one document
     job: int = 0  # the number of the one that is still to be written; 0 for none
     causes: int = 0  # how many changes the waiting fan-out has taken up
+    losses: int = 1  # how many more changes Kafka may lose
     version: int = 0  # that Elasticsearch has
     shown: tuple[int, int] = (0, 1)  # the state that Elasticsearch shows, and the revision of its form
     workers: tuple[Worker, ...] = (Worker(), Worker())
@@ -61,7 +63,7 @@ class Suspending(Model[State]):
     )
     bounds = (
         f"2 workers, {_COMMITS} commits, a table locked, or altered and altered back, an apply, fan-outs of "
-        f"{_CAUSES_MAX} cause, any crashes"
+        f"{_CAUSES_MAX} cause, a change lost, any crashes"
     )
 
     a_change_that_cannot_be_written_joins_a_fan_out = Rule(
@@ -93,6 +95,11 @@ class Suspending(Model[State]):
         "one commit ends the suspension of a stale document and creates a refresh",
         kept_by="syncer.recovery.resume",
         otherwise="what was not captured, or not taken up, during the suspension stays stale",
+    )
+    a_loss_is_made_up_for_in_a_suspended_document = Rule(
+        "the refresh that makes up for lost records is created for a suspended document, too, and waits with it",
+        kept_by="syncer.recovery.lost_records",
+        otherwise="a change that is lost during the suspension is in no fan-out, and is never written",
     )
     capture_before_the_revision = Rule(
         "tables are captured before the revision that reads them becomes active",
@@ -226,6 +233,7 @@ class Suspending(Model[State]):
             if state.is_captured or state.revision == 2:
                 told = (*state.events, not state.is_captured)
                 yield f"state {number} is committed, in the other table", state._replace(events=told)
+        yield from self._lose(state)
         if state.revision == 1:
             yield from self._alter(state)
         if state.applying == _NONE:
@@ -236,6 +244,14 @@ class Suspending(Model[State]):
         for at, worker in enumerate(state.workers):
             if worker.phase:
                 yield f"worker {'AB'[at]} is killed", _with(state, at, Worker())
+
+    def _lose(self, state: State) -> Iterator[Step[State]]:
+        is_made_up_for = self.a_loss_is_made_up_for_in_a_suspended_document or not state.is_suspended
+        for number, is_done in enumerate(state.events):
+            if state.losses and not is_done:
+                lost = state._replace(events=placed(state.events, number, item=True), losses=state.losses - 1)
+                what = f"Kafka loses event {number + 1}, which is found out"
+                yield what, _with_job(lost) if is_made_up_for else lost
 
     def _alter(self, state: State) -> Iterator[Step[State]]:
         if state.table == _AS_APPLIED:
@@ -258,8 +274,14 @@ class Suspending(Model[State]):
 
     def canonical(self, state: State) -> State:
         rank = ranked((state.version, *(one.version for one in state.workers)))
-        workers = tuple(sorted(one._replace(version=rank[one.version]) for one in state.workers))
-        return state._replace(version=rank[state.version], workers=workers)
+        jobs = ranked((state.job, *(-one.task for one in state.workers if one.task < 0)))
+        workers = (
+            one._replace(version=rank[one.version], task=-jobs[-one.task] if one.task < 0 else one.task)
+            for one in state.workers
+        )
+        return state._replace(
+            version=rank[state.version], workers=tuple(sorted(workers)), jobs=len(jobs) - 1, job=jobs[state.job]
+        )
 
 
 def _with(state: State, at: int, worker: Worker) -> State:

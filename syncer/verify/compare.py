@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -146,6 +146,8 @@ def verify(
 class _Comparison:
     """One comparison of all documents, which fills its report.
 
+    Threads read one side while this one reads the other. What is in hand is bounded.
+
     Args:
         connection: For the walks; the settler has its own.
     """
@@ -156,23 +158,28 @@ class _Comparison:
     repair: Callable[[Sequence[str]], object] | None
     progress: Callable[[int], None]
     suspects: set[str] = field(default_factory=set)
+    threads: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, _SEARCHES_MAX))
+    in_hand: deque[Future[set[str]]] = field(default_factory=deque)
+    stop: Stop = field(default_factory=Stop)
 
     def run(self) -> None:
         """Walk both sides."""
         document, holdings = self.settler.document, self.settler.index.holdings
         numbers = holdings.sequence_numbers(document.target)
         holdings.refresh(document.target)
-        with _overlapped(_SEARCHES_MAX) as searches:
-            self._compare_documents(searches)
-        with _overlapped(1) as questions:
-            for places in holdings.untouched_since(document.target, numbers, page=_PAGE):
-                self._take(questions.submit(partial(self._extras, [place.id for place in places])))
-                if not self.report.is_complete:
-                    break
-            self._take(questions.rest())
+        with self.threads:
+            try:
+                self._compare_documents()
+                for places in holdings.untouched_since(document.target, numbers, page=_PAGE):
+                    self._submit(partial(self._extras, [place.id for place in places]), most=1)
+                    if not self.report.is_complete:
+                        break
+                self._take_results()
+            finally:
+                self.stop.request()  # a search does not wait for Elasticsearch any more
         self._settle()
 
-    def _compare_documents(self, searches: _Overlapped) -> None:
+    def _compare_documents(self) -> None:
         """Walk the SELECT, and search each of its documents in the index."""
         document = self.settler.document
         rows_max, after, is_last = _FIRST_ROWS, None, False
@@ -186,26 +193,26 @@ class _Comparison:
                 with closing(found):
                     for rows in found:
                         if is_large := bool(chunk):
-                            self._search(searches, chunk)
+                            self._search(chunk)
                         chunk = rows
                         if not self.report.is_complete:
                             return
             if chunk:  # outside of the snapshot, which must not wait for Elasticsearch
-                self._search(searches, chunk)
+                self._search(chunk)
             # Documents may be large: a range then has fewer of them.
             rows_max = max(1, rows_max // 2) if is_large else min(_PAGE, 2 * rows_max)
-        self._take(searches.rest())
+        self._take_results()
 
-    def _search(self, searches: _Overlapped, rows: dict[str, Row]) -> None:
+    def _search(self, rows: dict[str, Row]) -> None:
         """Search documents in the index, and compare them there."""
         document = self.settler.document
         find = partial(self.settler.index.holdings.find, document.target, list(rows))
 
         def differing() -> set[str]:
-            copies = retry(find, pause=searches.stop.pause, component="verify")
+            copies = retry(find, pause=self.stop.pause, component="verify")
             return {drift.id for drift in diff.compare(document.name, document.index_name, rows, copies)}
 
-        self._take(searches.submit(differing))
+        self._submit(differing, most=_SEARCHES_MAX)
         self.report.documents += len(rows)
         self.progress(self.report.documents)
 
@@ -214,10 +221,15 @@ class _Comparison:
         present = queries.existing(self.connection, self.settler.document, ids)
         return set(ids) - {place.id for place in present}
 
-    def _take(self, suspects: Iterable[set[str]]) -> None:
-        """Note suspects; settle them if there is no room for more; end the comparison if too many have drifted."""
-        for more in suspects:
-            self.suspects |= more
+    def _submit(self, find: Callable[[], set[str]], *, most: int) -> None:
+        """Have suspects found in a thread, while at most so many are at it."""
+        self._take_results(fewer_than=most)
+        self.in_hand.append(self.threads.submit(find))
+
+    def _take_results(self, *, fewer_than: int = 1) -> None:
+        """Take the suspects that were found; settle them if there is no room for more, and end if too many differ."""
+        while len(self.in_hand) >= fewer_than:
+            self.suspects |= self.in_hand.popleft().result()
             if len(self.suspects) >= FOUND_MAX:
                 self._settle()
                 found = len(self.report.drifts) + len(self.report.busy) + len(self.report.repaired)
@@ -236,34 +248,3 @@ class _Comparison:
         self.report.busy += settled.busy
         self.report.jobs = sorted({*self.report.jobs, *settled.jobs})
         self.report.are_changes_handled &= settled.are_changes_handled
-
-
-class _Overlapped:
-    """Runs work in threads, in order, while its caller reads on. What is in hand is bounded."""
-
-    def __init__(self, pool: ThreadPoolExecutor, *, most: int) -> None:
-        self._pool, self._most = pool, most
-        self._in_hand: deque[Future[set[str]]] = deque()
-        self.stop = Stop()
-        """Requested once the results are no longer needed."""
-
-    def submit(self, work: Callable[[], set[str]]) -> Iterator[set[str]]:
-        """Add work; yield the results that have to be taken for that."""
-        self._in_hand.append(self._pool.submit(work))
-        while len(self._in_hand) > self._most:
-            yield self._in_hand.popleft().result()
-
-    def rest(self) -> Iterator[set[str]]:
-        """Yield all other results."""
-        while self._in_hand:
-            yield self._in_hand.popleft().result()
-
-
-@contextmanager
-def _overlapped(threads: int) -> Iterator[_Overlapped]:
-    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
-        overlapped = _Overlapped(pool, most=threads)
-        try:
-            yield overlapped
-        finally:
-            overlapped.stop.request()  # do not wait for a search that waits for Elasticsearch to recover

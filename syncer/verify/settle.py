@@ -154,7 +154,7 @@ class Settler:
                 else:
                     ids = [job.id for job in jobs]
                     jobs = [job for job in model.some(self.connection, ids) if not job.state.is_finished]
-                holders = holding.held(self.connection, jobs, differing, orphans)
+                holders = holding.held(self.connection, self.document, jobs, differing, orphans)
                 if not holders:
                     return True, {}
             else:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 import psycopg
 import structlog
@@ -21,8 +21,8 @@ from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import Settings
 from syncer.documents import registry
+from syncer.elasticsearch import client
 from syncer.elasticsearch.bulk import Index
-from syncer.elasticsearch.client import connect
 from syncer.indexing.flow_control import LiveTraffic
 from syncer.kafka import topic
 from syncer.monitoring.daemons import Reporter
@@ -51,9 +51,9 @@ def checked(settings: Settings, *, workers: bool = True) -> Settings:
         migrations.require_current(connection)
         settings = settings.of(registry.installation(connection))
         if workers:
-            with connect(settings.elasticsearch) as client:
+            with client.connect(settings.elasticsearch) as elasticsearch:
                 if settings.kafka.is_used:
-                    index = Index(client)
+                    index = Index(elasticsearch)
                     lost_records.require_original(connection, settings.kafka, index)
         if settings.kafka.is_used:
             topic.ensure_topic(settings.kafka)
@@ -67,13 +67,12 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
         IndexingError: Elasticsearch is not supported.
         elasticsearch.ApiError, elasticsearch.TransportError: Elasticsearch does not answer.
     """
-    made: dict[str, Component] = {"watch": Watch(connect=lambda: _connect(settings, "watch"))}
+    made: dict[str, Component] = {"watch": Watch(connect=partial(_connect, settings, "watch"))}
     if relay and settings.kafka.is_used:
-        made["relay"] = Relay(
-            connect=lambda: _connect(settings, "relay"), kafka=settings.kafka, settings=settings.relay
-        )
+        connect = partial(_connect, settings, "relay")
+        made["relay"] = Relay(connect=connect, kafka=settings.kafka, settings=settings.relay)
     if workers:
-        index = Index(connect(settings.elasticsearch))
+        index = Index(client.connect(settings.elasticsearch))
         traffic = LiveTraffic()
         if not settings.worker.threads:
             structlog.get_logger().warning("daemon.workers_left_out")
@@ -86,40 +85,22 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
     return made
 
 
-def worker(
-    settings: Settings,
-    index: Index,
-    *,
-    name: str,
-    traffic: LiveTraffic | None = None,
-) -> Worker:
+def worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraffic | None = None) -> Worker:
     """A worker with these settings."""
+    connect = partial(_connect, settings, name)
 
-    def source(link: Link, pause: Callable[[float], None]) -> Source[Any]:
+    def source(link: Link, pause: Callable[[float], None]) -> Source:
         if settings.kafka.is_used:
             return TopicSource(link=link, settings=settings.kafka, pause=pause, name=name)
-        return OutboxSource(connect=lambda: _connect(settings, name), settings=settings.relay, pause=pause)
+        return OutboxSource(connect=connect, settings=settings.relay, pause=pause)
 
-    return Worker(
-        connect=lambda: _connect(settings, name),
-        source=source,
-        index=index,
-        settings=settings.worker,
-        name=name,
-        traffic=traffic,
-    )
+    return Worker(connect=connect, source=source, index=index, settings=settings.worker, name=name, traffic=traffic)
 
 
 def job_worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraffic | None = None) -> JobWorker:
     """A job worker with these settings."""
-    return JobWorker(
-        connect=lambda: _connect(settings, name),
-        index=index,
-        name=name,
-        in_flight_max=settings.worker.in_flight_max,
-        batch_documents_max=settings.worker.batch_documents_max,
-        traffic=traffic,
-    )
+    connect = partial(_connect, settings, name)
+    return JobWorker(connect=connect, index=index, settings=settings.worker, name=name, traffic=traffic)
 
 
 def _connect(settings: Settings, name: str) -> Connection:
@@ -154,13 +135,15 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
     reporter = Reporter(connect=lambda: _reporting(settings), stop=stop)
     page = web.page(settings, stop=stop, reporter=reporter)
     threads = _Threads(stop)
-    threads.start({"report": reporter, **({} if page is None else {"web": page})})
+    beside: dict[str, Component] = {"report": reporter, **({"web": page} if page else {})}
+    threads.start(beside)
     try:
         made = _prepared(settings, stop, relay=relay, workers=workers)
         structlog.get_logger().info("daemon.started", components=list(made), process=os.getpid())
         threads.start(made)
-        reporter.components = threads.names
-        threads.watch()
+        reporter.components = [*beside, *made]
+        while not stop.wait(_WATCH_SECONDS):
+            log_lines.summarise()
     except Stopping:
         pass
     except BaseException as error:  # noqa: BLE001 - it is raised once all have ended
@@ -207,12 +190,6 @@ class _Threads:
         self.failures: list[BaseException] = []
         self._stop = stop
         self._threads: list[threading.Thread] = []
-        self._log = structlog.get_logger()
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the components that were started."""
-        return [thread.name for thread in self._threads]
 
     def start(self, made: Mapping[str, Component]) -> None:
         """Start these components."""
@@ -220,16 +197,6 @@ class _Threads:
             thread = threading.Thread(target=self._guard, args=(name, component), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
-
-    def watch(self) -> None:
-        """Return once a stop is requested, or a component has ended."""
-        while not self._stop.wait(_WATCH_SECONDS):
-            log_lines.summarise()
-            ended = [thread.name for thread in self._threads if not thread.is_alive()]
-            if ended and not self._stop.is_requested:
-                error = SyncerError(f"The component {ended[0]} stopped without an error", hint="Please report it.")
-                self.failures.append(error)
-                self._stop.request()
 
     def end(self, reporter: Reporter) -> None:
         """Wait until all have ended; then the daemon is no longer listed.
@@ -245,7 +212,7 @@ class _Threads:
             with suppress(psycopg.Error, SyncerError):
                 reporter.leave()
         log_lines.summarise(at_once=True)
-        self._log.info("daemon.stopped", failed=bool(self.failures), hanging=hanging)
+        structlog.get_logger().info("daemon.stopped", failed=bool(self.failures), hanging=hanging)
         if hanging:
             raise HangingError(
                 f"{' and '.join(hanging)} did not end within {STOP_SECONDS:.0f} s",
@@ -258,15 +225,23 @@ class _Threads:
         try:
             component.run(self._stop)
         except BaseException as error:  # noqa: BLE001 - it is raised once all have ended
-            explained = explain(error)
-            message = explained.message if explained else repr(error)
-            # A traceback helps with unexpected errors only; expected ones explain themselves.
-            self._log.error(
-                "component.failed",
-                component=name,
-                error=message,
-                exc_info=None if explained else error,
-                timeline=f"{name} failed, and its daemon stopped: {message}",
-            )
-            self.failures.append(error)
-            self._stop.request()
+            self._fail(name, error)
+        else:
+            if not self._stop.has_been_requested:
+                self._fail(
+                    name, SyncerError(f"The component {name} stopped without an error", hint="Please report it.")
+                )
+
+    def _fail(self, name: str, error: BaseException) -> None:
+        explained = explain(error)
+        message = explained.message if explained else repr(error)
+        # A traceback helps with unexpected errors only; expected ones explain themselves.
+        structlog.get_logger().error(
+            "component.failed",
+            component=name,
+            error=message,
+            exc_info=None if explained else error,
+            timeline=f"{name} failed, and its daemon stopped: {message}",
+        )
+        self.failures.append(error)
+        self._stop.request()

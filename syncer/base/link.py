@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psycopg
+
 from syncer.base.error_policy import Action, decide
 from syncer.base.postgres import Connection
 
@@ -25,11 +27,11 @@ class Link:
 
     @contextmanager
     def used(self) -> Iterator[Connection]:
-        """Use the connection; close it if the work fails with a retryable error."""
+        """Use the connection; close it if Postgres fails with a retryable error, other than a lock that is taken."""
         try:
             yield self.connection
-        except Exception as error:
-            if decide(error) is Action.RETRY:
+        except psycopg.Error as error:
+            if decide(error) is Action.RETRY and not isinstance(error, psycopg.errors.LockNotAvailable):
                 self.close()
             raise
 

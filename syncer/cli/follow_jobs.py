@@ -14,7 +14,6 @@ from syncer.apply import reindex
 from syncer.apply.activate import InitialLoad
 from syncer.base.errors import IndexingError, JobError, SyncerError
 from syncer.base.formatting import amount, brief, shortened
-from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
 from syncer.cli import jobs, render
 from syncer.cli.context import Parts
@@ -25,7 +24,7 @@ from syncer.documents.registry import Document
 from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, JobState, find
 from syncer.verify.compare import VerifyReport
-from syncer.worker.foreground import JobFollower
+from syncer.worker import foreground
 
 _RATE_SECONDS = 10.0
 """The window over which the rate of a job that is followed is measured."""
@@ -112,7 +111,6 @@ class LoadProgress:
         """
         parts = self._parts
         job = find(parts.connection, job_id)
-        follower = JobFollower(connect=parts.connect, refresh=parts.job_worker, stop=Stop())
         measured: deque[tuple[float, int]] = deque()
         try:
             with render.progress(self._err, f"writing {document.index_name}") as show:
@@ -124,7 +122,7 @@ class LoadProgress:
                     pace = jobs.pace(replace(job, documents_per_second=rate))
                     show(job.documents_done, job.documents_total, pace)
 
-                job = follower.follow(job_id, seen)
+                job = foreground.follow(job_id, connect=parts.connect, job_worker=parts.job_worker, progress=seen)
         except KeyboardInterrupt:
             jobs.show_left(self._err, job)
             raise
@@ -135,8 +133,6 @@ class LoadProgress:
                     hint="To see what is active: syncer status",
                 ) from error
             raise
-        finally:
-            follower.close()
         _require_done(job, parts.active(document))
         say(self._out, f"{job.document}: {jobs.result(job)}")
         if job.dead_lettered and not is_partial:
@@ -193,8 +189,11 @@ class LoadProgress:
         )
 
     def _dead_lettered(self, document: Document, number: int) -> IndexingError:
-        worst = dead_letters.worst(self._parts.connection, document.index_name)
-        example = f", such as {shortened(worst[0])}: {brief(worst[1])}" if worst else ""
+        connection = self._parts.connection
+        groups = dead_letters.kinds(connection, document.name)  # the most frequent kind first
+        ids = [group.example for group in groups if group.index_name == document.index_name][:1]
+        errors = dead_letters.errors(connection, document.index_name, ids)
+        example = "".join(f", such as {shortened(id_)}: {brief(error)}" for id_, error in errors.items())
         if document.role is Role.BUILDING:
             hint = (
                 "Searches still use the current index.\n"

@@ -13,7 +13,6 @@ from rich.console import Console
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
 from syncer.base.formatting import amount, brief
-from syncer.base.lifecycle import Stop
 from syncer.cli import parameters, render
 from syncer.cli.context import Parts, open_parts
 from syncer.cli.jobs import show_left
@@ -26,7 +25,7 @@ from syncer.verify import compare, last_result
 from syncer.verify.compare import VerifyReport
 from syncer.verify.diff import Cause, Drift, advice
 from syncer.verify.settle import SETTLE_SECONDS
-from syncer.worker.foreground import JobFollower
+from syncer.worker import foreground
 
 _UNDECIDED = 3
 """The exit code if no drift was found but some documents are busy."""
@@ -153,14 +152,11 @@ def _write_again(parts: Parts, document: Document, err: Console, ids: Sequence[s
     job = listing.create_listed(parts.connection, document, writable, chunk=chunk, everywhere=True)
     if job is None:
         return
-    follower = JobFollower(connect=parts.connect, refresh=parts.job_worker, stop=Stop())
     try:
-        follower.follow(job.id)
+        foreground.follow(job.id, connect=parts.connect, job_worker=parts.job_worker)
     except KeyboardInterrupt:
         show_left(err, job)
         raise
-    finally:
-        follower.close()
 
 
 # What is printed

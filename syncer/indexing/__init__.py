@@ -7,11 +7,9 @@ a newer snapshot, and a version conflict means that something at least as new is
     pool              a few writer threads; cuts what is submitted into slices, one request each
     writer            one slice of documents: build, send, settle
     compose           build: reads the documents of a slice, with a version, in one snapshot
-    version           the SQL that assigns a version together with a snapshot
+    version           the SQL that assigns a version together with a snapshot; notes of when versions were assigned
     failover          notices a restore or failover, starts a new epoch (the high bits of every version), and has
                       everything written again
-    version_log       when versions were assigned
-    connections       the connections of one writer
     flow_control      how many documents a request has, and how many requests are in flight
     dead_letters      documents that could not be written
 """

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
+from psycopg.rows import class_row
 
 from syncer.base.error_policy import Action, decide, kind as kind_of
 from syncer.base.errors import DeadLetteringError
@@ -21,6 +22,7 @@ from syncer.base.model import ID_BYTES_MAX
 from syncer.base.postgres import Connection
 from syncer.documents.queries import is_text
 
+_Row = TypeVar("_Row")
 _LONG_ID_CHARACTERS = 80
 _ERROR_CHARACTERS_MAX = 500
 _PAGE_IDS = 10_000
@@ -44,12 +46,6 @@ WHERE l.index_name = $1 AND l.id = written.id AND l.version < $3
 """
 COUNTS = "SELECT index_name, count(*) FROM syncer.dead_letter GROUP BY index_name"
 """A query that returns the number of dead letters by index."""
-_WORST = """
-SELECT l.id, l.error FROM syncer.dead_letter AS l
-WHERE l.index_name = $1 AND l.kind = (
-    SELECT k.kind FROM syncer.dead_letter AS k WHERE k.index_name = $1 GROUP BY k.kind ORDER BY count(*) DESC LIMIT 1)
-ORDER BY l.id LIMIT 1
-"""
 _ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
 _PAGE = """
 SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter
@@ -61,9 +57,10 @@ SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM
 WHERE index_name = ANY ($1) AND recorded_in > $2::xid8 ORDER BY index_name, id LIMIT $3
 """
 _KINDS = """
-SELECT document, index_name, kind, count(*), min(failed_at), min(id) FROM syncer.dead_letter
+SELECT document, index_name, kind, count(*) AS letters, min(failed_at) AS first_at, min(id) AS example
+FROM syncer.dead_letter
 WHERE $1::text IS NULL OR document = $1
-GROUP BY document, index_name, kind ORDER BY count(*) DESC, document, index_name, kind
+GROUP BY document, index_name, kind ORDER BY letters DESC, document, index_name, kind
 """
 _INDICES = """
 SELECT index_name, count(*) FROM syncer.dead_letter
@@ -181,12 +178,6 @@ def clear(connection: Connection, index_name: str, ids: Sequence[str], version: 
     connection.execute(_CLEAR, (index_name, [recorded(each) for each in ids], version))
 
 
-def worst(connection: Connection, index_name: str) -> tuple[str, str] | None:
-    """Return the id and the error of a dead letter of the most frequent kind."""
-    row = connection.execute(_WORST, (index_name,)).fetchone()
-    return None if row is None else (row[0], row[1])
-
-
 def errors(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
     """Return the errors of those documents that are dead-lettered, by id."""
     found: dict[str, str] = dict(connection.execute(_ERRORS, (index_name, [recorded(each) for each in ids])).fetchall())
@@ -201,25 +192,24 @@ def find(connection: Connection, index_name: str, id_: str) -> DeadLetter | None
 
 def since(connection: Connection, index_names: Sequence[str], xid: int, *, limit: int) -> list[DeadLetter]:
     """Return dead letters of these indices that were recorded after a transaction, by any process."""
-    return [_letter(row) for row in connection.execute(_SINCE, (list(index_names), str(xid), limit))]
+    return _read(connection, DeadLetter, _SINCE, list(index_names), str(xid), limit)
 
 
 def kinds(connection: Connection, document: str | None = None) -> list[DeadLetterGroup]:
     """Return the groups of dead letters, of one definition or of all, the most frequent first."""
-    return [
-        DeadLetterGroup(
-            document=name, index_name=index_name, kind=kind, letters=letters, first_at=first_at, example=example
-        )
-        for name, index_name, kind, letters, first_at, example in connection.execute(_KINDS, (document,))
-    ]
+    return _read(connection, DeadLetterGroup, _KINDS, document)
 
 
 def page(
     connection: Connection, *, document: str | None = None, id_: str | None = None, limit: int, offset: int = 0
 ) -> list[DeadLetter]:
     """Return one page of dead letters, by index and id."""
-    parameters = (document, None if id_ is None else recorded(id_), limit, offset)
-    return [_letter(row) for row in connection.execute(_PAGE, parameters)]
+    return _read(connection, DeadLetter, _PAGE, document, None if id_ is None else recorded(id_), limit, offset)
+
+
+def _read(connection: Connection, kind: type[_Row], query: str, *parameters: object) -> list[_Row]:
+    with connection.cursor(row_factory=class_row(kind)) as cursor:
+        return cursor.execute(query, parameters).fetchall()
 
 
 def indices(connection: Connection, *, document: str | None = None, id_: str | None = None) -> dict[str, int]:
@@ -234,17 +224,3 @@ def ids(connection: Connection, index_name: str) -> Iterator[str]:
     while found := connection.execute(_IDS, (index_name, last, _PAGE_IDS)).fetchall():
         yield from (row[0] for row in found)
         last = found[-1][0]
-
-
-def _letter(row: Sequence[Any]) -> DeadLetter:
-    document, index_name, id_, version, kind, error, is_id_cut, failed_at = row
-    return DeadLetter(
-        document=document,
-        index_name=index_name,
-        id=id_,
-        version=version,
-        kind=kind,
-        error=error,
-        is_id_cut=is_id_cut,
-        failed_at=failed_at,
-    )

@@ -29,8 +29,7 @@ from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT, is_raised
 from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing.version import row, skip_unflushed, split
-from syncer.indexing.version_log import CLUSTER_IDENTITY, NOTED
+from syncer.indexing.version import CLUSTER_IDENTITY, NOTED, row, skip_unflushed, split
 from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind
 

@@ -16,6 +16,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from syncer.base.settings import WorkerSettings
+from syncer.elasticsearch.bulk import BULK_BYTES_MAX
+
 BESIDE_TRAFFIC_SLICES = 2
 BESIDE_TRAFFIC_DOCUMENTS = 200
 """So many documents of an ordinary size take Elasticsearch some 25 ms."""
@@ -47,23 +50,14 @@ class FlowControl:
     """Limits for all writers of one component. Safe to share between threads.
 
     Args:
-        slices_max: How many slices are in hand at once.
-        documents_max: How many documents a slice has.
-        bytes_max: How large they may be together.
+        settings: How many slices are in hand at once, and how many documents a slice has.
         traffic: Live changes to make way for; None for the component that writes them.
     """
 
-    def __init__(
-        self,
-        *,
-        slices_max: int = 1,
-        documents_max: int = 1000,
-        bytes_max: int = 8 * 1024 * 1024,
-        traffic: LiveTraffic | None = None,
-    ) -> None:
-        self.bytes_max = bytes_max
-        self._slices_max = slices_max
-        self._documents_max = documents_max
+    def __init__(self, settings: WorkerSettings, *, traffic: LiveTraffic | None = None) -> None:
+        self.bytes_max = BULK_BYTES_MAX
+        self.slices_max = settings.in_flight_max
+        self._documents_max = settings.batch_documents_max
         self._traffic = traffic
         self._sizes: dict[str, tuple[int, float]] = {}
         """The size of slices that were halved, by index, and when that was."""
@@ -78,7 +72,7 @@ class FlowControl:
     @property
     def slices(self) -> int:
         """How many slices may be in hand now."""
-        return min(self._slices_max, BESIDE_TRAFFIC_SLICES) if self._is_beside_traffic else self._slices_max
+        return min(self.slices_max, BESIDE_TRAFFIC_SLICES) if self._is_beside_traffic else self.slices_max
 
     @property
     def _is_beside_traffic(self) -> bool:

@@ -74,8 +74,7 @@ class WriterPool:
         index: Elasticsearch.
         pause: Waits before a retry; may raise `Stopping`.
         name: The name of the component, for the log and the names of the threads.
-        flow: How much goes into a request, and how many requests are in flight.
-        threads: The maximum number of threads.
+        flow: How much goes into a request, and how many requests are in flight; a thread for each.
     """
 
     def __init__(
@@ -86,20 +85,11 @@ class WriterPool:
         pause: Callable[[float], None],
         name: str,
         flow: FlowControl,
-        threads: int,
     ) -> None:
         self._shared = Shared(name=name, flow=flow)
         self._flow = flow
         self._name = name
-        self._most = threads
-        self._make = partial(
-            Writer,
-            connect=connect,
-            index=index,
-            pause=pause,
-            name=name,
-            shared=self._shared,
-        )
+        self._make = partial(Writer, connect=connect, index=index, pause=pause, name=name, shared=self._shared)
         self._changed = threading.Condition()
         self._slices: deque[tuple[_Submission, Sequence[str]]] = deque()
         """Those that no thread has taken."""
@@ -110,7 +100,7 @@ class WriterPool:
     def has_room(self) -> bool:
         """Whether to submit more: nothing waits for a thread, or a thread is idle or can be started."""
         with self._changed:
-            return not self._slices or self._crew.idle > 0 or len(self._crew.threads) < self._most
+            return not self._slices or self._crew.idle > 0 or len(self._crew.threads) < self._flow.slices_max
 
     def submit(
         self,
@@ -175,7 +165,7 @@ class WriterPool:
     def _call_threads(self) -> None:
         """Wake an idle thread, or start another one."""
         crew = self._crew
-        if crew.idle < len(self._slices) and len(crew.threads) < self._most:
+        if crew.idle < len(self._slices) and len(crew.threads) < self._flow.slices_max:
             name = f"{self._name}-writer-{len(crew.threads) + 1}"
             crew.threads.append(threading.Thread(target=self._run, args=(crew,), name=name, daemon=True))
             crew.threads[-1].start()

@@ -47,18 +47,19 @@ from syncer.base import log as base_log
 from syncer.base.error_policy import NO_ROOM, Action, at_work_for, decide, decide_item, explain_refusal
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.lifecycle import Abandoned
+from syncer.base.link import Link
 from syncer.base.log_limit import Repeated
 from syncer.base.model import Composition
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
+from syncer.base.settings import WorkerSettings
 from syncer.base.write_report import WriteReport
 from syncer.documents import registry, suspend
 from syncer.documents.queries import existing_here
 from syncer.documents.registry import Document, DocumentState
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.indexing import compose, dead_letters, failover
-from syncer.indexing.compose import Batch
-from syncer.indexing.connections import Session
+from syncer.indexing.compose import Batch, Composer
 from syncer.indexing.dead_letters import Failure
 from syncer.indexing.flow_control import BUILD_SECONDS_MAX, FlowControl
 
@@ -118,9 +119,45 @@ class Shared:
     """State shared by the writers of one component. Safe to share between threads."""
 
     def __init__(self, *, name: str, flow: FlowControl | None = None) -> None:
-        self.flow = flow or FlowControl()
+        self.flow = flow or FlowControl(WorkerSettings())
         self.trouble = Trouble(name)
         self.dead_lettered: Repeated[tuple[str, str], str] = Repeated(_log_dead_lettered)
+
+
+class Session(Link):
+    """A writer's connection: opened on demand, in the current cluster identity, before it assigns a version.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        index: Elasticsearch, which records epochs and versions too.
+    """
+
+    def __init__(self, *, connect: Callable[[], Connection], index: Index) -> None:
+        super().__init__(self._entered)
+        self._open = connect
+        self._index = index
+        self._composer: Composer | None = None
+
+    @property
+    def composer(self) -> Composer:
+        """The composer that builds documents on this connection."""
+        if self._composer is None:
+            self._composer = Composer(self.connection)
+        return self._composer
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        super().close()
+        self._composer = None
+
+    def _entered(self) -> Connection:
+        connection = self._open()
+        try:
+            failover.enter(connection, self._index)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 class Writer:

@@ -103,7 +103,7 @@ def create(
 ) -> Job | None:
     """Create a job whose ids are yet to be listed, in the caller's transaction if there is one.
 
-    If a new job that is not paused does all that this one would, at no lower rate, it is returned instead: two
+    If a new job without a rate, that is not paused, does all that this one would, it is returned instead: two
     TRUNCATEs cost one refresh. A load replaces all unfinished whole jobs of its index. Jobs of an older revision are
     cancelled.
 
@@ -135,7 +135,7 @@ def create(
         if resumes and same:
             resumed = resume(connection, same[0].id)
             return resumed if rate is None else set_rate(connection, resumed.id, rate)
-        if kind.is_whole and (new := _still_new(current, kind, rate)):
+        if kind.is_whole and (new := next((job for job in current if _may_join(job, kind)), None)):
             connection.execute(_JOIN_WHOLE, (new.id,))
             return new
         if kind is JobKind.INITIAL_LOAD:
@@ -205,15 +205,11 @@ def widen(connection: Connection, document: Document, job_id: int, error: str) -
         return made
 
 
-def _still_new(jobs: Sequence[Job], kind: JobKind, rate: float | None) -> Job | None:
-    """Find a job to join: its listing has not begun, so it will see the changes that made this one necessary."""
+def _may_join(job: Job, kind: JobKind) -> bool:
+    """Whether a job does all that a new one would; its listing has not begun, so it sees the changes that led to it."""
     # Rule: join-only-a-new-refresh.
-    joinable = (
-        job
-        for job in jobs
-        if job.state is JobState.NEW and job.kind.covers(kind) and job.completes_load and not job.is_paused
-    )
-    return next((job for job in joinable if job.rate in (None, rate)), None)
+    is_new = job.state is JobState.NEW and job.completes_load
+    return is_new and job.kind.covers(kind) and not job.is_paused and job.rate is None
 
 
 def lock_document(connection: Connection, index_name: str) -> int | None:

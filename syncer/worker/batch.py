@@ -1,11 +1,11 @@
-"""Change batch: the changes that a worker received together, and the report of their outcome."""
+"""Change batch: changes that were received together, the documents that they touch, and what became of these."""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -13,20 +13,13 @@ from syncer.base import metrics
 from syncer.base.errors import DocumentError
 from syncer.base.model import Change
 from syncer.base.write_report import WriteReport
-from syncer.worker.source import Delivery
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class Write(NamedTuple):
     """Documents of one index that are being written."""
 
     index_name: str
     report: Future[WriteReport]
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether it has ended because the definition is suspended."""
-        return self.report.done() and isinstance(self.report.exception(), DocumentError)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,21 +27,20 @@ class ChangeBatch:
     """Changes that were received together.
 
     Args:
-        delivery: The changes, as they came from the source.
+        changes: The changes.
+        records: How many records they came in, those without a change included.
+        mark: What the source needs to save that they are handled.
         begun_at: The time of receipt, by the monotonic clock.
-        number: The batch's number within this worker.
+        number: The batch's number within its worker.
         writes: The documents that the changes touch.
     """
 
-    delivery: Delivery[Any]
-    begun_at: float
-    number: int
+    changes: list[Change]
+    records: int
+    mark: Any
+    begun_at: float = field(default_factory=time.monotonic)
+    number: int = 0
     writes: list[Write] = field(default_factory=list)
-
-    @property
-    def changes(self) -> list[Change]:
-        """The changes."""
-        return self.delivery.changes
 
     @property
     def is_done(self) -> bool:
@@ -58,12 +50,8 @@ class ChangeBatch:
     @property
     def refused(self) -> set[str]:
         """The indices whose documents were not written because their definition is suspended."""
-        return {write.index_name for write in self.writes if write.is_refused}
-
-    @property
-    def changed_at(self) -> float:
-        """When the oldest of its changes was made, in Unix time."""
-        return min(change.changed_at for change in self.changes)
+        ended = [write for write in self.writes if write.report.done()]
+        return {write.index_name for write in ended if isinstance(write.report.exception(), DocumentError)}
 
     def report(self) -> WriteReport:
         """The outcome of all its documents.

@@ -7,11 +7,12 @@ follows it does.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
 
 from syncer.base.lifecycle import Stop
 from syncer.base.link import Link
@@ -22,83 +23,60 @@ from syncer.jobs.model import Job, find
 from syncer.worker.job_loop import JobWorker
 
 _LOOK_SECONDS = 0.05
-_ALIVE_SECONDS = 1.0
-"""How often to check for live job workers."""
+_ALIVE_TURNS = 20
+"""After how many looks to check for live job workers."""
 
 
-class JobFollower:
-    """Follows jobs, one after the other.
+def follow(
+    job_id: int,
+    *,
+    connect: Callable[[], Connection],
+    job_worker: Callable[[], JobWorker],
+    progress: Callable[[Job], None] = lambda _: None,
+) -> Job:
+    """Return once a job is finished, or its definition is suspended.
 
     Args:
+        job_id: The job's id.
         connect: Opens a connection to Postgres.
-        refresh: Creates a job worker, for when no daemon has one.
-        stop: Ends the waiting.
+        job_worker: Creates a job worker, for when no daemon has one. What it has in flight is finished in any case.
+        progress: Called with the job several times a second.
+
+    Raises:
+        JobError: The job no longer exists.
+        Exception: What ``progress`` raises, or the error that ended the job worker.
     """
+    link, stop, work = Link(connect), Stop(), Future[None]()
+    thread: threading.Thread | None = None
 
-    def __init__(self, *, connect: Callable[[], Connection], refresh: Callable[[], JobWorker], stop: Stop) -> None:
-        self._link = Link(connect)
-        self._refresh = refresh
-        self._stop = stop
-        self._stop_working = Stop()
-        self._work: Future[None] | None = None
-        """Done once the job worker that was started here has ended."""
-        self._asked_at = -math.inf
+    def look(*, asks: bool) -> tuple[Job, bool]:
+        with link.used() as connection:
+            return find(connection, job_id), asks and not chunks.job_workers_alive(connection)
 
-    def follow(self, job_id: int, progress: Callable[[Job], None] = lambda _: None) -> Job:
-        """Return once the job is finished, or its definition is suspended.
+    def write() -> None:
+        try:
+            job_worker().run(stop)
+        except BaseException as error:  # noqa: BLE001 - raised in the following thread
+            work.set_exception(error)
+        else:
+            work.set_result(None)
 
-        Args:
-            job_id: The job's id.
-            progress: Called with the job several times a second.
-
-        Raises:
-            Stopping: It was told to stop. The job is unchanged.
-            JobError: The job no longer exists.
-            Exception: The error that ended the job worker started here.
-        """
+    turns = count()
+    try:
         while True:
-            job = retry(lambda: self._look(job_id), pause=self._stop.pause, component="command")
+            asks = thread is None and next(turns) % _ALIVE_TURNS == 0
+            job, is_alone = retry(partial(look, asks=asks), pause=time.sleep, component="command")
             progress(job)
             if job.state.is_finished or job.is_suspended:
                 return job
-            if self._work is not None and self._work.done():
-                self._work.result()
-            self._stop.pause(_LOOK_SECONDS)
-
-    def close(self) -> None:
-        """End the job worker that was started here, after it has finished what is in flight."""
-        self._stop_working.request()
-        if self._work is not None:
-            wait([self._work])
-        self._link.close()
-
-    def _look(self, job_id: int) -> Job:
-        with self._link.used() as connection:
-            job = find(connection, job_id)
-            is_left = self._work is None and self._is_left(connection)
-        if is_left:
-            self._work = self._started(self._refresh())
-        return job
-
-    def _started(self, job_worker: JobWorker) -> Future[None]:
-        """Run a job worker in a thread of its own."""
-        work: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                job_worker.run(self._stop_working)
-            except BaseException as error:  # noqa: BLE001 - raised in the following thread
-                work.set_exception(error)
-            else:
-                work.set_result(None)
-
-        threading.Thread(target=run, name="job_worker", daemon=True).start()
-        return work
-
-    def _is_left(self, connection: Connection) -> bool:
-        """Whether no job worker is alive."""
-        now = time.monotonic()
-        if now - self._asked_at < _ALIVE_SECONDS:
-            return False
-        self._asked_at = now
-        return not chunks.job_workers_alive(connection)
+            if is_alone:
+                thread = threading.Thread(target=write, name="job_worker", daemon=True)
+                thread.start()
+            if work.done():
+                work.result()
+            time.sleep(_LOOK_SECONDS)
+    finally:
+        stop.request()
+        if thread is not None:
+            thread.join()
+        link.close()

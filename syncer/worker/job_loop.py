@@ -10,7 +10,7 @@ Guarantees:
 - A write that is retried is given up once its chunk is no longer needed.
 - No job waits long for an unavailable index.
 
-The job worker also records the last assigned version: see `syncer.indexing.version_log`.
+The job worker also records the last assigned version: see `syncer.indexing.version`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from syncer.base.errors import DocumentError, UnavailableError
 from syncer.base.lifecycle import Abandoned, Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
+from syncer.base.settings import WorkerSettings
 from syncer.base.write_report import WriteReport
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing import failover, version_log
+from syncer.indexing import failover, version
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import chunks
@@ -79,10 +80,8 @@ class JobWorker:
     Args:
         connect: Opens a connection to Postgres.
         index: Elasticsearch.
+        settings: Limits of batches and concurrency.
         name: For the log, and for ``pg_stat_activity``.
-        in_flight_max: The largest number of concurrent bulk requests.
-        batch_documents_max: The largest number of documents composed together.
-        batch_bytes_max: The largest size of those, as far as it is known in advance.
         traffic: The live changes of this process, to give way to.
     """
 
@@ -91,28 +90,18 @@ class JobWorker:
         *,
         connect: Callable[[], Connection],
         index: Index,
+        settings: WorkerSettings | None = None,
         name: str = "job_worker",
-        in_flight_max: int = 4,
-        batch_documents_max: int = 1000,
-        batch_bytes_max: int = 8 * 1024 * 1024,
         traffic: LiveTraffic | None = None,
     ) -> None:
         self._connect = connect
         self._index = index
         self._name = name
         self._stop = Stop()
-        flow = FlowControl(
-            slices_max=in_flight_max, documents_max=batch_documents_max, bytes_max=batch_bytes_max, traffic=traffic
-        )
-        self._writers = WriterPool(
-            connect=connect,
-            index=index,
-            pause=self._pause,
-            name=name,
-            flow=flow,
-            threads=in_flight_max,
-        )
-        self._steps = JobSteps(index=index, chunk_documents=batch_documents_max, name=name)
+        settings = settings or WorkerSettings()
+        flow = FlowControl(settings, traffic=traffic)
+        self._writers = WriterPool(connect=connect, index=index, pause=self._pause, name=name, flow=flow)
+        self._steps = JobSteps(index=index, chunk_documents=settings.batch_documents_max, name=name)
         self._connection: Connection | None = None
         self._chunks: Chunks | None = None
         self._writes: list[_Write] = []
@@ -278,7 +267,7 @@ class JobWorker:
         """
         now = time.monotonic()
         if now - self._noted_at >= _NOTE_SECONDS:
-            noted = version_log.note(connection)
+            noted = version.note(connection)
             if keeps:
                 self._index.write_assigned(*noted)
             self._noted_at = now

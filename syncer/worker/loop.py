@@ -15,14 +15,12 @@ stays locked delays them for a few seconds: then their documents are suspended, 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
 
 import psycopg
 import structlog
@@ -66,13 +64,12 @@ class Worker:
         self,
         *,
         connect: Callable[[], Connection],
-        source: Callable[[Link, Callable[[float], None]], Source[Any]],
+        source: Callable[[Link, Callable[[float], None]], Source],
         index: Index,
         settings: WorkerSettings,
         name: str = "worker",
         traffic: LiveTraffic | None = None,
     ) -> None:
-        self._settings = settings
         self._name = name
         self._traffic = traffic
         self._stop = Stop()
@@ -80,23 +77,11 @@ class Worker:
         self._numbers = count(1)
         self._link = Link(connect)
         self._source = source(self._link, self._pause)
-        flow = FlowControl(
-            slices_max=settings.in_flight_max,
-            documents_max=settings.batch_documents_max,
-        )
         self._writers = WriterPool(
-            connect=connect,
-            index=index,
-            pause=self._pause,
-            name=name,
-            flow=flow,
-            threads=settings.in_flight_max,
+            connect=connect, index=index, pause=self._pause, name=name, flow=FlowControl(settings)
         )
         self._resolver = Resolver(
-            link=self._link,
-            writers=self._writers,
-            page=settings.batch_documents_max,
-            name=name,
+            link=self._link, writers=self._writers, page=settings.batch_documents_max, name=name
         )
         self._trouble = Trouble(name)
         self._log = structlog.get_logger().bind(worker=name)
@@ -148,40 +133,33 @@ class Worker:
         except Stopping:
             raise
         except Exception:
-            self._drop()
+            self._writers.drop()
+            self._batches.clear()  # the source delivers them again
             with suppress(psycopg.Error):
                 self._source.close()
             self._link.close()
             raise
-
-    def _drop(self) -> None:
-        """Drop what is in hand; the source delivers it again once it was closed."""
-        self._writers.drop()
-        self._batches.clear()
 
     # Batches
 
     @property
     def _has_room(self) -> bool:
         """Whether to receive more: not while documents wait for a thread, or too many records for those before them."""
-        in_hand = sum(batch.delivery.records for batch in self._batches)
+        in_hand = sum(batch.records for batch in self._batches)
         return self._writers.has_room and in_hand < _RECORDS_IN_HAND
 
     def _receive(self, wait_seconds: float) -> bool:
         """Receive the changes that have arrived, and submit what they touch; return whether there were any."""
-        delivery = self._source.receive(records_max=_BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
+        batch = self._source.receive(records_max=_BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
         self._writers.report_dead_letters()
         self._resolver.unresolved.report()
-        if delivery is None:
+        if batch is None:
             return False
-        self._take(ChangeBatch(delivery=delivery, begun_at=time.monotonic(), number=next(self._numbers)))
-        return True
-
-    def _take(self, batch: ChangeBatch) -> None:
-        """Submit the documents that a batch touches, or leave them to jobs."""
+        batch.number = next(self._numbers)
         # Rules: assign-after-receiving, the-job-before-the-offset.
         self._resolve(batch)
         self._batches.append(batch)
+        return True
 
     def _resolve(self, batch: ChangeBatch, *, only: Collection[str] | None = None) -> None:
         resolve = partial(self._resolver.resolve, batch, self._stop, only=only)
@@ -211,7 +189,7 @@ class Worker:
                 continue
             written = batch.report()
             self._batches.popleft()
-            self._source.save(batch.delivery)
+            self._source.save(batch)
             self._trouble.over()
             if self._traffic is not None:
                 self._traffic.note()
@@ -220,7 +198,7 @@ class Worker:
         return changes
 
     def _pause(self, seconds: float) -> None:
-        self._stop.pause(seconds)
+        self._stop.pause(seconds)  # of the run, which begins later than this is handed on
 
     def _pause_in_hand(self, seconds: float) -> None:
         self._source.keep_alive()

@@ -41,14 +41,7 @@ class Resolver:
         unresolved: Logs changes for which an affects query fails.
     """
 
-    def __init__(
-        self,
-        *,
-        link: Link,
-        writers: WriterPool,
-        page: int,
-        name: str,
-    ) -> None:
+    def __init__(self, *, link: Link, writers: WriterPool, page: int, name: str) -> None:
         self._link = link
         self._writers = writers
         self._page = page
@@ -137,7 +130,7 @@ class Resolver:
                     job = queue.create(self._link.connection, document, JobKind.REFRESH)
                 else:
                     report = self._writers.submit(document.index_name, found.ids, origin=origin)
-                    batch.writes.append(Write(index_name=document.index_name, report=report))
+                    batch.writes.append(Write(document.index_name, report))
                     continue
                 self._left_to(job, document, batch)
 
@@ -146,10 +139,11 @@ class Resolver:
 
         Without a job, they are left to a load or a refresh that is created later: then the document is dated.
         """
+        changed_at = min(change.changed_at for change in batch.changes)
         if job is None:
-            registry.date_stale(self._link.connection, document.index_name, batch.changed_at)
+            registry.date_stale(self._link.connection, document.index_name, changed_at)
             return
-        queue.date(self._link.connection, job.id, batch.changed_at)
+        queue.date(self._link.connection, job.id, changed_at)
         if self._refreshes.get(job.index_name) != job.id:
             self._log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.cause)
         if job.kind is JobKind.REFRESH:

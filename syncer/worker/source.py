@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 
@@ -28,37 +27,21 @@ from syncer.capture.progress import Place
 from syncer.capture.reader import OutboxReader
 from syncer.kafka.consumer import ChangeConsumer, Received
 from syncer.recovery import lost_records
+from syncer.worker.batch import ChangeBatch
 
 _KEEP_ALIVE_SECONDS = 5.0
 _SAVE_SECONDS = 0.1
 """How often the progress in the topic is saved at most."""
 _STANDBY_SECONDS = 1.0
 
-_Mark = TypeVar("_Mark")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery(Generic[_Mark]):
-    """Changes that were received together.
-
-    Args:
-        changes: The changes.
-        records: How many records they came in, those without a change included.
-        mark: What the source needs to save that they are handled.
-    """
-
-    changes: list[Change]
-    records: int
-    mark: _Mark
-
-
-class Source(Protocol[_Mark]):
+class Source(Protocol):
     """Where changes come from. Not for sharing between threads."""
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[_Mark] | None:
+    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Return the changes that are new; None if none have arrived within this time."""
 
-    def save(self, delivery: Delivery[_Mark]) -> None:
+    def save(self, batch: ChangeBatch) -> None:
         """Save that these changes are handled, and all that were received before them."""
 
     def keep_alive(self) -> None:
@@ -86,7 +69,7 @@ class OutboxSource:
         self._look_at = 0.0
         self._is_behind = False
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Page] | None:
+    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Return the changes that are new; None if there are none, or another process leads."""
         left = self._look_at - time.monotonic()
         if left > wait_seconds:
@@ -105,11 +88,12 @@ class OutboxSource:
         self._reader.trim_if_due()
         if not page.rows and not was_behind:
             return None
-        return Delivery(changes=[Change.parse(row.value) for row in page.rows], records=len(page.rows), mark=page)
+        return ChangeBatch(changes=[Change.parse(row.value) for row in page.rows], records=len(page.rows), mark=page)
 
-    def save(self, delivery: Delivery[Page]) -> None:
+    def save(self, batch: ChangeBatch) -> None:
         """Save the cursor, if it moves with these changes."""
-        self._reader.save(delivery.mark, {})
+        page: Page = batch.mark
+        self._reader.save(page, {})
 
     def keep_alive(self) -> None:
         """Nothing to do: the leader's session renews itself."""
@@ -148,7 +132,7 @@ class TopicSource:
         self._kept_at = self._saved_at = 0.0
         self._log = structlog.get_logger().bind(worker=name)
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Received] | None:
+    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Return the changes that have arrived.
 
         If records are lost, or cannot be read, everything that they may have touched is due to be written again first.
@@ -165,11 +149,12 @@ class TopicSource:
             return None
         if received is None:
             return None
-        return Delivery(changes=self._parse(received), records=len(received.values), mark=received)
+        return ChangeBatch(changes=self._parse(received), records=len(received.values), mark=received)
 
-    def save(self, delivery: Delivery[Received]) -> None:
+    def save(self, batch: ChangeBatch) -> None:
         """Save how far partitions are handled, at once or a moment later."""
-        self._unsaved |= delivery.mark.reached
+        received: Received = batch.mark
+        self._unsaved |= received.reached
         self._save_if_due()
 
     def keep_alive(self) -> None:

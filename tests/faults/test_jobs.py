@@ -18,6 +18,7 @@ import pytest
 from syncer.base.errors import IndexingError
 from syncer.base.model import Composition, Target
 from syncer.base.postgres import Connection
+from syncer.base.settings import WorkerSettings
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome
 from syncer.elasticsearch.reader import Holdings
@@ -323,7 +324,8 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
     add_posts(world, 5000)
     with world.index() as index:
         great = create(connection)
-        with running(JobWorker(connect=world.connect, index=index, batch_documents_max=5, in_flight_max=1)):
+        settings = WorkerSettings(batch_documents_max=5, in_flight_max=1)
+        with running(JobWorker(connect=world.connect, index=index, settings=settings)):
             wait_until(lambda: find(connection, great.id).documents_done > 0, what="the great one is at work")
             small = create(connection, JobKind.REFRESH, "user")
             wait_until(lambda: find(connection, small.id).state is JobState.DONE, what="the small one is done")
@@ -361,7 +363,8 @@ def test_a_locked_table_keeps_no_other_job_waiting(world: World, connection: Con
     harness.two_documents(world)
     job = listed(world, connection, chunks=50)
     with world.index() as index:
-        with altering(world), running(JobWorker(connect=world.connect, index=index, batch_documents_max=5)):
+        settings = WorkerSettings(batch_documents_max=5)
+        with altering(world), running(JobWorker(connect=world.connect, index=index, settings=settings)):
             wait_until(lambda: the_document(connection).suspended is not None, what="it is no longer waited for")
             other = create(connection, JobKind.REFRESH, "user")
             wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the other one is done")

@@ -15,6 +15,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.errors import DocumentError
 from syncer.base.model import Composition, Target
+from syncer.base.settings import WorkerSettings
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
@@ -228,7 +229,7 @@ def test_what_a_busy_elasticsearch_refuses_is_sent_again(world: World) -> None:
             world.handle(worker)
         assert world.differences() == []
         seen.clear()
-        with running(JobWorker(connect=world.connect, index=index, batch_documents_max=20)):
+        with running(JobWorker(connect=world.connect, index=index, settings=WorkerSettings(batch_documents_max=20))):
             job = harness.wait_done(connection, harness.create(connection))
     assert (job.indexed + job.skipped, job.dead_lettered) == (60, 0)
     assert next(turn) > 5

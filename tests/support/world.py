@@ -507,7 +507,7 @@ class World:
         finally:
             made.close()
 
-    def source(self, link: Link, pause: Callable[[float], None]) -> Source[Any]:
+    def source(self, link: Link, pause: Callable[[float], None]) -> Source:
         """Where a worker of this world receives changes from."""
         if self.uses_kafka:
             return TopicSource(link=link, settings=self.settings.kafka, pause=pause, name="test")

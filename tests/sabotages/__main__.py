@@ -22,6 +22,10 @@ SOURCES: dict[str, type[Counting]] = {
     "new-rows-only": parts.NewRowsOnly,
     "skips-truncates": parts.SkipsTruncates,
 }
+RELAYS: dict[str, tuple[str, type[object]]] = {
+    "saves-unacknowledged": ("OutboxReader", parts.SavesUnacknowledged),
+    "old-term": ("ChangeProducer", parts.OldTerm),
+}
 INDICES: dict[str, type[Index]] = {
     "ignores-versions": parts.IgnoresVersions,
     "hides-creations": parts.HidesCreations,
@@ -35,6 +39,9 @@ def main() -> None:
     if kind := SOURCES.get(name):
         outbox, topic = _spoiled(kind, OutboxSource), _spoiled(kind, TopicSource)
         with patch("syncer.daemon.OutboxSource", outbox), patch("syncer.daemon.TopicSource", topic):
+            app.main()
+    elif relay := RELAYS.get(name):
+        with patch(f"syncer.relay.loop.{relay[0]}", relay[1]):
             app.main()
     else:
         with patch("syncer.daemon.Index", INDICES[name]):

@@ -12,9 +12,14 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.model import Composition, Operation, Place, Target
 from syncer.base.postgres import Connection
+from syncer.base.settings import KafkaSettings
+from syncer.capture.outbox import Page
+from syncer.capture.reader import OutboxReader
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.elasticsearch.reader import Holdings
-from syncer.worker.source import Delivery, Source
+from syncer.kafka.producer import ChangeProducer
+from syncer.worker.batch import ChangeBatch
+from syncer.worker.source import Source
 
 BULK_BYTES_MAX = 8_000_000
 
@@ -25,17 +30,17 @@ BULK_BYTES_MAX = 8_000_000
 class Counting:
     """A source that hands everything on, and counts what is saved."""
 
-    def __init__(self, source: Source[Any]) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
         self.saved = 0
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Receive from the real source."""
         return self.source.receive(records_max=records_max, wait_seconds=wait_seconds)
 
-    def save(self, delivery: Delivery[Any]) -> None:
+    def save(self, batch: ChangeBatch) -> None:
         """Save to the real source."""
-        self.source.save(delivery)
+        self.source.save(batch)
         self.saved += 1
 
     def keep_alive(self) -> None:
@@ -50,12 +55,12 @@ class Counting:
 class SavesFirst(Counting):
     """Saves the progress before the documents are written."""
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Receive and save."""
-        delivery = super().receive(records_max=records_max, wait_seconds=wait_seconds)
-        if delivery is not None:
-            self.source.save(delivery)
-        return delivery
+        batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
+        if batch is not None:
+            self.source.save(batch)
+        return batch
 
 
 class CursorIsAnId(Counting):
@@ -63,44 +68,73 @@ class CursorIsAnId(Counting):
 
     last = 0
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Receive changes with greater ids."""
-        delivery = super().receive(records_max=records_max, wait_seconds=wait_seconds)
-        if delivery is None:
+        batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
+        if batch is None:
             return None
-        new = [change for change in delivery.changes if change.id > self.last]
+        new = [change for change in batch.changes if change.id > self.last]
         self.last = max([self.last, *(change.id for change in new)])
-        return replace(delivery, changes=new)
+        return replace(batch, changes=new)
 
 
 class NewRowsOnly(Counting):
     """Leaves out the old image of each change, so that documents are sought by the new row alone."""
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Receive changes without old images."""
-        delivery = super().receive(records_max=records_max, wait_seconds=wait_seconds)
-        if delivery is None:
+        batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
+        if batch is None:
             return None
-        return replace(delivery, changes=[replace(one, images=one.images[-1:]) for one in delivery.changes])
+        return replace(batch, changes=[replace(one, images=one.images[-1:]) for one in batch.changes])
 
 
 class SkipsTruncates(Counting):
     """Passes over what names no row."""
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Receive changes of rows."""
-        delivery = super().receive(records_max=records_max, wait_seconds=wait_seconds)
-        if delivery is None:
+        batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
+        if batch is None:
             return None
-        rows = [change for change in delivery.changes if change.operation is not Operation.TRUNCATE]
-        return replace(delivery, changes=rows)
-
-
-# Elasticsearch
+        rows = [change for change in batch.changes if change.operation is not Operation.TRUNCATE]
+        return replace(batch, changes=rows)
 
 
 class KilledError(Exception):
     """The process dies here."""
+
+
+# The leader
+
+
+class SavesUnacknowledged(OutboxReader):
+    """Saves the cursor before Kafka has acknowledged the records."""
+
+    def read(self, *, rows_max: int) -> Page:
+        """Read and save."""
+        page = super().read(rows_max=rows_max)
+        self.save(page, self.numbers)
+        return page
+
+
+class DiesBeforeSaving(OutboxReader):
+    """The process is killed before it saves."""
+
+    def save(self, page: Page, numbers: Mapping[int, int]) -> None:
+        """Save nothing."""
+        raise KilledError(page.cursor, numbers)
+
+
+class OldTerm(ChangeProducer):
+    """Goes on with the numbers of the term in which the cursor was saved."""
+
+    def __init__(self, settings: KafkaSettings, *, last_number: int, saved: Mapping[int, int], **more: Any) -> None:
+        del last_number
+        super().__init__(settings, last_number=max(saved.values(), default=0), saved=saved, **more)
+
+
+# Elasticsearch
 
 
 class Killing(Index):

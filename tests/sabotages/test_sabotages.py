@@ -15,11 +15,14 @@ from confluent_kafka import TopicPartition
 
 from syncer.base.link import Link
 from syncer.elasticsearch.bulk import Index
+from syncer.kafka import producer
+from syncer.kafka.producer import ChangeProducer
+from syncer.relay import loop as relay_loop
 from syncer.worker.loop import Worker
 from tests.sabotages import parts
-from tests.sabotages.parts import Counting
+from tests.sabotages.parts import Counting, KilledError
 from tests.support.in_process import admin, ends, handling, publish
-from tests.support.world import World, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 from tests.support.writers import fill
 
 POST = "UPDATE posts SET title = %s WHERE id = 2"
@@ -101,7 +104,7 @@ def test_progress_is_saved_after_the_write(plain: World, is_sabotaged: bool) -> 
         def dies() -> bool:
             try:
                 worker.run_once()
-            except parts.KilledError:
+            except KilledError:
                 return True
             return False
 
@@ -146,27 +149,82 @@ def test_a_truncate_touches_every_document(plain: World, is_sabotaged: bool) -> 
     check(plain, is_sabotaged=is_sabotaged)
 
 
-def test_a_gap_in_the_numbers_is_a_loss(world: World, is_sabotaged: bool) -> None:
-    """Kafka loses records before they are handled, and the next one arrives."""
+# What Kafka has
+
+
+@pytest.fixture
+def published(world: World) -> World:
+    """A blog whose changes are all published and handled."""
     fill(world)
     publish(world, "UPDATE posts SET body = 'handled'")
     with handling(world):
         world.wait_until_level()
         wait_until(world.is_handled, what="everything is handled")
-    publish(world, "UPDATE posts SET body = 'lost'")
-    topic = world.settings.kafka.topic
+    return world
+
+
+def lose(world: World) -> None:
+    """Have Kafka lose a change that is not handled."""
+    publish(world, "UPDATE posts SET body = 'lost' WHERE id = 1")
+    places = [TopicPartition(world.settings.kafka.topic, partition, end) for partition, end in ends(world).items()]
     client = admin(world)
-    places = [TopicPartition(topic, partition, end) for partition, end in ends(world).items()]
     for deleted in client.delete_records(places).values():
-        deleted.result()
-    if is_sabotaged:
-        world.sql(parts.EVERY_NUMBER_IS_HANDLED)
-    publish(world, "UPDATE posts SET title = 'found' WHERE id = 2")
+        deleted.result(DEADLINE_SECONDS)
+
+
+def handle_next(world: World, *, is_sabotaged: bool) -> None:
+    """Handle changes in all partitions that follow a lost one, and what is found of the loss."""
+    publish(world, "UPDATE posts SET title = 'found' WHERE id <> 1")
     with handling(world):
-        wait_until(lambda: world.held()["2"]["title"] == "found", what="the next change is handled")
+        wait_until(lambda: world.held()["2"]["title"] == "found", what="the next change is written")
+        wait_until(world.is_handled, what="everything counts as handled")
         if not is_sabotaged:
             world.wait_until_level()
     check(world, is_sabotaged=is_sabotaged)
+
+
+def test_a_gap_in_the_numbers_is_a_loss(published: World, is_sabotaged: bool) -> None:
+    """Kafka loses records before they are handled, and the next one arrives."""
+    lose(published)
+    if is_sabotaged:
+        published.sql(parts.EVERY_NUMBER_IS_HANDLED)
+    handle_next(published, is_sabotaged=is_sabotaged)
+
+
+def test_no_number_is_used_twice(published: World, is_sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay dies before it saves the numbers of its records; Kafka loses a record of the next one."""
+    numbers = "SELECT sum(number) FROM syncer.partition"
+    before = published.sql(numbers)
+    with monkeypatch.context() as dying, published.relay() as relay:
+        dying.setattr(producer, "QUIET_SECONDS", 0)
+        dying.setattr(relay, "_reader", parts.DiesBeforeSaving(published.connect))
+        with pytest.raises(KilledError):
+            relay.run_once()
+    with handling(published):
+        wait_until(lambda: published.sql(numbers) > before, what="the records without a change are handled")
+    if is_sabotaged:
+        monkeypatch.setattr(relay_loop, "ChangeProducer", parts.OldTerm)
+    lose(published)
+    handle_next(published, is_sabotaged=is_sabotaged)
+
+
+def test_the_cursor_is_saved_after_the_acknowledgement(
+    published: World, is_sabotaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay dies before Kafka has its records."""
+    published.sql("UPDATE posts SET body = 'lost' WHERE id = 1")
+    with monkeypatch.context() as dying:
+        if is_sabotaged:
+            dying.setattr(relay_loop, "OutboxReader", parts.SavesUnacknowledged)
+        dying.setattr(ChangeProducer, "flush", _die)
+        dying.setattr(ChangeProducer, "_send", lambda *_: None)
+        with published.relay() as relay, pytest.raises(KilledError):
+            relay.run_once()
+    handle_next(published, is_sabotaged=is_sabotaged)
+
+
+def _die(_: ChangeProducer) -> None:
+    raise KilledError
 
 
 # What is written

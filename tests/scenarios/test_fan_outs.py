@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -114,67 +115,58 @@ def follow(world: World, index: Index, *, many: int = MANY) -> None:
         wait_until(lambda: made.run_once() == 0, what="it has nothing more to do")
 
 
-def image_of(user: int) -> Image:
-    """What a change says of a user."""
-    return {"id": str(user)}
-
-
 def renamed(*users: int) -> list[Change]:
-    """What the outbox has of users who were renamed."""
+    """Return what the outbox has of users who were renamed."""
     return [
-        Change(id=place, changed_at=0, relation="public.users", operation=Operation.UPDATE, images=(image_of(one),) * 2)
-        for place, one in enumerate(users)
+        Change(id=place, changed_at=0, relation="public.users", operation=Operation.UPDATE, images=({"id": str(id_)},))
+        for place, id_ in enumerate(users)
     ]
 
 
 def read(connection: Connection, changes: Sequence[Change], *, many: int = MANY) -> tuple[set[str], list[FanOut]]:
-    """The ids that are named, and the fan-outs."""
+    """Return the ids that are found, and the fan-outs."""
     found = list(AffectedReader(connection, page=many).read(the_document(connection), changes))
-    chunks = [one.ids or () for one in found if isinstance(one, Affected)]
+    chunks = [page.ids or () for page in found if isinstance(page, Affected)]
     assert all(0 < len(chunk) <= many for chunk in chunks)
     ids = [id_ for chunk in chunks for id_ in chunk]
     assert len(set(ids)) == len(ids)
-    return set(ids), [one for one in found if isinstance(one, FanOut)]
+    return set(ids), [page for page in found if isinstance(page, FanOut)]
 
 
 def ids_in(many: FanOut) -> list[int]:
-    """The users who caused a fan-out."""
-    return [int(image["id"] or "") for image in many.cause["public.users"]]
+    """Return the users who caused a fan-out."""
+    return sorted(int(image["id"] or "") for image in many.cause["public.users"])
 
 
 # Finding out
 
 
 def test_few_do_not_wait_for_many(world: World, connection: Connection) -> None:
-    """In one batch are renamed: two with many posts, and all who have few. Those are named, and those two only left."""
-    ids, [many] = read(connection, renamed(*range(42, 0, -1)), many=100)
+    """In one batch, two users with many posts are renamed, and all who have few: only those two become a fan-out.
+
+    A cause is there once, however often it came.
+    """
+    ids, [many] = read(connection, renamed(*range(42, 0, -1), *[1] * 500), many=100)
     assert ids == posts_of(world, *range(3, 43))
-    assert sorted(ids_in(many)) == [1, 2]
-
-
-def test_many_changes_of_one_user_are_one_fan_out(connection: Connection) -> None:
-    """A cause is there once, however often it came."""
-    ids, [many] = read(connection, renamed(*[1] * 500))
-    assert (ids, many.cause) == (set(), CAUSE)
+    assert ids_in(many) == [1, 2]
 
 
 def test_ids_that_the_changes_name_are_never_many(connection: Connection) -> None:
     """A thousand posts that change at once are a thousand documents, and no fan-out."""
-    images: list[Image] = [{"id": str(one), "user_id": "1"} for one in range(1000)]
     changes = [
-        Change(id=1, changed_at=0, relation="public.posts", operation=Operation.UPDATE, images=(one,)) for one in images
+        replace(renamed(1)[0], relation="public.posts", images=({"id": str(id_), "user_id": "1"},))
+        for id_ in range(1000)
     ]
-    assert read(connection, changes) == ({str(one) for one in range(1000)}, [])
+    assert read(connection, changes) == ({str(id_) for id_ in range(1000)}, [])
 
 
-def test_what_is_asked_for_one_batch_is_bounded(world: World, connection: Connection) -> None:
-    """However many lead to many or to few: no more ids in all than a few times the threshold."""
+@pytest.mark.parametrize(("many", "most"), [(3, 0), (20, 80)])
+def test_what_is_found_for_one_batch_is_bounded(world: World, connection: Connection, many: int, most: int) -> None:
+    """However many rows lead to many documents: so many ids in all, and the rest is left to a job."""
     world.sql("UPDATE posts SET user_id = 1 + id % 40")
-    ids, [many] = read(connection, renamed(*range(1, 41)), many=3)
-    assert (ids, len(many.cause["public.users"])) == (set(), 40)
-    ids, [many] = read(connection, renamed(*range(1, 41)), many=20)
-    assert len(ids) <= 80
-    assert ids | posts_of(world, *ids_in(many)) == posts_of(world, *range(1, 41))
+    ids, [rest] = read(connection, renamed(*range(1, 41)), many=many)
+    assert len(ids) <= most
+    assert ids | posts_of(world, *ids_in(rest)) == posts_of(world, *range(1, 41))
 
 
 def test_what_is_not_found_out_soon_is_left_to_a_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,12 +194,12 @@ def test_a_fan_out_that_is_new_takes_up_the_next(world: World, connection: Conne
         {"public.users": [{"id": "1"}, {"id": "2"}]},
         {"public.posts": [{"id": "7", "user_id": "3"}]},
     ]
-    assert {fan_out(connection, one).id for one in more} == {job.id}
+    assert {fan_out(connection, cause).id for cause in more} == {job.id}
     assert find(connection, job.id).cause == {"public.posts": 1, "public.users": 2}
     list_(connection, job)
     assert sorted(listed(world, job)) == sorted(posts_of(world, 1, 2))
     images: list[list[Image]] = [[{"id": "1.0"}], [{"id": "1.00"}, {"id": "1.0"}]]
-    [after] = {fan_out(connection, {"public.users": one}).id for one in images}
+    [after] = {fan_out(connection, {"public.users": users}).id for users in images}
     assert find(connection, after).cause == {"public.users": 2}
 
 
@@ -228,7 +220,7 @@ def test_a_fan_out_of_an_older_revision_is_left_to_its_initial_load(connection: 
     document = the_document(connection)
     new_revision(connection)
     assert queue.create_fan_out(connection, document, CAUSE) is None
-    assert [one.kind for one in unfinished(connection)] == [JobKind.INITIAL_LOAD]
+    assert [job.kind for job in unfinished(connection)] == [JobKind.INITIAL_LOAD]
 
 
 # Listing
@@ -240,15 +232,15 @@ def test_fan_outs_do_not_wait_for_one_another_and_do_not_pile_up(connection: Con
     made = []
     for _ in range(FAN_OUTS_MAX):
         made.append(fan_out(connection))
-        assert made[-1].id in {one.id for one in due(connection)}
+        assert due(connection)[0].id == made[-1].id  # before what takes longer
         list_(connection, made[-1])
     assert refresh is not None
-    assert len({refresh.id, *(one.id for one in made)}) == FAN_OUTS_MAX + 1
+    assert len({refresh.id, *(job.id for job in made)}) == FAN_OUTS_MAX + 1
     waiting = fan_out(connection)
-    assert {fan_out(connection, one).id for one in (OTHER, CAUSE)} == {waiting.id}
-    assert [one.id for one in due(connection)] == [refresh.id]
+    assert {fan_out(connection, cause).id for cause in (OTHER, CAUSE)} == {waiting.id}
+    assert [job.id for job in due(connection)] == [refresh.id]
     queue.pause(connection, made[0].id)
-    assert waiting.id in {one.id for one in due(connection)}
+    assert waiting.id in {job.id for job in due(connection)}
 
 
 def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> None:
@@ -262,14 +254,6 @@ def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> No
     images: list[Image] = [{"id": str(number)} for number in range(queue.CAUSE_IMAGES_MAX)]
     full = fan_out(connection, {"public.users": images})
     assert fan_out(connection).id != full.id
-
-
-def test_a_fan_out_is_listed_before_what_takes_longer(connection: Connection) -> None:
-    """Of what waits for a step, fan-outs come first."""
-    backfill = queue.create(connection, the_document(connection), JobKind.BACKFILL)
-    assert backfill is not None
-    quick = fan_out(connection)
-    assert [one.id for one in due(connection)] == [quick.id, backfill.id]
 
 
 @pytest.mark.parametrize("kind", [JobKind.FAN_OUT, JobKind.PARTIAL])
@@ -324,8 +308,8 @@ def test_a_rename_reaches_every_document_that_reads_the_table(world: World) -> N
         world.sql("UPDATE users SET name = 'renamed' WHERE id = 1")
         follow(world, index)
         seen = unfinished(connection)
-        assert [one.kind for one in seen] == [JobKind.FAN_OUT] * 3
-        assert {one.index_name for one in seen} == {one.index_name for one in registry.documents(connection)}
+        assert [job.kind for job in seen] == [JobKind.FAN_OUT] * 3
+        assert {job.index_name for job in seen} == {document.index_name for document in registry.documents(connection)}
         world.refresh(index)
         assert world.differences() == []
         assert world.held_in(new.index_name) == world.expected()

@@ -1,4 +1,4 @@
-"""A job from its making to its end: which ids it lists, which job takes the place of which, and what its end says."""
+"""A job from its creation to its end: which ids it lists, which job replaces which, and what its end means."""
 
 from __future__ import annotations
 
@@ -10,64 +10,64 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import psycopg
 import pytest
 
-from syncer.base import retry
 from syncer.base.errors import DocumentError, JobError
 from syncer.base.model import Image
 from syncer.base.postgres import Connection
 from syncer.documents import predicate, registry
 from syncer.documents.registry import Document
 from syncer.jobs import listing, queue
-from syncer.jobs.chunks import Chunks
 from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
+from syncer.recovery import lost_records, resume
 from tests.support.job_worker import ChunkWorker
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
-POSTS = """
+RESET = """
+DELETE FROM syncer.job;
+UPDATE syncer.document SET suspended = NULL, loaded_at = now(), suspended_at = NULL, is_stale = false;
+DELETE FROM posts;
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
 INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, 25) AS g
 """
-_WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'syncer.job_chunk'::regclass"
-EVERY_ID = [str(one) for one in range(1, 26)]
+EVERY_ID = [str(number) for number in range(1, 26)]
+
+
+@pytest.fixture
+def world(shared_world: World) -> World:
+    """A blog of 25 posts, and no job yet; one for all tests, which write nothing to Elasticsearch."""
+    shared_world.sql(RESET)
+    return shared_world
 
 
 @pytest.fixture
 def connection(world: World) -> Iterator[Connection]:
-    """To a blog of 25 posts, and no job yet."""
-    world.sql(POSTS)
-    world.sql("DELETE FROM syncer.job")
+    """A connection to it."""
     with world.connect() as made:
         yield made
 
 
 def the_document(connection: Connection) -> Document:
-    """The only one active."""
+    """Return the only active document."""
     [document] = registry.documents(connection)
     return document
 
 
 def create(connection: Connection, kind: JobKind, **options: object) -> Job:
-    """A job of the only document."""
+    """Create a job of the only document."""
     job = queue.create(connection, the_document(connection), kind, **options)  # type: ignore[arg-type]
     assert job is not None
     return job
 
 
 def list_(connection: Connection, job: Job) -> Job:
-    """The job, listed in chunks of ten."""
+    """List a job in chunks of ten."""
     assert listing.list_ids(connection, job, the_document(connection), chunk=10)
     return find(connection, job.id)
 
 
-def seq_scans(world: World) -> int:
-    """How often the posts were read from end to end, as far as that is counted by now."""
-    return int(world.sql("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'posts'")[0][0])
-
-
 def drain(world: World) -> list[str]:
-    """Write all there is to write; the ids."""
+    """Take and finish every chunk; return the ids."""
     with world.connect() as connection:
         job_worker = ChunkWorker(connection)
         job_worker.drain()
@@ -85,7 +85,7 @@ def finish(world: World, connection: Connection, job: Job) -> Job:
 
 
 def new_revision(connection: Connection) -> Document:
-    """What apply does: the next revision active, and a job that loads it, in one commit."""
+    """Activate the next revision, and create the job that loads it, in one commit, as apply does."""
     before = the_document(connection)
     after = dataclasses.replace(before, revision=before.revision + 1)
     with connection.transaction():
@@ -96,14 +96,14 @@ def new_revision(connection: Connection) -> Document:
 
 @contextmanager
 def altering(world: World) -> Iterator[None]:
-    """Somebody alters the posts, and is not done."""
+    """Lock the posts, as a migration does that is not done."""
     with world.application() as migration:
         migration.execute("LOCK TABLE posts IN ACCESS EXCLUSIVE MODE")
         yield
         migration.rollback()
 
 
-# From its making to its end
+# From its creation to its end
 
 
 def test_a_whole_job_goes_through_all_its_states(world: World, connection: Connection) -> None:
@@ -111,7 +111,7 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     queue.mark_incomplete(connection, [the_document(connection).index_name])
     job = create(connection, JobKind.BACKFILL)
     assert (job.state, job.documents_total, job.eta_seconds) == (JobState.NEW, None, None)
-    assert [one.id for one in due(connection)] == [job.id]
+    assert [waiting.id for waiting in due(connection)] == [job.id]
     assert listing.list_ids(connection, job, the_document(connection), chunk=10, sequence_numbers=lambda: {0: 41, 1: 7})
     listed = find(connection, job.id)
     assert (listed.state, listed.is_listed, listed.documents_total) == (JobState.WRITING, True, 25)
@@ -119,11 +119,10 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     assert due(connection) == []
     assert queue.advance(connection, job.id).state is JobState.WRITING
     assert sorted(drain(world), key=int) == EVERY_ID
-    assert [one.id for one in due(connection)] == [job.id]
+    assert [waiting.id for waiting in due(connection)] == [job.id]
     assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
-    assert listing.clean_up(connection, job, (f"orphan-{one}" for one in range(15)), chunk=10)
+    assert listing.clean_up(connection, job, (f"orphan-{number}" for number in range(15)), chunk=10)
     assert find(connection, job.id).documents_total == 40
-    assert due(connection) == []
     with world.connect() as own:
         job_worker = ChunkWorker(own)
         job_worker.drain()
@@ -131,9 +130,7 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     assert not the_document(connection).is_loaded
     done = queue.advance(connection, job.id)
     assert (done.state, done.documents_done, done.indexed) == (JobState.DONE, 40, 40)
-    assert done.finished_at is not None
     assert the_document(connection).is_loaded
-    assert due(connection) == []
     queue.mark_incomplete(connection, [done.index_name])
     assert queue.advance(connection, job.id).state is JobState.DONE
     assert not the_document(connection).is_loaded
@@ -141,15 +138,15 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
 
 def test_a_job_of_nothing_is_done_at_once(world: World, connection: Connection) -> None:
     """A document without rows, and a part without ids, come to their end."""
-    assert world.sql("DELETE FROM posts RETURNING 1")
+    world.sql("DELETE FROM posts")
     assert finish(world, connection, create(connection, JobKind.BACKFILL)).state is JobState.DONE
     part = listing.create_listed(connection, the_document(connection), [], chunk=10)
     assert part is not None
     assert queue.advance(connection, part.id).state is JobState.DONE
 
 
-def test_ids_that_are_given_are_there_all_or_none(world: World, connection: Connection) -> None:
-    """A job of given ids comes to be with all of them, or, if reading them fails, not at all."""
+def test_given_ids_are_stored_all_or_none(world: World, connection: Connection) -> None:
+    """A job of given ids has all of them, each once, or, if reading them fails, does not exist."""
 
     def failing() -> Iterator[str]:
         yield from EVERY_ID
@@ -158,90 +155,88 @@ def test_ids_that_are_given_are_there_all_or_none(world: World, connection: Conn
     with pytest.raises(EOFError):
         listing.create_listed(connection, the_document(connection), failing(), chunk=10)
     assert recent(connection) == []
-    asked = [*EVERY_ID, "1", "1"]
-    job = listing.create_listed(connection, the_document(connection), asked, chunk=10)
+    job = listing.create_listed(connection, the_document(connection), [*EVERY_ID, "1", "1"], chunk=10)
     assert job is not None
     assert set(drain(world)) == set(EVERY_ID)
-    done = queue.advance(connection, job.id)
-    assert done.state is JobState.DONE
-    assert done.started_at is not None
+    assert queue.advance(connection, job.id).state is JobState.DONE
 
 
-def test_who_reads_ids_keeps_no_revision_from_coming(world: World, connection: Connection) -> None:
-    """While ids are read from somewhere slow, a revision is put active; the job is then one of that revision."""
+def test_reading_ids_delays_no_revision(world: World, connection: Connection) -> None:
+    """While ids are read from somewhere slow, a revision is activated; the job is then of that revision."""
 
     def slow() -> Iterator[str]:
         yield from EVERY_ID
         with world.connect() as applying:
             new_revision(applying)
 
-    job = listing.create_listed(connection, the_document(connection), slow(), chunk=10)
+    before = the_document(connection)
+    job = listing.create_listed(connection, before, slow(), chunk=10)
     assert job is not None
-    assert job.revision == the_document(connection).revision == 2
+    assert job.revision == the_document(connection).revision == before.revision + 1
     assert len(drain(world)) == 25
-
-
-def test_a_rate_makes_small_chunks(world: World, connection: Connection) -> None:
-    """A slow job is written evenly: no chunk has more than a second's documents."""
-    job = list_(connection, create(connection, JobKind.BACKFILL, rate=3))
-    [(largest,)] = world.sql("SELECT max(cardinality(ids)) FROM syncer.job_chunk")
-    assert (job.documents_total, largest) == (25, 3)
 
 
 # One job for several reasons
 
+COVERED_BY = {
+    JobKind.BACKFILL: {JobKind.BACKFILL, JobKind.REFRESH, JobKind.INITIAL_LOAD},
+    JobKind.REFRESH: {JobKind.REFRESH, JobKind.INITIAL_LOAD},
+    JobKind.INITIAL_LOAD: {JobKind.INITIAL_LOAD},
+}
+
+
+@pytest.mark.parametrize("wanted", COVERED_BY)
+def test_a_job_joins_a_new_one_that_does_as_much(connection: Connection, wanted: JobKind) -> None:
+    """A load does all that a refresh does, and that all that a backfill does, which may be cancelled."""
+    for kind in COVERED_BY:
+        first = create(connection, kind)
+        assert (create(connection, wanted).id == first.id) is (kind in COVERED_BY[wanted]), kind
+        connection.execute("DELETE FROM syncer.job")
+
+
+@pytest.mark.parametrize("hindrance", ["state = 'writing'", "is_paused = true", "completes_load = false", "rate = 5"])
+def test_a_job_joins_none_that_may_be_too_late(connection: Connection, hindrance: str) -> None:
+    """None whose listing has begun, that is paused or slow, or since whose creation changes were missed."""
+    first = create(connection, JobKind.REFRESH)
+    connection.execute(f"UPDATE syncer.job SET {hindrance}")
+    assert create(connection, JobKind.REFRESH).id != first.id
+
 
 def test_a_load_that_truncates_table_after_table_makes_two_refreshes(world: World, connection: Connection) -> None:
     """The second waits until the first is done, so that all others can join it; a paused job delays no other."""
-    first = create(connection, JobKind.REFRESH)
-    assert create(connection, JobKind.REFRESH).id == first.id
-    list_(connection, first)
+    first = list_(connection, create(connection, JobKind.REFRESH))
     second = create(connection, JobKind.REFRESH)
-    assert second.id != first.id
-    assert {create(connection, JobKind.REFRESH).id for _ in range(3)} == {second.id}
-    assert second.id not in {one.id for one in due(connection)}
+    assert {create(connection, JobKind.REFRESH).id for _ in range(3)} == {second.id} != {first.id}
+    assert second.id not in {waiting.id for waiting in due(connection)}
     queue.pause(connection, first.id)
-    assert second.id in {one.id for one in due(connection)}
+    assert second.id in {waiting.id for waiting in due(connection)}
     queue.resume(connection, first.id)
     assert finish(world, connection, first).state is JobState.DONE
-    assert [one.id for one in due(connection)] == [second.id]
+    assert [waiting.id for waiting in due(connection)] == [second.id]
 
 
-def test_a_refresh_does_not_join_a_listing_that_has_begun(world: World, connection: Connection) -> None:
-    """What a truncate brings back is not in a listing whose snapshot is older: another refresh is made."""
-    first = create(connection, JobKind.REFRESH)
-    with world.connect() as own, ThreadPoolExecutor(1) as threads:
-        with altering(world):
-            lister = threads.submit(list_, own, first)
-            wait_until(lambda: find(connection, first.id).state is JobState.WRITING, what="the listing has begun")
-            assert create(connection, JobKind.REFRESH).id != first.id
-        lister.result()
-    assert find(connection, first.id).is_listed
-
-
-def test_a_initial_load_takes_the_place_of_all_other_whole_jobs(connection: Connection) -> None:
+def test_an_initial_load_replaces_all_other_whole_jobs(connection: Connection) -> None:
     """It does what they would, later: they are cancelled, a part is not."""
     refresh = list_(connection, create(connection, JobKind.REFRESH))
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
     part = create(connection, JobKind.PARTIAL, where="id < 5")
-    fill = create(connection, JobKind.INITIAL_LOAD)
-    assert [one.id for one in unfinished(connection)] == [part.id, fill.id]
+    load = create(connection, JobKind.INITIAL_LOAD)
+    assert [job.id for job in unfinished(connection)] == [part.id, load.id]
     assert find(connection, refresh.id).state is JobState.CANCELLED
-    assert find(connection, backfill.id).error == f"Job {fill.id} takes its place"
-    assert create(connection, JobKind.REFRESH).id == fill.id
+    assert find(connection, backfill.id).error == f"Job {load.id} takes its place"
     assert not the_document(connection).is_loaded
 
 
 def test_a_new_revision_cancels_all_jobs_of_the_old_one(world: World, connection: Connection) -> None:
-    """Its load writes everything anew; no chunk of an older revision is taken any more, not even before."""
+    """Its load writes everything anew; no chunk of an older revision is taken any more."""
     part = create(connection, JobKind.PARTIAL, where="id < 5")
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
-    new_revision(connection)
-    assert {find(connection, one.id).state for one in (part, backfill)} == {JobState.CANCELLED}
-    [fill] = unfinished(connection)
-    assert (fill.kind, fill.revision) == (JobKind.INITIAL_LOAD, 2)
+    after = new_revision(connection)
+    assert {find(connection, job.id).state for job in (part, backfill)} == {JobState.CANCELLED}
+    [load] = unfinished(connection)
+    assert (load.kind, load.revision) == (JobKind.INITIAL_LOAD, after.revision)
     assert drain(world) == []
-    assert finish(world, connection, fill).state is JobState.DONE
+    assert finish(world, connection, load).state is JobState.DONE
     assert the_document(connection).is_loaded
 
 
@@ -258,15 +253,7 @@ def test_a_backfill_that_is_asked_for_again_goes_on(connection: Connection) -> N
     assert create(connection, JobKind.BACKFILL).id != backfill.id
 
 
-def test_a_job_that_is_made_in_a_transaction_comes_and_goes_with_it(connection: Connection) -> None:
-    """Apply puts a revision active and makes its job in one commit, or neither."""
-    with connection.transaction(force_rollback=True):
-        create(connection, JobKind.INITIAL_LOAD)
-    assert recent(connection) == []
-    assert the_document(connection).is_loaded
-
-
-def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connection) -> None:
+def test_workers_that_ask_at_once_get_one_refresh(world: World, connection: Connection) -> None:
     """Workers that meet the same truncate at the same moment make one job."""
     document, workers, rounds = the_document(connection), 6, 20
     begin = threading.Barrier(workers)
@@ -284,11 +271,11 @@ def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connect
 
     with ExitStack() as stack, ThreadPoolExecutor(workers) as threads:
         connections = [stack.enter_context(world.connect()) for _ in range(workers)]
-        made = [one.result() for one in [threads.submit(ask, own) for own in connections]]
+        made = [asking.result() for asking in [threads.submit(ask, own) for own in connections]]
     assert [len(set(each)) for each in zip(*made, strict=True)] == [1] * rounds
 
 
-# What an end says of the document
+# What an end means for the document
 
 
 @pytest.mark.parametrize(("kind", "end"), [(JobKind.REFRESH, queue.cancel), (JobKind.FAN_OUT, queue.fail)])
@@ -304,11 +291,10 @@ def test_a_pending_job_that_is_given_up_leaves_the_document_incomplete(
     document = the_document(connection)
     assert document.is_loaded
     if kind is JobKind.REFRESH:
-        job = create(connection, kind)
+        job: Job | None = create(connection, kind)
     else:
-        made = queue.create_fan_out(connection, document, {"public.users": [{"id": "1"}]})
-        assert made is not None
-        job = made
+        job = queue.create_fan_out(connection, document, {"public.users": [{"id": "1"}]})
+    assert job is not None
     end(connection, job.id, "a test says so")
     assert not the_document(connection).is_loaded
     assert finish(world, connection, backfill).state is JobState.DONE
@@ -318,15 +304,27 @@ def test_a_pending_job_that_is_given_up_leaves_the_document_incomplete(
 
 
 def test_a_suspended_document_is_not_loaded_by_a_job(world: World, connection: Connection) -> None:
-    """A suspend that comes while the last chunk is written wins."""
+    """A suspension that comes while the last chunk is written wins."""
     job = list_(connection, create(connection, JobKind.BACKFILL))
     drain(world)
     queue.advance(connection, job.id)
     assert listing.clean_up(connection, job, [], chunk=10)
-    registry.suspend(connection, "blogpost", 1, reason="a test says so", ids=(), is_stale=True)
+    revision = the_document(connection).revision
+    registry.suspend(connection, "blogpost", revision, reason="a test says so", ids=(), is_stale=True)
     assert due(connection) == []
     queue.advance(connection, job.id)
     assert not the_document(connection).is_loaded
+
+
+def test_a_loss_is_made_up_for_in_a_suspended_document_too(connection: Connection) -> None:
+    """What it missed waits in a fan-out that does not know of lost changes: the refresh waits with it."""
+    document = the_document(connection)
+    registry.suspend(connection, "blogpost", document.revision, reason="a test says so", ids=(), is_stale=False)
+    lost_records.make_up(connection, "a test says so")
+    assert [(job.kind, job.is_suspended) for job in unfinished(connection)] == [(JobKind.REFRESH, True)]
+    assert due(connection) == []
+    assert resume.resume(connection, document.index_name)
+    assert [job.kind for job in due(connection)] == [JobKind.REFRESH]
 
 
 def test_what_is_finished_cannot_be_changed(connection: Connection) -> None:
@@ -338,27 +336,25 @@ def test_what_is_finished_cannot_be_changed(connection: Connection) -> None:
             change(connection, job.id)
         with pytest.raises(JobError, match="There is no job 999"):
             change(connection, 999)
-    with pytest.raises(JobError, match="is cancelled already"):
-        queue.set_rate(connection, job.id, 5)
 
 
 def test_finished_jobs_are_forgotten_in_the_end(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last ones of each kind are remembered; unfinished ones as long as they last."""
+    """The last ones of each kind are kept; unfinished ones as long as they last."""
     monkeypatch.setattr(queue, "FINISHED_KEPT_MAX", 3)
     old = create(connection, JobKind.REFRESH)
     queue.pause(connection, old.id)
     part = create(connection, JobKind.PARTIAL, where="id < 5")
     queue.cancel(connection, part.id)
     finished = [queue.cancel(connection, create(connection, JobKind.BACKFILL).id).id for _ in range(5)]
-    assert [one.id for one in recent(connection)] == [old.id, *finished[:1:-1], part.id]
-    assert [one.id for one in recent(connection, unfinished_max=0, finished_max=2)] == finished[:2:-1]
+    assert [job.id for job in recent(connection)] == [old.id, *finished[:1:-1], part.id]
+    assert [job.id for job in recent(connection, unfinished_max=0, finished_max=2)] == finished[:2:-1]
 
 
 # Listing
 
 
 def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
-    """Of two that list the same job at once one does, and every id is there once."""
+    """Of those that list the same job at once one does, and every id is there once."""
     job = create(connection, JobKind.BACKFILL)
     document = the_document(connection)
     listed: list[bool] = []
@@ -372,8 +368,8 @@ def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
             listers = [threads.submit(list_once) for _ in range(4)]
             wait_until(lambda: len(listed) == 3, what="three have seen that they are not alone")
             assert listed == [False] * 3
-        for one in listers:
-            one.result()
+        for lister in listers:
+            lister.result()
     assert sorted(listed) == [False, False, False, True]
     assert not listing.list_ids(connection, job, document, chunk=10)
     assert sorted(drain(world), key=int) == EVERY_ID
@@ -407,7 +403,6 @@ def test_a_great_job_is_listed_in_ranges_and_some_chunks_ahead(
         with pytest.raises(EOFError):
             list_some()
     assert drain(world) == []
-    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (13, 1, 't', 'b') ON CONFLICT DO NOTHING")
     while not find(connection, job.id).is_listed:
         list_some()
         ids += drain(world)
@@ -415,72 +410,29 @@ def test_a_great_job_is_listed_in_ranges_and_some_chunks_ahead(
     assert find(connection, job.id).documents_total == 25
 
 
-def test_a_condition_is_walked_in_ranges_of_the_rows_that_meet_it(
-    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that do not meet it are not walked through range by range."""
-    monkeypatch.setattr(listing, "_RANGE_CHUNKS", 1)
-    job = create(connection, JobKind.PARTIAL, where="id % 5 = 0")
-    assert listing.list_ids(connection, job, the_document(connection), chunk=2)
-    assert world.sql("SELECT cardinality(ids) FROM syncer.job_chunk ORDER BY number") == [(2,), (2,), (1,)]
-    assert sorted(drain(world), key=int) == ["5", "10", "15", "20", "25"]
-
-
-def test_a_step_that_is_retried_is_named(world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as a table is locked, the job worker is in trouble; once the job is listed, it is not."""
-    monkeypatch.setattr(listing, "COMPONENT_LOCK_SECONDS", 0.05)
-    job = create(connection, JobKind.BACKFILL)
-
-    def troubled() -> list[str]:
-        return [trouble.component for trouble in retry.troubles()]
-
-    with world.index() as index, world.job_worker(index) as job_worker:
-        with altering(world):
-            wait_until(lambda: job_worker.run_once() >= 0 and "job_worker-test" in troubled(), what="it is in trouble")
-        wait_until(lambda: job_worker.run_once() >= 0 and find(connection, job.id).is_listed, what="it is listed")
-        assert "job_worker-test" not in troubled()
-
-
 def test_a_job_that_is_cancelled_while_it_is_listed_has_no_chunks(world: World, connection: Connection) -> None:
     """The lister finds out when it is done, and takes its chunks back."""
     job = create(connection, JobKind.BACKFILL)
     document = the_document(connection)
-    listed: list[bool] = []
-    with world.connect() as own:
-
-        def list_once() -> None:
-            listed.append(listing.list_ids(own, job, document, chunk=10))
-
+    with world.connect() as own, ThreadPoolExecutor(1) as threads:
         with altering(world):
-            lister = threading.Thread(target=list_once)
-            lister.start()
+            lister = threads.submit(listing.list_ids, own, job, document, chunk=10)
             wait_until(lambda: find(connection, job.id).state is JobState.WRITING, what="the listing has begun")
             queue.cancel(connection, job.id)
-        lister.join()
+        assert not lister.result()
     assert find(connection, job.id).state is JobState.CANCELLED
     assert world.sql("SELECT count(*) FROM syncer.job_chunk") == [(0,)]
-
-
-def test_a_job_that_is_paused_while_it_is_listed_is_listed(world: World, connection: Connection) -> None:
-    """A change of the job's row in the middle of the listing is no conflict for the lister."""
-    job = create(connection, JobKind.BACKFILL)
-    with world.connect() as own, ThreadPoolExecutor(1) as threads:
-        with world.application() as somebody:
-            somebody.execute("LOCK TABLE syncer.job_chunk IN SHARE MODE")
-            lister = threads.submit(list_, own, job)
-            wait_until(lambda: world.sql(_WAITING) == [(1,)], what="the lister has read the shape, and waits")
-            queue.pause(connection, job.id)
-        lister.result()
-    seen = find(connection, job.id)
-    assert (seen.is_listed, seen.is_paused, seen.documents_total) == (True, True, 25)
 
 
 def test_a_table_that_has_changed_is_not_listed(world: World, connection: Connection) -> None:
     """What the definition was applied to must still be there: else the document is to suspend, and the job waits."""
     job = create(connection, JobKind.BACKFILL)
     world.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
-    with pytest.raises(DocumentError, match=r"posts\.title is gone"):
-        listing.list_ids(connection, job, the_document(connection), chunk=10)
+    try:
+        with pytest.raises(DocumentError, match=r"posts\.title is gone"):
+            listing.list_ids(connection, job, the_document(connection), chunk=10)
+    finally:
+        world.sql("ALTER TABLE posts RENAME COLUMN headline TO title")
     assert not find(connection, job.id).is_listed
 
 
@@ -492,7 +444,7 @@ def test_very_many_orphans_are_looked_for_in_turns(
     job = list_(connection, create(connection, JobKind.BACKFILL))
     drain(world)
     assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
-    orphans = {str(one) for one in range(1000, 1005)}
+    orphans = {str(number) for number in range(1000, 1005)}
     while not find(connection, job.id).is_listed:
         assert listing.clean_up(connection, job, sorted(orphans), chunk=2)
         orphans -= set(drain(world))
@@ -506,7 +458,6 @@ def test_very_many_orphans_are_looked_for_in_turns(
 def test_a_condition_selects_a_part(world: World, connection: Connection) -> None:
     """Any condition on the root's columns, however it is written."""
     for where, ids in {
-        "id <= 3": ["1", "2", "3"],
         "posts.id = 7 -- a comment": ["7"],
         "id > 24 OR id = (SELECT min(id) FROM posts)": ["1", "25"],
         "title = '100% ''quoted'' {braces} %s'": [],
@@ -518,7 +469,7 @@ def test_a_condition_selects_a_part(world: World, connection: Connection) -> Non
 
 def test_a_condition_that_postgres_does_not_take_is_refused(world: World, connection: Connection) -> None:
     """With Postgres's words, before there is a job, and before anything else happens."""
-    for where, said in {
+    for where, words in {
         "heading = 'x'": 'column "heading" does not exist',
         "id < ": "syntax error",
         "id": "must be type boolean",
@@ -526,7 +477,7 @@ def test_a_condition_that_postgres_does_not_take_is_refused(world: World, connec
         "id = $1": "has a parameter",
         "count(*) > 1": "aggregate functions are not allowed",
     }.items():
-        with pytest.raises(JobError, match=said) as refused:
+        with pytest.raises(JobError, match=words) as refused:
             create(connection, JobKind.PARTIAL, where=where)
         assert "the root of blogpost" in refused.value.hint
     assert recent(connection) == []
@@ -558,64 +509,27 @@ def test_a_document_without_a_root_takes_no_condition(empty_world: World) -> Non
 
 
 def test_the_commands_show_and_change_jobs(world: World, connection: Connection) -> None:
-    """list, show, pause, resume, cancel: what a person reads, what a script reads, and what is said of mistakes.
-
-    What caused a job is named by tables and numbers of rows, never by values.
-    """
+    """What a person reads, what a script reads; what caused a job is named by tables and numbers, never by values."""
     job = list_(connection, create(connection, JobKind.REFRESH, rate=1000))
     cause: dict[str, list[Image]] = {"public.users": [{"id": "1"}, {"id": "4711000815"}]}
     caused = queue.create_fan_out(connection, the_document(connection), cause)
     assert caused is not None
     with world.connect() as own:
         ChunkWorker(own).turn()
-    said = world.syncer("jobs", "list").stdout
-    for part in ("refresh", "10 of 25 (40%)", "started (UTC)", "at most 1,000/s", "Run: syncer run"):
-        assert part in said
-    shown = world.syncer("jobs", "list", str(caused.id)).stdout
-    assert "fan_out" in shown
-    listed = world.syncer("jobs", "list", "--json").stdout
-    found = {one["id"]: one for one in json.loads(listed)}
+    shown, listed = world.syncer("jobs", "list").stdout, world.syncer("jobs", "list", "--json").stdout
+    assert all(part in shown for part in ("refresh", "10 of 25 (40%)", "public.users, 2 rows"))
+    found = {row["id"]: row for row in json.loads(listed)}
     assert (found[job.id]["state"], found[job.id]["documents_left"], found[job.id]["indexed"]) == ("writing", 15, 10)
     assert found[caused.id]["cause"] == {"public.users": 2}
-    assert all("public.users, 2 rows" in one for one in (said, shown))
-    assert not any("4711000815" in one for one in (said, shown, listed))
-
+    assert "4711000815" not in shown + listed
     assert f"Job {job.id} is paused" in world.syncer("jobs", "pause", str(job.id)).stdout
     assert drain(world) == []
     unasked = world.syncer("jobs", "cancel", str(job.id))
     assert (unasked.returncode, "--yes" in unasked.stderr) == (2, True)
-    world.sql("UPDATE syncer.document SET suspended = 'a disk is full'")
-    resumed = world.syncer("jobs", "resume", str(job.id)).stdout
-    assert f"Job {job.id} is resumed, and waits: the document is suspended." in resumed
+    assert f"Job {job.id} continues" in world.syncer("jobs", "resume", str(job.id)).stdout
     cancelled = world.syncer("jobs", "cancel", str(job.id), "--yes").stdout
     assert "10 documents were written, 15 were not" in cancelled
-    assert "counts as not loaded. To load it: syncer apply, or syncer backfill blogpost" in cancelled
-
-    states = {one["id"]: one["state"] for one in json.loads(world.syncer("jobs", "list", "--json").stdout)}
+    states = {row["id"]: row["state"] for row in json.loads(world.syncer("jobs", "list", "--json").stdout)}
     assert (states[job.id], states[caused.id]) == ("cancelled", "new")
     again = world.syncer("jobs", "pause", str(job.id))
     assert (again.returncode, "is cancelled already" in again.stderr) == (1, True)
-
-
-def test_the_keeper_of_a_locked_row_is_not_waited_for_by_readers(world: World, connection: Connection) -> None:
-    """The list is shown while a job's row is locked, as it is by whoever takes a chunk."""
-    job = create(connection, JobKind.BACKFILL)
-    with psycopg.connect(world.dsn) as other:
-        other.execute("SELECT FROM syncer.job FOR UPDATE")
-        assert [one.id for one in recent(connection)] == [job.id]
-        other.rollback()
-
-
-def test_a_listing_is_planned_for_the_tables_that_it_reads(world: World, connection: Connection) -> None:
-    """A job worker finds its chunks by index, whatever Postgres holds of that.
-
-    Whoever lists a small table reads it whole.
-    """
-    world.sql("ANALYZE posts, users")
-    job = create(connection, JobKind.BACKFILL)
-    before = seq_scans(world)
-    with world.connect() as job_worker:
-        Chunks(job_worker)
-        list_(job_worker, job)
-        assert job_worker.execute("SHOW enable_seqscan").fetchone() == ("off",)
-    wait_until(lambda: seq_scans(world) > before, what="the posts were read from end to end", seconds=10)

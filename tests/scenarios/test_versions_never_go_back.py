@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from uuid import UUID
 
 import psycopg
@@ -19,12 +19,13 @@ from syncer.base.errors import IndexingError
 from syncer.base.model import EPOCH_SHIFT
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing import failover, version, version_log
-from syncer.indexing.connections import Session
+from syncer.indexing import failover, version
+from syncer.indexing.failover import Origin
+from syncer.indexing.writer import Session
+from syncer.worker.job_loop import JobWorker
 from tests.support.versions import assign
 from tests.support.world import DEADLINE_SECONDS, World
 
-SEQUENCE = "SELECT last_value FROM syncer.version"
 INSTALLATION = "SELECT installation FROM syncer.cluster_identity"
 EPOCH = "SELECT epoch FROM syncer.cluster_identity"
 
@@ -78,17 +79,12 @@ def assign_in_turns(world: World) -> list[int]:
         return [assign(order.choice(connections)) for _ in range(ASSIGNS)]
 
 
-def test_assigns_of_many_connections_grow_in_the_order_in_which_they_were_made(database: World) -> None:
-    """An assign that begins after another has ended is greater, whoever made them."""
+@pytest.mark.parametrize("cache", [1, 20])
+def test_assigns_of_many_connections_grow_in_the_order_in_which_they_were_made(database: World, cache: int) -> None:
+    """An assign that begins after another has ended is greater; not so with numbers that are fetched in advance."""
+    database.sql(f"ALTER SEQUENCE syncer.version CACHE {cache}")
     assigned = assign_in_turns(database)
-    assert assigned == sorted(set(assigned))
-
-
-def test_a_sequence_with_a_cache_would_break_the_order(database: World) -> None:
-    """The rule is seen: numbers that connections fetch in advance come out of order."""
-    database.sql("ALTER SEQUENCE syncer.version CACHE 20")
-    assigned = assign_in_turns(database)
-    assert assigned != sorted(set(assigned))
+    assert (assigned == sorted(set(assigned))) is (cache == 1)
 
 
 def test_assigns_of_many_threads_at_once_keep_the_order_of_time(database: World, index: Index) -> None:
@@ -102,9 +98,9 @@ def test_assigns_of_many_threads_at_once_keep_the_order_of_time(database: World,
             return [_timed_assign(connection) for _ in range(ASSIGNS)]
 
     with ThreadPoolExecutor(THREADS) as threads:
-        assigns = sorted(one for found in threads.map(assign_many, range(THREADS)) for one in found)
+        assigns = sorted(timed for found in threads.map(assign_many, range(THREADS)) for timed in found)
     assert len({assigned for _, _, assigned in assigns}) == THREADS * ASSIGNS
-    by_end = sorted(assigns, key=lambda one: one[1])
+    by_end = sorted(assigns, key=lambda timed: timed[1])
     greatest_ended, ended = 0, 0
     for began, _, assigned in assigns:
         while by_end[ended][1] < began:
@@ -161,21 +157,15 @@ def test_another_cluster_identity_assigns_greater_versions(database: World, inde
 
 def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index: Index) -> None:
     """When Elasticsearch was set up anew and has no record, Postgres's own epoch is exceeded."""
-    enter(database, index)
+    entered = enter(database, index)
+    assert (entered.epoch, entered.has_changed) == (1, False)
     before = assign_alone(database)
+    assert before >> EPOCH_SHIFT == 1
     database.sql(f"{OTHER_TIMELINE}, installation = gen_random_uuid(), epoch = 7")
     assert index.read_epoch(installation(database)) == 0
     assert enter(database, index).epoch == 8
     assert index.read_epoch(installation(database)) == 8
     assert assign_alone(database) > before
-
-
-def test_the_first_epoch_is_no_change_of_cluster_identity(database: World, index: Index) -> None:
-    """A new installation enters epoch 1 in silence; the version has the epoch in its upper bits."""
-    entered = enter(database, index)
-    assert entered.epoch == 1
-    assert not entered.has_changed
-    assert assign_alone(database) >> EPOCH_SHIFT == 1
 
 
 def test_writers_that_find_the_change_together_enter_one_epoch(database: World, index: Index) -> None:
@@ -184,8 +174,8 @@ def test_writers_that_find_the_change_together_enter_one_epoch(database: World, 
     database.sql(OTHER_TIMELINE)
     with ThreadPoolExecutor(THREADS) as threads:
         entered = list(threads.map(lambda _: enter(database, index), range(THREADS)))
-    assert {one.epoch for one in entered} == {2}
-    assert [one.has_changed for one in entered].count(True) == 1
+    assert {identity.epoch for identity in entered} == {2}
+    assert [identity.has_changed for identity in entered].count(True) == 1
     assert assign_alone(database) >> EPOCH_SHIFT == 2
 
 
@@ -206,12 +196,12 @@ def test_a_life_that_was_set_back_is_found_out(
     enter(database, index)
     with database.connect() as connection:
         before = assign(connection)
-        noted = version_log.note(connection)
+        noted = version.note(connection)
         if "behind_the_record" not in request.node.name:
             index.write_assigned(*noted)
     assert not enter(database, index).has_changed
-    for one in ("SELECT setval('syncer.version', 1)", *also):
-        database.sql(one)
+    for query in ("SELECT setval('syncer.version', 1)", *also):
+        database.sql(query)
     assert enter(database, index).has_changed
     assert assign_alone(database) > before
 
@@ -254,7 +244,7 @@ def test_the_record_never_goes_back(database: World, index: Index) -> None:
     assert index.read_epoch(own) == 5
 
 
-def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: World, index: Index) -> None:
+def test_a_connection_on_which_no_identity_could_be_entered_is_closed(database: World, index: Index) -> None:
     """However often a writer tries, it leaves no connection behind."""
     opened: list[Connection] = []
 
@@ -263,14 +253,10 @@ def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: Worl
         return opened[-1]
 
     session = Session(connect=connect, index=_Crashes(index))
-    try:
-        for _ in range(2):
-            with pytest.raises(ConnectionAbortedError):
-                _ = session.composer
-        assert [one.closed for one in opened] == [True, True]
-    finally:
-        for one in opened:
-            one.close()
+    for _ in range(2):
+        with pytest.raises(ConnectionAbortedError):
+            _ = session.composer
+    assert [connection.closed for connection in opened] == [True, True]
 
 
 class _Slow(Index):
@@ -287,8 +273,8 @@ class _Slow(Index):
         return assigned
 
 
-def test_who_waits_for_the_record_keeps_nobody_waiting(database: World, index: Index) -> None:
-    """Others enter the cluster identity meanwhile, and he who waited finds it entered."""
+def test_a_writer_that_waits_for_the_record_holds_no_lock(database: World, index: Index) -> None:
+    """Others enter the cluster identity meanwhile; the one that waited finds it entered."""
     entered: list[failover.ClusterIdentity] = []
 
     def others_enter() -> None:
@@ -298,7 +284,7 @@ def test_who_waits_for_the_record_keeps_nobody_waiting(database: World, index: I
 
     with database.connect() as connection:
         found = failover.enter_cluster_identity(connection, _Slow(index, others_enter))
-    assert [found.epoch] == [one.epoch for one in entered] == [1]
+    assert [found.epoch] == [identity.epoch for identity in entered] == [1]
 
 
 def test_a_dump_restored_into_the_same_cluster_is_another_cluster_identity(database: World, index: Index) -> None:
@@ -318,3 +304,66 @@ def test_a_dump_restored_into_the_same_cluster_is_another_cluster_identity(datab
     subprocess.run([bin_folder / "pg_restore", f"--dbname={database.dsn}", dump], check=True, timeout=DEADLINE_SECONDS)
     enter(database, index)
     assert assign_alone(database) > before
+
+
+# Notes
+
+
+SEQUENCE = "SELECT last_value FROM syncer.version"
+NOTES = "SELECT version FROM syncer.version_time ORDER BY version"
+
+
+def test_notes_assign_nothing_and_the_last_of_each_epoch_is_kept(database: World, index: Index) -> None:
+    """The sequence is where it was. A database that was set back notes nothing before it has an epoch of its own."""
+    enter(database, index)
+    with database.connect() as connection:
+        for _ in range(3):
+            first = assign(connection)
+            before = database.sql(SEQUENCE)
+            for _ in range(2):
+                assert version.note(connection)[1] == first
+            assert database.sql(SEQUENCE) == before
+            assert database.sql(NOTES) == [(first,)]
+        assign(connection)
+        database.sql(OTHER_TIMELINE)
+        assert version.note(connection)[1] == first
+        failover.enter_cluster_identity(connection, index)
+        second = assign(connection)
+        assert version.note(connection)[1] == second
+    assert database.sql(NOTES) == [(first,), (second,)]
+
+
+def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> None:
+    """Assigned, assigned in an earlier epoch, assigned in an identity that was lost, or made up by another client."""
+    enter(database, index)
+    with database.connect() as connection:
+
+        def origin(number: int) -> Origin:
+            return failover.origin(connection, index, number)
+
+        own = assign(connection)
+        assert origin(own) is Origin.ASSIGNED
+        for foreign in (own + 1, own + 256, 1, 2 << EPOCH_SHIFT | 5, 1 << 62):
+            assert origin(foreign) is Origin.FOREIGN, foreign
+        assert own + 256 < version.least_next(connection) <= 2 << EPOCH_SHIFT | 5
+        database.sql(OTHER_TIMELINE)
+        failover.enter_cluster_identity(connection, index)
+        assert origin(own) is Origin.EARLIER
+        second = assign(connection)
+        assert origin(second) is Origin.ASSIGNED
+        # A restore to the first epoch, which nobody has noticed yet.
+        database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {version.split(own)[1]})")
+        assert origin(own) is Origin.ASSIGNED
+        assert origin(second) is origin(own + 5 * 256) is Origin.LOST
+        assert origin(3 << EPOCH_SHIFT | 5) is Origin.FOREIGN
+
+
+def test_the_job_worker_takes_the_notes(database: World, index: Index) -> None:
+    """Every daemon that assigns versions has one; it keeps the last version in Elasticsearch too."""
+    enter(database, index)
+    last = assign_alone(database)
+    with closing(JobWorker(connect=database.connect, index=index)) as job_worker:
+        job_worker.run_once()
+    [(noted,)] = database.sql(NOTES)
+    assert noted >= last
+    assert index.read_assigned(installation(database)) == noted

@@ -13,14 +13,12 @@ from syncer import daemon
 from syncer.apply import reindex
 from syncer.base.model import Change, Image, Operation
 from syncer.base.postgres import Connection
-from syncer.base.settings import Settings
 from syncer.documents import affected, registry
 from syncer.documents.affected import Affected, AffectedReader, FanOut
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
 from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
-from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
 from tests.scenarios.test_jobs import new_revision
 from tests.support.world import World, wait_until
@@ -74,26 +72,11 @@ def listed(world: World, job: Job) -> list[str]:
     return [row[0] for row in world.sql("SELECT unnest(ids) FROM syncer.job_chunk WHERE job = %s", job.id)]
 
 
-def settings(world: World, *, many: int) -> Settings:
-    """Of a daemon to whom so many documents are a batch, and more are many."""
-    own = world.settings
-    return own.model_copy(update={"worker": own.worker.model_copy(update={"batch_documents_max": many})})
-
-
 @contextmanager
 def worker(world: World, index: Index, *, many: int = MANY) -> Iterator[Worker]:
-    """A worker that turns only when the test says so."""
-    made = daemon.worker(settings(world, many=many), index, name="worker-test")
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@contextmanager
-def job_worker(world: World, index: Index) -> Iterator[JobWorker]:
-    """A job worker of tiny chunks that turns only when the test says so."""
-    made = daemon.job_worker(settings(world, many=10), index, name="job_worker-test")
+    """Run a worker that turns only when the test says so, and to which more documents than so many are many."""
+    limits = world.settings.worker.model_copy(update={"batch_documents_max": many})
+    made = daemon.worker(world.settings.model_copy(update={"worker": limits}), index, name="worker-test")
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""A job worker that writes nothing: what the protocol of `syncer.jobs.chunks` says, without Elasticsearch."""
+"""A job worker that writes nothing: what the protocol of `syncer.jobs.chunks` requires, without Elasticsearch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syncer.jobs.chunks import Chunk, Chunks
 
 
 def written(chunk: Chunk) -> tuple[Chunk, WriteReport]:
-    """What a job worker says of a chunk all of whose documents it has indexed."""
+    """Return what a job worker reports of a chunk all of whose documents it has indexed."""
     return chunk, WriteReport(documents=len(chunk.ids), indexed=len(chunk.ids))
 
 
@@ -28,19 +28,19 @@ class ChunkWorker:
         self.chunks = Chunks(self.connection)
 
     def take(self, number: int = 1) -> list[Chunk]:
-        """The next chunks, so many at most."""
-        taken = [one for _ in range(number) if (one := self.chunks.take())]
+        """Take the next chunks, so many at most."""
+        taken = [chunk for _ in range(number) if (chunk := self.chunks.take())]
         self.taken += taken
         return taken
 
     def finish(self, done: Sequence[Chunk]) -> int:
-        """How many of them counted."""
-        counted = self.chunks.finish([written(one) for one in done])
+        """Finish chunks; return how many of them counted."""
+        counted = self.chunks.finish([written(chunk) for chunk in done])
         self.counted += counted
         return counted
 
     def turn(self) -> bool:
-        """Take and finish; whether there was anything."""
+        """Take and finish a chunk; return whether there was one."""
         chunks = self.take()
         if chunks:
             self.finish(chunks)

@@ -61,7 +61,8 @@ def canonical(connection: Connection, document: Document, condition: str) -> str
             raise refused(document, error.__cause__) from error
         raise JobError(error.message, hint=error.hint) from error
     except psycopg.Error as error:
-        if decide(error) is Action.RETRY:
+        has_parameter = isinstance(error, psycopg.errors.ProtocolViolation)
+        if decide(error) is Action.RETRY and not has_parameter:
             raise
         raise refused(document, error) from error
 

@@ -40,17 +40,17 @@ _INSERT = """
 INSERT INTO posts (id, user_id, title, body, tags, created)
 VALUES (%(new)s, %(author)s, %(text)s, '', '{new,post}', '2026-01-01 00:00:00+00')
 """
-_OF_POST = "SELECT %(post)s::bigint"
+OF_POST = "SELECT %(post)s::bigint"
 _OF_AUTHOR = "SELECT id FROM posts WHERE user_id = %(author)s"
 CHANGES: dict[str, tuple[int, list[tuple[str, str]]]] = {
     "rename": (30, [(_RENAME, _OF_AUTHOR)]),
-    "move": (20, [(_MOVE, _OF_POST)]),
-    "move, then rename": (15, [(_MOVE, _OF_POST), (_RENAME, _OF_AUTHOR)]),
-    "title": (15, [("UPDATE posts SET title = %(text)s WHERE id = %(post)s AND id > %(watched)s", _OF_POST)]),
-    "comment": (15, [(_COMMENT, _OF_POST)]),
-    "comment, then delete it": (15, [(_COMMENT, _OF_POST), (_UNCOMMENT, _OF_POST)]),
-    "move a comment": (5, [("UPDATE comments SET post_id = %(post)s WHERE id = %(comment)s", _OF_POST)]),
-    "delete": (2, [("DELETE FROM posts WHERE id = %(post)s AND id > %(watched)s", _OF_POST)]),
+    "move": (20, [(_MOVE, OF_POST)]),
+    "move, then rename": (15, [(_MOVE, OF_POST), (_RENAME, _OF_AUTHOR)]),
+    "title": (15, [("UPDATE posts SET title = %(text)s WHERE id = %(post)s AND id > %(watched)s", OF_POST)]),
+    "comment": (15, [(_COMMENT, OF_POST)]),
+    "comment, then delete it": (15, [(_COMMENT, OF_POST), (_UNCOMMENT, OF_POST)]),
+    "move a comment": (5, [("UPDATE comments SET post_id = %(post)s WHERE id = %(comment)s", OF_POST)]),
+    "delete": (2, [("DELETE FROM posts WHERE id = %(post)s AND id > %(watched)s", OF_POST)]),
     "insert": (
         4,
         [(_INSERT, "SELECT %(new)s::bigint")],
@@ -118,6 +118,11 @@ class Callbacks:
             print(f"not indexed: {error}", file=sys.stderr)  # noqa: T201 - its log
 
 
+def callbacks(dsn: str, url: str, index: str, select_file: str) -> Callbacks:
+    """The callbacks of an application with this document."""
+    return Callbacks(dsn, url, index, Path(select_file).read_text().strip().removesuffix(";"))
+
+
 def _fields(document: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != "_id"}
 
@@ -130,7 +135,7 @@ def main(dsn: str, seed: str, url: str = "", index: str = "", select: str = "") 
     def nothing(_: str, __: _IDS) -> None:
         pass
 
-    callback = Callbacks(dsn, url, index, Path(select).read_text().strip().removesuffix(";")) if url else nothing
+    callback = callbacks(dsn, url, index, select) if url else nothing
     threads = [
         threading.Thread(target=_write, args=(dsn, number, int(seed), stop, callback)) for number in range(_WRITERS)
     ]

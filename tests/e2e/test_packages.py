@@ -71,7 +71,7 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
 
     where = "import syncer; print(syncer.__file__)"
     assert str(made) in run(made / "bin" / "python", "-c", where, folder=folder, environment=environment)
-    assert syncer("--version").startswith("syncer 0.1.0")
+    assert syncer("--version").startswith("syncer 0.2.0")
     world.sql(BLOG_SCHEMA.read_text())
     world.sql("INSERT INTO users (name, email) VALUES ('John', 'j')")
     world.sql("INSERT INTO posts (user_id, title, body) VALUES (1, 't', 'b')")

@@ -63,7 +63,7 @@ class ChangeConsumer:
         self._settings = settings
         self._begin = begin
         self._on_change = on_change
-        self._numbers: dict[int, int] = {}
+        self.numbers: dict[int, int] = {}
         """By assigned partition, the greatest number received or handled."""
         self._committed_at = -math.inf
         self._failure: Exception | None = None
@@ -111,7 +111,7 @@ class ChangeConsumer:
         values, places, reached = [], [], {}
         for message in messages:
             partition, offset = message.partition() or 0, message.offset() or 0
-            if partition not in self._numbers and message.error() is None:
+            if partition not in self.numbers and message.error() is None:
                 continue  # it was revoked while these were fetched
             number = self._checked(message, partition)
             values.append(message.value() or b"")
@@ -137,12 +137,12 @@ class ChangeConsumer:
             raise self._foreign(installation)
         number, previous = map(int, headers.get(NUMBER, "0 0").split())
         # Rule: a-record-names-the-one-before.
-        if previous > self._numbers.get(partition, 0):
+        if previous > self.numbers.get(partition, 0):
             raise LossError(
                 "Records are gone from the topic before they were handled", partition=partition, number=previous
             )
-        self._numbers[partition] = max(number, self._numbers.get(partition, 0))
-        return self._numbers[partition]
+        self.numbers[partition] = max(number, self.numbers.get(partition, 0))
+        return self.numbers[partition]
 
     def _foreign(self, installation: str | None) -> TopicError:
         """The error for a record that this database did not publish."""
@@ -173,7 +173,7 @@ class ChangeConsumer:
         offsets = [
             TopicPartition(self._settings.topic, partition, place.next_offset)
             for partition, place in reached.items()
-            if partition in self._numbers and place.next_offset is not None
+            if partition in self.numbers and place.next_offset is not None
         ]
         if offsets:
             with suppress(KafkaException):
@@ -229,11 +229,11 @@ class ChangeConsumer:
         for partition in partitions:
             place = handled.get(partition.partition, Place(next_offset=None, number=0))
             partition.offset = OFFSET_BEGINNING if place.next_offset is None else place.next_offset
-            self._numbers[partition.partition] = place.number
+            self.numbers[partition.partition] = place.number
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
-            self._numbers.pop(partition.partition, None)
+            self.numbers.pop(partition.partition, None)
         try:
             # If this member stays, librdkafka would remember that they are paused when they come back.
             consumer.resume(partitions)

@@ -33,6 +33,8 @@ _KEEP_ALIVE_SECONDS = 5.0
 _SAVE_SECONDS = 0.1
 """How often the progress in the topic is saved at most."""
 _STANDBY_SECONDS = 1.0
+SILENT_SECONDS = 30.0
+"""How long what Kafka has acknowledged may not arrive: three times as long as a partition has no record."""
 
 
 class Source(Protocol):
@@ -129,7 +131,10 @@ class TopicSource:
         self._name = name
         self._consumer: ChangeConsumer | None = None
         self._unsaved: dict[int, Place] = {}
-        self._kept_at = self._saved_at = 0.0
+        self._acknowledged: dict[int, int] = {}
+        self._received: dict[int, int] = {}
+        """By partition, the last number that Kafka had acknowledged, and that had arrived, when they were compared."""
+        self._kept_at = self._saved_at = self._compared_at = 0.0
         self._log = structlog.get_logger().bind(worker=name)
 
     def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
@@ -148,6 +153,7 @@ class TopicSource:
             self._leave()
             return None
         if received is None:
+            self._require_sound()
             return None
         return ChangeBatch(changes=self._parse(received), records=len(received.values), mark=received)
 
@@ -176,6 +182,30 @@ class TopicSource:
         if self._consumer is not None:
             self._consumer.close()
         self._consumer = None
+        self._acknowledged, self._received = {}, {}
+
+    def _require_sound(self) -> None:
+        """Leave the group, to join it anew, if what Kafka has acknowledged does not arrive.
+
+        After a topic was deleted and created again, it has happened that the client fetched nothing more.
+        """
+        now = time.monotonic()
+        if self._consumer is None or now - self._compared_at < SILENT_SECONDS:
+            return
+        self._compared_at = now
+        received = dict(self._consumer.numbers)
+        silent = [
+            partition
+            for partition, number in received.items()
+            if number == self._received.get(partition) and number < self._acknowledged.get(partition, 0)
+        ]
+        if silent:
+            self._log.warning("worker.consumer_renewed", partitions=silent)
+            self._leave()
+            return
+        with self._link.used() as connection:
+            saved = progress.read(connection)
+        self._acknowledged, self._received = {} if saved is None else saved.numbers, received
 
     def _joined(self) -> ChangeConsumer:
         if self._consumer is None:

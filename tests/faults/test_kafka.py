@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from structlog.testing import capture_logs
 
 from syncer.base import retry
+from syncer.base.errors import LossError
 from syncer.base.postgres import Connection
 from syncer.base.retry import Backoff
 from syncer.base.settings import KafkaSettings, WorkerSettings
@@ -180,6 +182,36 @@ def test_records_that_cannot_be_read_are_made_good_by_a_refresh(blog: World) -> 
     assert {(event["log_level"], event["documents"][0]) for event in lost} == {("error", "blogpost")}
     assert "a newer version of syncer" in lost[0]["cause"]
     assert refreshes(blog) == 1
+
+
+# A client that fetches nothing
+
+
+class Deaf(ChangeConsumer):
+    """A member of the group that is assigned its partitions, and to which nothing arrives."""
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> None:  # noqa: ARG002 - as it is
+        """Nothing, but for its assignment."""
+        before = dict(self.numbers)
+        with suppress(LossError):
+            super().receive(records_max=1, wait_seconds=wait_seconds)
+        self.numbers |= {partition: number for partition, number in before.items() if partition in self.numbers}
+
+
+def test_a_client_that_fetches_nothing_is_replaced(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka has records that do not arrive: the worker joins its group with another client."""
+    clients = iter([Deaf])
+
+    def client(*what: Any, **how: Any) -> ChangeConsumer:
+        return next(clients, ChangeConsumer)(*what, **how)
+
+    monkeypatch.setattr(source, "ChangeConsumer", client)
+    monkeypatch.setattr(source, "SILENT_SECONDS", 2.0)
+    with capture_logs() as logs, following(blog):
+        blog.sql(UPDATE)
+        require_holds(blog)
+    assert [event["event"] for event in logs].count("worker.consumer_renewed") == 1
+    assert refreshes(blog) == 0
 
 
 # It loses records that it has acknowledged

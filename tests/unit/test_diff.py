@@ -86,7 +86,7 @@ def test_long_values_and_many_differences_are_cut() -> None:
 
 @pytest.mark.parametrize("opening", ['{"a":', "["])
 def test_documents_may_be_nested_deep(opening: str) -> None:
-    """What differs is found some 900 levels deep; deeper, at least that it differs: Python's versions differ in where."""
+    """What differs is found some 900 levels deep; deeper, that it differs; where, depends on the version of Python."""
     closing = "]" if opening == "[" else "}"
     for levels in (900, 5000):
         deep = [f'{{"b":{opening * levels}{leaf}{closing * levels}}}' for leaf in (1, 1, 2)]

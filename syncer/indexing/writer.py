@@ -152,6 +152,9 @@ class Session(Link):
 
     def _entered(self) -> Connection:
         connection = self._open()
+        # From the start: if psycopg had prepared anything, it would drop the composer's statements, too, once a
+        # transaction is rolled back.
+        connection.prepare_threshold = None
         try:
             failover.enter(connection, self._index)
         except BaseException:

@@ -16,7 +16,9 @@ from elasticsearch import Elasticsearch
 from syncer.base.errors import DocumentError
 from syncer.base.model import Composition, Target
 from syncer.base.settings import WorkerSettings
+from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome, Index
+from syncer.indexing.writer import Session
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
 from tests.faults.harness import Hold, Write, require_holds, spoilt, stalled_writer
@@ -206,6 +208,19 @@ def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
 
 
 # Progress
+
+
+def test_a_transaction_that_is_rolled_back_costs_no_statement(blog: World) -> None:
+    """A writer's connection also answers other questions, before it builds documents, and between."""
+    with blog.index() as index:
+        session = Session(connect=blog.connect, index=index)
+        for _ in range(2):
+            for _ in range(10):
+                registry.state(session.connection, blog.index_of())
+            assert len(session.composer.compose(blog.index_of(), ["1", "2"]).compositions) == 2
+            with session.connection.transaction(force_rollback=True):
+                registry.state(session.connection, blog.index_of())
+        session.close()
 
 
 def test_what_a_busy_elasticsearch_refuses_is_sent_again(world: World) -> None:

@@ -35,7 +35,7 @@ def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypat
         return done.returncode, done.stdout + done.stderr
 
     with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as client, ExitStack() as block:
-        first, second = (Locks(client, owner=name, index=f"{index}-locks", lease_seconds=60) for name in "ab")
+        first, second = (Locks(client, owner=name, index=f"{index}-locks", lease_seconds=600) for name in "ab")
         block.enter_context(pytest.raises(LockLostError))
         block.enter_context(second.documents(index, ["x"]))
         block.enter_context(pytest.raises(LockLostError))

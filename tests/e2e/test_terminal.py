@@ -18,6 +18,12 @@ from contextlib import contextmanager
 
 from tests.support.world import DEADLINE_SECONDS, World
 
+_PROGRAM = """
+import signal
+from syncer.__main__ import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background inherits that it is ignored
+main()
+"""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 
 
@@ -63,7 +69,7 @@ def terminal(world: World, *arguments: str, columns: int) -> Iterator[Terminal]:
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {**world.environment, "TERM": "xterm-256color"}
     environment.pop("COLUMNS", None)
-    command = [sys.executable, "-m", "syncer", *arguments]
+    command = [sys.executable, "-c", _PROGRAM, *arguments]
     process = subprocess.Popen(
         command, env=environment, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
     )

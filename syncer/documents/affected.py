@@ -10,7 +10,7 @@ are bounded, whatever the data is like:
 
 - Ids that are columns of the changed rows are no more than the batch has rows.
 - Any other query has a LIMIT of a page. If there are more than that, the causes are halved, until a cause that leads
-  to many is alone. So an author with three posts does not wait for one with a million who is renamed in the same
+  to many is alone. So an author with three posts does not wait for one with a million that is renamed in the same
   batch.
 - In all, a batch may run `QUERIES_MAX` queries for `SECONDS_MAX`, and receive a few pages. What remains
   when one of these is used up belongs to the fan-out, whether it leads to few or many.

@@ -153,7 +153,7 @@ class TopicSource:
             self._leave()
             return None
         if received is None:
-            self._require_sound()
+            self._renew_if_silent()
             return None
         return ChangeBatch(changes=self._parse(received), records=len(received.values), mark=received)
 
@@ -184,7 +184,7 @@ class TopicSource:
         self._consumer = None
         self._acknowledged, self._received = {}, {}
 
-    def _require_sound(self) -> None:
+    def _renew_if_silent(self) -> None:
         """Leave the group, to join it anew, if what Kafka has acknowledged does not arrive.
 
         After a topic was deleted and created again, it has happened that the client fetched nothing more.

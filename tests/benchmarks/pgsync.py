@@ -30,7 +30,7 @@ from tests.benchmarks.contest import Run
 from tests.benchmarks.report import Figure, SkippedError, memory, say
 from tests.benchmarks.world import LARGE_AUTHOR, Bench, Peer
 
-_VERSION = "7.3.0"
+VERSION = "7.3.0"
 _POSTS_MAX = 20_000
 _LISTENS_SECONDS = 60.0
 _DEBIANS_FOLDERS = "usr/lib/postgresql/*/bin"
@@ -40,10 +40,10 @@ _FORGET = "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) F
 
 def pgsync(bench: Bench) -> Iterator[Figure]:
     """PGSync on the same work: waiting changes, and a rename; if it can be installed."""
-    program, bin_folder = _installed(), _bin_folder()
+    program, bin_folder = installed(), system_bin_folder()
     posts = min(bench.posts, _POSTS_MAX)
     with (
-        bench.logical(partial(_SystemPostgres, bin_folder)) as logical,
+        bench.logical(partial(SystemPostgres, bin_folder)) as logical,
         logical.blog(posts=posts + posts // 4, large=posts) as blog,
     ):
         peer, bare = PGSync.of(blog), blog.loaded_like_it("bare")
@@ -188,23 +188,23 @@ class PGSyncWithRedis(PGSync):
             return bool(client.indices.exists(index=self.alias))
 
 
-def _installed() -> Path:
+def installed() -> Path:
     """PGSync's command, installed into the sandbox's cache once, in an environment of its own: it pins what it uses."""
-    folder = cache_folder(server_account()) / f"pgsync-{_VERSION}"
+    folder = cache_folder(server_account()) / f"pgsync-{VERSION}"
     if not (folder / "complete").exists():
-        say(f"installing PGSync {_VERSION}")
+        say(f"installing PGSync {VERSION}")
         for command in (
             [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"pgsync=={_VERSION}"],
+            [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"pgsync=={VERSION}"],
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise SkippedError(f"PGSync {_VERSION} cannot be installed here: {done.stderr.strip()[-300:]}")
+                raise SkippedError(f"PGSync {VERSION} cannot be installed here: {done.stderr.strip()[-300:]}")
         (folder / "complete").touch()
     return folder / "bin" / "pgsync"
 
 
-def _bin_folder() -> Path:
+def system_bin_folder() -> Path:
     """The newest Postgres of this machine that has the plugin ``test_decoding``."""
     on_path = shutil.which("pg_config")
     found = [Path(on_path).resolve().parent] if on_path else []
@@ -216,7 +216,7 @@ def _bin_folder() -> Path:
     raise SkippedError("PGSync needs a Postgres with the plugin test_decoding, which is not installed here")
 
 
-class _SystemPostgres(PostgresServer):
+class SystemPostgres(PostgresServer):
     """A Postgres that is installed on this machine, with a data folder of its own."""
 
     def __init__(self, server_bin_folder: Path, sandbox_folder: Path) -> None:
@@ -227,6 +227,7 @@ class _SystemPostgres(PostgresServer):
 
     @property
     def server_bin_folder(self) -> Path:
+        """Where its programs are."""
         return self._bin_folder
 
     def _initialise(self) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import elasticsearch
 import psycopg
@@ -44,12 +44,11 @@ _NUMBERS = itertools.count(1)
 _UNANSWERED = (elasticsearch.ApiError, elasticsearch.TransportError, psycopg.OperationalError)
 
 
-class Contestant(Protocol):
-    """What keeps an index."""
+@dataclass
+class Contestant:
+    """What keeps an index: by default nothing that runs beside the application, and of which the application knows."""
 
-    @property
-    def blog(self) -> Blog:
-        """Its tables and its index."""
+    blog: Blog
 
     def start(self) -> None:
         """Start it with an index that equals the tables."""
@@ -65,16 +64,16 @@ class Contestant(Protocol):
 
     def application(self) -> list[str]:
         """More arguments of the random writers."""
+        return []
 
     def saved(self, post: int) -> None:
         """Called by the application after it has saved a post."""
 
 
 @dataclass
-class Syncer:
+class Syncer(Contestant):
     """syncer, in one of its ways of running."""
 
-    blog: Blog
     _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
@@ -98,16 +97,9 @@ class Syncer:
         """End it."""
         self.blog.stop(kill=True)
 
-    def application(self) -> list[str]:
-        """Nothing: applications know nothing of syncer."""
-        return []
-
-    def saved(self, post: int) -> None:
-        """Nothing."""
-
 
 @dataclass
-class Other:
+class Other(Contestant):
     """A peer that is a process of its own.
 
     Args:
@@ -139,34 +131,17 @@ class Other:
         """End it."""
         self.blog.end()
 
-    def application(self) -> list[str]:
-        """Nothing."""
-        return []
-
-    def saved(self, post: int) -> None:
-        """Nothing."""
-
 
 @dataclass
-class InApplication:
+class InApplication(Contestant):
     """Callbacks in the application: see `random_writers`."""
 
-    blog: Blog
     writers: Writers | None = None
-
-    def start(self) -> None:
-        """Nothing runs beside the application."""
-
-    def revive(self) -> None:
-        """The application is started again by whoever runs it."""
 
     def kill(self) -> None:
         """Kill the application: between a commit and its callback, or elsewhere."""
         assert self.writers is not None
         self.writers.kill()
-
-    def end(self) -> None:
-        """Nothing runs beside the application."""
 
     def application(self) -> list[str]:
         """Where the application indexes."""
@@ -287,10 +262,10 @@ def staleness(bench: Bench) -> Iterator[Figure]:
     with ExitStack() as stack:
         plain = replace(bench, posts=_POSTS)
         try:
-            folder = pgsync._bin_folder()
+            folder = pgsync.system_bin_folder()
         except SkippedError as error:
             raise SkippedError(f"{error}; it is the one that all contestants share") from error
-        logical = stack.enter_context(plain.logical(partial(pgsync._SystemPostgres, folder)))
+        logical = stack.enter_context(plain.logical(partial(pgsync.SystemPostgres, folder)))
         rows: dict[str, dict[str, Any]] = {}
         for name, make in _contestants(logical, stack).items():
             try:
@@ -299,7 +274,7 @@ def staleness(bench: Bench) -> Iterator[Figure]:
                 bench.report.remarks.append(f"{name} is left out: {error}")
     bench.report.about = (
         f"{_POSTS:,} posts, {bench.seconds:.0f} s of random writers for each, then quiet; "
-        f"PGSync {pgsync._VERSION} (WAL mode), Flink {flink_setup.VERSION}"
+        f"PGSync {pgsync.VERSION} (WAL mode), Flink {flink_setup.VERSION}"
     )
     bench.report.record["cells"] = rows
     for kind in ("wrong for good", "wrong reads", "p99 ms"):
@@ -322,7 +297,7 @@ def _contestants(bench: Bench, stack: ExitStack) -> dict[str, Callable[[], Conte
 
     def pg_sync(kind: type[pgsync.PGSync]) -> Contestant:
         peer = kind.of(original)
-        peer.program = pgsync._installed()
+        peer.program = pgsync.installed()
         return Other(peer, fill=partial(_filled, peer), again=peer._start)
 
     def flink() -> Contestant:

@@ -208,15 +208,6 @@ def make_anew(client: Elasticsearch, name: str, settings: Mapping[str, object]) 
 
 
 @contextmanager
-def altering(world: World) -> Iterator[None]:
-    """A migration has locked the posts until the block ends."""
-    with world.application() as migration:
-        migration.execute("LOCK TABLE posts IN ACCESS EXCLUSIVE MODE")
-        yield
-        migration.rollback()
-
-
-@contextmanager
 def index_settings(world: World, settings: Mapping[str, object]) -> Iterator[None]:
     """The index that searches use has these settings until the block ends."""
     name = world.index_of()

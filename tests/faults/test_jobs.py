@@ -27,9 +27,10 @@ from syncer.jobs.chunks import Chunk, Chunks
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
-from tests.faults.harness import Hold, Write, add_posts, altering, create, require_holds, the_document
+from tests.faults.harness import Hold, Write, add_posts, create, require_holds, the_document
 from tests.support.job_worker import ChunkWorker, written
 from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.writers import altering
 
 JOB_WORKERS = 6
 _TURNS_BEFORE = 30

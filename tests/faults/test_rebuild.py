@@ -15,8 +15,9 @@ from syncer.apply import activate, reindex
 from syncer.base.errors import ConfigError, DocumentError
 from syncer.base.model import Role
 from tests.faults import harness
-from tests.faults.harness import altering, require_holds
+from tests.faults.harness import require_holds
 from tests.support.world import DEADLINE_SECONDS, World, planned, wait_until
+from tests.support.writers import altering
 
 KEPT = 300
 """So many posts exist throughout."""

@@ -25,11 +25,11 @@ from syncer.jobs.model import JobKind
 from syncer.recovery.schema_watch import Watch, WatchReport
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
-from tests.faults.harness import SUSPENDED, altering, index_settings, require_holds
+from tests.faults.harness import SUSPENDED, index_settings, require_holds
 from tests.support.breakpoints import Plan, Point
 from tests.support.capture import define
 from tests.support.world import Daemon, World, running, wait_until
-from tests.support.writers import at_work
+from tests.support.writers import altering, at_work
 
 BLOG = """
 INSERT INTO users (id, name, email) SELECT g, 'user ' || g, '' FROM generate_series(1, 5) AS g;

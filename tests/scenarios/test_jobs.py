@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinis
 from syncer.recovery import lost_records, resume
 from tests.support.job_worker import ChunkWorker
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.writers import altering
 
 RESET = """
 DELETE FROM syncer.job;
@@ -92,15 +93,6 @@ def new_revision(connection: Connection) -> Document:
         registry.put_document(connection, after)
         assert queue.create(connection, after, JobKind.INITIAL_LOAD) is not None
     return after
-
-
-@contextmanager
-def altering(world: World) -> Iterator[None]:
-    """Lock the posts, as a migration does that is not done."""
-    with world.application() as migration:
-        migration.execute("LOCK TABLE posts IN ACCESS EXCLUSIVE MODE")
-        yield
-        migration.rollback()
 
 
 # From its creation to its end

@@ -127,3 +127,12 @@ def transact(stop: threading.Event, connection: psycopg.Connection[Any], dice: r
         for _ in range(dice.randint(1, 5)):
             connection.execute(*dice.choice(_STATEMENTS)(dice))
             stop.wait(dice.choice((0, 0, 0.002, 0.03)))
+
+
+@contextmanager
+def altering(world: World) -> Iterator[None]:
+    """A migration has locked the posts until the block ends."""
+    with world.application() as migration:
+        migration.execute("LOCK TABLE posts IN ACCESS EXCLUSIVE MODE")
+        yield
+        migration.rollback()

@@ -72,17 +72,22 @@ def test_what_happened_is_shown_in_order_and_delays_nothing(world: World) -> Non
 
 
 def test_the_table_is_bounded(shared_world: World) -> None:
-    """Events older than a week go, and the oldest beyond so many; a command removes none."""
+    """Events older than a week go, and the oldest beyond so many; a command removes none, and any text can be noted."""
     made = "INSERT INTO syncer.event (at, event, level, message, host, process) "
     shared_world.sql(made + "SELECT now() - interval '8 days', 'e', 'info', 'old', 'h', 1 FROM generate_series(1, 10)")
     shared_world.sql(made + "SELECT now(), 'e', 'info', 'm', 'h', 1 FROM generate_series(1, %s)", KEPT_MAX + 50)
     noted = Timeline()
-    noted.note("relay.led", "info", "This daemon's relay became the leader.")
+    for number in range(3000):
+        noted.note("topic.records_lost", "warning", str(number))
+    noted.note("component.failed", "error", "a\0b\ud800\n\tc" + "x" * 100_000)
     with shared_world.connect() as connection:
         noted.write(connection)
         assert shared_world.sql("SELECT count(*) FROM syncer.event WHERE message = 'old'") == [(10,)]
+        assert shared_world.sql("SELECT count(*) FROM syncer.event WHERE event ~ '[.]'") == [(1000,)]
         noted.write(connection, prunes=True)
         assert shared_world.sql("SELECT count(*) FROM syncer.event WHERE message = 'old'") == [(0,)]
         assert shared_world.sql("SELECT count(*) FROM syncer.event") == [(KEPT_MAX,)]
         latest = timeline.read(connection, seconds=60, limit=3)
-    assert [event.event for event in latest] == ["e", "e", "relay.led"]
+    assert [event.event for event in latest] == ["topic.records_lost"] * 2 + ["component.failed"]
+    assert "a\N{REPLACEMENT CHARACTER}b? cx" in latest[-1].message
+    assert len(latest[-1].message) < 3000

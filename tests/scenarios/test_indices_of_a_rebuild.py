@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from elasticsearch import Elasticsearch
@@ -275,6 +276,38 @@ def test_what_needs_a_new_index_is_told_from_what_does_not(empty_world: World) -
             assert (obstacle is None) is (expected is None), (name, obstacle)
             assert (expected or "") in (obstacle or ""), name
         assert client.indices.get(index=f"{empty_world.alias}*", expand_wildcards="all").body == before
+
+
+# Requests
+
+
+class Weighed(Elasticsearch):
+    """A client that notes the documents and the bytes of each bulk request."""
+
+    requests: ClassVar[list[tuple[int, int]]] = []
+
+    def bulk(self, **given: Any) -> Any:
+        """Send it."""
+        body = given["operations"]
+        self.requests.append((body.count(b"\n") // 2, len(body)))
+        return super().bulk(**given)
+
+
+def test_a_bulk_request_is_bounded(room: Room, empty_world: World) -> None:
+    """No request is larger than allowed, unless a document is, and none is smaller than it has to be."""
+    target = room.build(1)
+    sizes = [10, 400, 400, 2000, 300, 300, 300, 10, 900, *[1] * 30]
+    written = [
+        Composition(id=str(id_), version=1, source=json.dumps({"text": "x" * size}).encode())
+        for id_, size in enumerate(sizes)
+    ]
+    Weighed.requests.clear()
+    with Weighed(empty_world.endpoints.elasticsearch_url, request_timeout=60) as client:
+        outcome = Index(client, bulk_bytes_max=1000).write(target, written)
+    assert outcome.done == {each.id: "indexed" for each in written}
+    assert sum(documents for documents, _ in Weighed.requests) == len(written)
+    assert [size for documents, size in Weighed.requests if size > 1000 and documents > 1] == []
+    assert all(one + other > 1000 for (_, one), (_, other) in pairwise(Weighed.requests))
 
 
 # Sequence numbers

@@ -100,18 +100,6 @@ def test_images_are_pinned_and_migrations_are_applied_before_daemons() -> None:
     assert {container["image"] for template in TEMPLATES.values() for container in containers(template)} == {"syncer"}
 
 
-@pytest.mark.parametrize("folder", ["release", "daemons"])
-def test_kustomize_builds_the_manifests(folder: str) -> None:
-    """kubectl, if it is on this machine, builds each folder, and replaces the names of images and settings."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("no kubectl on this machine")
-    done = subprocess.run([kubectl, "kustomize", str(KUBERNETES / folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "image: syncer\n" not in done.stdout
-    assert "name: syncer-settings\n" not in done.stdout
-
-
 def test_every_part_waits_for_the_daemon_to_end() -> None:
     """Each waits longer after SIGTERM than the daemon may take, before it kills the daemon."""
     seconds = [float(COMPOSE["services"]["syncer"]["stop_grace_period"].removesuffix("s"))]

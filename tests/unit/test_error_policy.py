@@ -13,9 +13,9 @@ from hypothesis import given, strategies as st
 from psycopg import errors as pg
 from structlog.testing import capture_logs
 
-from syncer.base import error_policy, errors
+from syncer.base import errors
 from syncer.base.error_policy import Action, at_work_for, decide, decide_item, explain
-from syncer.base.errors import DocumentError, SyncerError
+from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.retry import Backoff, retry
 
@@ -162,39 +162,6 @@ def test_a_row_that_is_found_out_is_dead_lettered() -> None:
 def test_what_becomes_of_one_document_of_a_bulk_request(expected: Action, status: int, kind: str, reason: str) -> None:
     """Only a document that is itself at fault is dead-lettered."""
     assert decide_item(status, kind, reason) is expected
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "expected"),
-    [
-        (psycopg.OperationalError("refused"), errors.SourceError, ("cannot be reached", "SYNCER_POSTGRES_DSN")),
-        (pg.InsufficientPrivilege("permission denied"), errors.SourceError, ("permission denied", "role")),
-        (pg.UndefinedTable('relation "syncer.document" does not exist'), errors.SourceError, ("syncer migrate",)),
-        (pg.UndefinedColumn("column p.title does not exist"), errors.ComposeError, ("p.title", "syncer apply")),
-        (elasticsearch.ConnectionError("refused"), errors.IndexingError, ("refused", "SYNCER_ELASTICSEARCH_URL")),
-        (api_error(401), errors.IndexingError, ("because", "API_KEY")),
-        (api_error(403), errors.IndexingError, ("because", "role")),
-        (api_error(404), errors.IndexingError, ("because", "syncer apply")),
-        (api_error(400), errors.IndexingError, ("400", "because")),
-        (api_error(200, "<html>"), errors.IndexingError, ("not Elasticsearch",)),
-        (api_error(502, "<html>"), errors.IndexingError, ("Not Elasticsearch", "502")),
-        (kafka_error("_UNKNOWN_TOPIC"), errors.TopicError, ("no such topic", "creates it")),
-        (kafka_error("_ALL_BROKERS_DOWN"), errors.TopicError, ("Kafka", "SYNCER_KAFKA_BOOTSTRAP_SERVERS")),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_what_a_person_reads(error: BaseException, kind: type[SyncerError], expected: tuple[str, ...]) -> None:
-    """An expected error becomes one of ours, with what happened and what to do."""
-    explained = explain(error)
-    assert type(explained) is kind
-    assert [words for words in expected if words not in f"{explained.message}\n{explained.hint}"] == []
-
-
-def test_what_elasticsearch_says_is_one_line() -> None:
-    """A reason stands in tables and sentences: its line breaks and tabs are spaces."""
-    reason = "Mapper for [title] conflicts with existing mapper:\n\tCannot update parameter [analyzer]"
-    found = error_policy.reason(api_error(400, {"error": {"type": "any_exception", "reason": reason}}))
-    assert found == " ".join(reason.split())
 
 
 @given(

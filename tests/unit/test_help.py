@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -14,11 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from syncer.base.errors import ConfigError
-from syncer.cli import backfill
 from syncer.cli.app import app
-from tests.support import preloaded
-from tests.support.world import REPOSITORY
 
 
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -91,38 +86,3 @@ def test_a_mistyped_command_is_explained(monkeypatch: pytest.MonkeyPatch, line: 
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 2
     assert USAGE[line] in result.output
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (b"1\n\xff\n", "Line 2 of --ids is not valid UTF-8"),
-        (b"1\n2\x003\n", "Line 2"),
-        (b"1\n" + 600 * b"x", "512 bytes"),
-    ],
-)
-def test_a_line_that_is_no_id_is_named(lines: bytes, message: str) -> None:
-    """By its number, before anything is written."""
-    with pytest.raises(ConfigError, match=message):
-        list(backfill._ids(io.BytesIO(lines)))
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("syncer ver", ["verify"]),
-        ("syncer dead-letters list bl", ["blogpost"]),
-        ("syncer run --only w", ["workers"]),
-        ("syncer apply absent", []),
-    ],
-)
-def test_a_shell_completes_what_fits(line: str, offered: list[str]) -> None:
-    """As bash asks: the command itself answers, without any server."""
-    environment = {
-        **os.environ,
-        "SYNCER_CONFIG": str(REPOSITORY / "config"),
-        "_SYNCER_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split()) - 1),
-    }
-    assert preloaded.run(environment=environment, seconds=60).stdout.split() == offered

@@ -1,4 +1,4 @@
-"""A change keeps every character on its way through the topic, and what is not a change is refused."""
+"""A change keeps every character on its way through the topic, as a document does; what is none is refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from syncer.base.model import Change, Image, Operation
+from syncer.documents.queries import one_line
 
 FIELDS: dict[str, Any] = {
     "id": 1,
@@ -80,3 +81,21 @@ def test_no_garbage_raises_anything_else(garbage: bytes) -> None:
     """The worker has to know one error only."""
     with pytest.raises(ValueError, match="not a change"):
         Change.parse(garbage)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(value=JSON, indent=st.sampled_from([None, 1, "\t"]), ascii_only=st.booleans())
+def test_one_line_is_the_same_json(value: Any, indent: int | str | None, *, ascii_only: bool) -> None:
+    """However JSON is laid out, it has the same contents on one line; a json column keeps an application's breaks."""
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    line = one_line(text)
+    assert b"\n" not in line
+    assert b"\r" not in line
+    assert json.loads(line.decode("utf-8", "surrogatepass")) == value
+    assert json.loads(one_line(b'{\r\n "a": "x\\ny",\r "b": 1\n}')) == {"a": "x\ny", "b": 1}

@@ -12,14 +12,41 @@ import pytest
 
 from syncer.base.model import Role
 from syncer.base.retry import CurrentTrouble
-from syncer.jobs.model import JobKind
+from syncer.jobs.model import Job, JobKind, JobState
 from syncer.monitoring import problems as problems_module
 from syncer.monitoring.daemons import SILENT_SECONDS, Daemon
-from syncer.monitoring.problems import Urgency, as_json, headline, problems, urgency
+from syncer.monitoring.problems import Urgency, as_json, problems, urgency
 from syncer.monitoring.status import DocumentStatus, IndexFault, Server, Status, Stored
 from tests.support.world import REPOSITORY
-from tests.unit.test_render import JOB
 
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+JOB = Job(
+    id=7,
+    kind=JobKind.BACKFILL,
+    document="blogpost",
+    index_name="blogpost-000001",
+    revision=1,
+    state=JobState.WRITING,
+    is_listed=True,
+    is_paused=False,
+    is_suspended=False,
+    where=None,
+    cause=None,
+    rate=None,
+    completes_load=True,
+    sequence_numbers=None,
+    documents_total=200_000,
+    documents_done=104_000,
+    indexed=0,
+    deleted=0,
+    skipped=0,
+    dead_lettered=0,
+    documents_per_second=12_345,
+    created_at=NOW,
+    started_at=NOW,
+    finished_at=None,
+    error=None,
+)
 INDEX, NEXT = "blogpost-000001", "blogpost-000002"
 DOCUMENT = DocumentStatus(
     name="blogpost",
@@ -158,37 +185,6 @@ def test_each_problem_is_named_once(found: Status, expected: list[str]) -> None:
     """In one sentence, with an action."""
     assert [problem.message for problem in problems(found)] == expected
     assert all(problem.action for problem in problems(found))
-
-
-@pytest.mark.parametrize(
-    ("found", "expected", "how"),
-    [
-        (WELL, "All is well. Nothing is waiting.", Urgency.WELL),
-        (status(outbox_waiting=1, published=12), "All is well. 3 changes in flight.", Urgency.WELL),
-        (
-            status(outbox_waiting=1, published=12, topic_since=95.8),
-            "All is well. 3 changes in flight, the oldest for about 4 s.",
-            Urgency.WELL,
-        ),
-        (
-            status(outbox_waiting=1, topic_since=-500),
-            "Behind. 1 change in flight, the oldest for about 10 min.",
-            Urgency.BUSY,
-        ),
-        (status(jobs=(JOB,)), "All is well. 1 job running, done in about 8 s.", Urgency.WELL),
-        (
-            replace(status(jobs=(JOB,)), documents=(replace(DOCUMENT, is_loaded=False),)),
-            "blogpost is being loaded, done in about 8 s.",
-            Urgency.BUSY,
-        ),
-        (replace(status(daemons=(), jobs=(PAUSED,)), documents=(SUSPENDED,)), "3 problems.", Urgency.BAD),
-        # The heir does not lead yet: that passes.
-        (status(daemons=(SILENT, replace(HEIR, leads=False))), "2 problems.", Urgency.BUSY),
-    ],
-)
-def test_the_headline_is_the_state_in_one_sentence(found: Status, expected: str, how: Urgency) -> None:
-    """Nothing, what is in flight and for how long, jobs and how long yet, problems; and whether to act."""
-    assert (headline(found), urgency(found)) == (expected, how)
 
 
 def test_a_component_that_retries_is_named_with_its_error() -> None:

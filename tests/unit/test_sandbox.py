@@ -51,16 +51,6 @@ def test_unknown_version_is_refused_before_anything_is_made(folder: Path, name: 
     assert Sandbox(folder).postgres.version == "18"
 
 
-def test_sandbox_that_was_never_started_has_no_address(folder: Path) -> None:
-    """Nothing runs, stopping does no harm, nothing is made, and asking for a port is an error."""
-    sandbox = Sandbox(folder / "sandbox")
-    sandbox.stop()
-    assert [server.is_running() for server in sandbox.servers] == [False, False, False]
-    assert not (folder / "sandbox").exists()
-    with pytest.raises(SandboxError, match="Postgres has no address"):
-        _ = sandbox.postgres.port
-
-
 def test_missing_extra_is_explained() -> None:
     """Only making a sandbox needs the extra's packages; without them the error says how to get them."""
     program = "import sys; sys.modules['psutil'] = None; from syncer.sandbox import Sandbox; Sandbox()"
@@ -114,13 +104,6 @@ def parent(tmp_path: Path) -> Iterator[psutil.Process]:
     kill([process])
 
 
-def test_started_process_outlives_its_starter(parent: psutil.Process, tmp_path: Path) -> None:
-    """It is nobody's child, in a session of its own, and writes to its log."""
-    assert parent.ppid() != os.getpid()
-    assert os.getsid(parent.pid) != os.getsid(0)
-    assert wait_until(lambda: (tmp_path / "log").read_text("utf-8") == "started\n", seconds=DEADLINE_SECONDS)
-
-
 def test_kill_reaches_the_whole_family_also_when_paused(parent: psutil.Process) -> None:
     """All stand still after a pause; children too are gone when kill returns."""
     processes = family([parent])
@@ -135,13 +118,6 @@ def test_recycled_id_is_not_mistaken(parent: psutil.Process) -> None:
     own = ProcessMark.of(parent)
     assert own.find() == parent
     assert replace(own, started_ticks=own.started_ticks - 1).find() is None
-
-
-def test_dead_child_that_nobody_buried_is_not_alive() -> None:
-    """A zombie is not a running server."""
-    with subprocess.Popen(["/bin/sh", "-c", ":"]) as process:
-        assert wait_until(lambda: not marks(process.pid), seconds=DEADLINE_SECONDS)
-        assert psutil.pid_exists(process.pid)
 
 
 def test_process_is_alive_while_one_of_its_threads_is() -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-import elasticsearch
 import pytest
-from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from structlog.testing import capture_logs
 
 from syncer.base import lifecycle
 from syncer.base.errors import UnavailableError
 from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.log_limit import Repeated
 from syncer.base.retry import REPEAT_SECONDS, CurrentTrouble, Trouble, retry, troubles
-from syncer.elasticsearch.bulk import _never_fits
 
 
 class Clock:
@@ -150,31 +147,29 @@ def test_a_stop_is_overdue_only_after_its_time(monkeypatch: pytest.MonkeyPatch) 
     assert stop.is_overdue
 
 
-def answered(status: int, *, by_elasticsearch: bool = True, reason: str = "because", **more: object) -> Any:
-    """An answer as the client raises it."""
-    node = NodeConfig("http", "127.0.0.1", 9200)
-    meta = ApiResponseMeta(status=status, http_version="1.1", headers=HttpHeaders({}), duration=0.1, node=node)
-    error = {"type": "some_exception", "reason": reason, **more}
-    body = {"error": error, "status": status} if by_elasticsearch else "<html>"
-    return elasticsearch.ApiError(message="some_exception", meta=meta, body=body)
+Reports = list[tuple[str, int, str]]
 
 
-PRESSURE = "rejected [all_bytes={}, coordinating_operation_bytes={}, max_coordinating_bytes={}]"
+def counting(*, seconds: float) -> tuple[Repeated[str, str], Reports]:
+    """A counter, and what it reports."""
+    reports: Reports = []
+    return Repeated(lambda *report: reports.append(report), seconds=seconds), reports
 
 
-@pytest.mark.parametrize(
-    ("error", "never"),
-    [
-        (answered(413), True),
-        (answered(413, by_elasticsearch=False), True),
-        (answered(503), False),
-        (answered(429), False),
-        (answered(429, by_elasticsearch=False), False),
-        (answered(429, reason=PRESSURE.format(0, 500, 400)), True),
-        (answered(429, reason=PRESSURE.format(390, 50, 400)), False),
-        (answered(429, bytes_limit=999), False),
-    ],
-)
-def test_what_is_too_large_is_distinguished_from_what_has_no_room_now(error: Any, *, never: bool) -> None:
-    """Elasticsearch answers both with the same status; the rest of its answer differs."""
-    assert _never_fits(error) is never
+def test_the_first_is_reported_at_once_and_the_others_as_a_count() -> None:
+    """Each kind by itself, with the last as an example; what has not recurred for long enough begins anew."""
+    repeated, reports = counting(seconds=3600)
+    for number in range(5):
+        repeated.note("a", f"example {number}", 10)
+    repeated.note("b", "other")
+    assert reports == [("a", 10, "example 0"), ("b", 1, "other")]
+    repeated.report()
+    assert len(reports) == 2
+    repeated.flush()
+    assert reports[2:] == [("a", 40, "example 4")]
+    repeated, reports = counting(seconds=0)
+    repeated.note("a", "first")
+    repeated.note("a", "second", 2)
+    repeated.report()
+    repeated.note("a", "third")
+    assert reports == [("a", 1, "first"), ("a", 2, "second"), ("a", 1, "third")]

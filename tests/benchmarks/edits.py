@@ -25,7 +25,6 @@ import psycopg
 from tests.benchmarks.references import Connections, bodies
 from tests.benchmarks.world import Blog
 
-_EDIT = "UPDATE posts SET title = %s WHERE id = %s"
 _LOOK_AT_MAX = 32
 _REST_SECONDS = {"visible": 0.001, "searchable": 0.005}
 _LAST, _HOLD = 20, 0.8
@@ -153,7 +152,7 @@ class Edits:
         with psycopg.connect(self.blog.dsn, autocommit=True, connect_timeout=5) as connection:
             for _, post in zip(paced(self.per_second, until=until), cycle(self.posts), strict=False):
                 mark = f"edit{run}n{self.made}n"
-                connection.execute(_EDIT, (f"Post {post} {mark}", post), prepare=True)
+                connection.execute(self.blog.edit, (f"Post {post} {mark}", post), prepare=True)
                 self.made += 1
                 if self.watched_of and self.made % self.watched_of == 0:
                     made = TimedEdit(post=post, mark=mark.encode(), committed_at=time.monotonic())

@@ -6,6 +6,9 @@ as JSON; four plain bulk requests are in flight. It has no versions, does not re
 The *ceiling* sends bulk bodies that were built before, as fast as Elasticsearch takes them. The bodies are in one file,
 each after its length, so that a million documents need no more memory than a few bodies.
 
+The *polling loop* is the simplest script that keeps an index: every 50 ms, it reads the posts that say they have
+changed since, composes them, and sends them in one request. It misses deletes, late commits and other tables' changes.
+
 The *burner* uses a share of one core and does nothing with it.
 """
 
@@ -16,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Lock, local
@@ -29,6 +33,8 @@ _PERIOD_SECONDS = 0.01
 _SOURCE = """
 (SELECT row_to_json(f) FROM (SELECT d.title, d.body, d.tags, d.created, d."user", d.comments) AS f)::text
 """
+_POLL_SECONDS = 0.05
+_CHANGED = "SELECT id, changed FROM posts WHERE changed > %s ORDER BY changed"
 _DOCUMENTS = "SELECT d._id::text, {source} FROM ({select}) AS d WHERE d._id = ANY (%s)"
 _BODY = """
 SELECT string_agg(format(E'{"index":{"_id":"%%s"}}\n%%s\n', d._id, {source}), '')
@@ -56,6 +62,10 @@ class Connections:
             raise RuntimeError(f"Elasticsearch answers {answer[:300]!r}")
 
 
+def _body(rows: list[tuple[str, str]]) -> bytes:
+    return "".join([f'{{"index":{{"_id":"{id_}"}}}}\n{source}\n' for id_, source in rows]).encode()
+
+
 def bare_loop(dsn: str, url: str, index: str, select_file: str, posts: str) -> None:
     """Write posts to an index, from the first to the last, such as 1-1000."""
     connections = Connections(url, index)
@@ -63,8 +73,7 @@ def bare_loop(dsn: str, url: str, index: str, select_file: str, posts: str) -> N
     query = _DOCUMENTS.format(source=_SOURCE, select=Path(select_file).read_text())
 
     def send(rows: list[tuple[str, str]]) -> None:
-        body = "".join([f'{{"index":{{"_id":"{id_}"}}}}\n{source}\n' for id_, source in rows])
-        connections.post(body.encode())
+        connections.post(_body(rows))
 
     with psycopg.connect(dsn, autocommit=True) as postgres, ThreadPoolExecutor(_IN_FLIGHT) as pool:
         in_flight: deque[Future[None]] = deque()
@@ -76,6 +85,21 @@ def bare_loop(dsn: str, url: str, index: str, select_file: str, posts: str) -> N
             in_flight.append(pool.submit(send, rows))
         for future in in_flight:
             future.result()
+
+
+def polling_loop(dsn: str, url: str, index: str, select_file: str) -> None:
+    """Write the posts that change from now on, until killed."""
+    connections = Connections(url, index)
+    query = _DOCUMENTS.format(source=_SOURCE, select=Path(select_file).read_text())
+    with psycopg.connect(dsn, autocommit=True, application_name="polling loop") as postgres:
+        since = datetime.now(tz=UTC)
+        while True:
+            changed = postgres.execute(_CHANGED, (since,), prepare=True).fetchall()
+            if changed:
+                since = changed[-1][1]
+                rows = postgres.execute(query, ([id_ for id_, _ in changed],), prepare=True).fetchall()
+                connections.post(_body(rows))
+            time.sleep(_POLL_SECONDS)
 
 
 def prebuild(dsn: str, select: str, posts: int, file: Path) -> None:

@@ -10,21 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from statistics import mean, median
 
 import psycopg
 
-from tests.benchmarks import contest
+from tests.benchmarks import contest, references
 from tests.benchmarks.bulk_work import RENAME
 from tests.benchmarks.contest import PROCESS, in_turns, ratio
 from tests.benchmarks.edits import Edits, Floor, Sight
 from tests.benchmarks.report import Figure, memory, percentile, say
-from tests.benchmarks.world import LARGE_AUTHOR, Bench, Blog
+from tests.benchmarks.world import LARGE_AUTHOR, WAYS, Bench, Blog, Peer
 from tests.benchmarks.writes import sampled
 
 OFTEN, _SELDOM = 50, 5
 _TURNS = 5
 _PACES, _WATCHED_PER_SECOND = (50, 200, 1000), 20
+_POLLING = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'polling loop'"
 _BULK, _WATCHED_OF = 250, 5
 _NOISE = 40  # writes in a tenth of a second: far more than the edits make, far fewer than a rename
 _APART_SECONDS = 0.2
@@ -75,6 +77,22 @@ def latency(bench: Bench) -> Iterator[Figure]:
     yield memory("peak memory", peak)
 
 
+@dataclass(kw_only=True)
+class _Polled(Peer):
+    """The polling loop, on a copy of the tables in which each edit says when it was made."""
+
+    edit: str = "UPDATE posts SET title = %s, changed = clock_timestamp() WHERE id = %s"
+
+    def start_polling(self) -> None:
+        """Start the loop."""
+        self.sql("ALTER TABLE posts ADD changed timestamptz")
+        self.sql("CREATE INDEX ON posts (changed)")
+        self.sql("ANALYZE posts")
+        where = (self.dsn, self.endpoints.elasticsearch_url, self.loaded_like_it("polled"))
+        command = references.command("polling_loop", *where, self.document_folder / "select.sql")
+        self.launch(command, {}, cwd=Path.cwd(), is_ready=lambda: bool(self.sql(_POLLING)), seconds=30)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
     """How many changes a second came, the processor milliseconds of each, and milliseconds until some were seen."""
@@ -83,57 +101,89 @@ class _Loaded:
     cost: dict[str, float]
     seen: list[float]
 
+    @property
+    def total(self) -> float:
+        """The processor milliseconds of a change, servers included."""
+        return sum(self.cost.values())
+
 
 def load(bench: Bench) -> Iterator[Figure]:
     """What a change costs, and when it is seen, by how many come in a second."""
     blog = bench.crowded
+    polled = _Polled.of(blog)
+    polled.start_polling()
+    seconds, loop = bench.seconds / bench.passes, f"polling loop, {OFTEN}/s"
 
-    def edit(pace: int, seconds: float) -> _Loaded:
+    def cost(edited: Blog, pace: int, way: str) -> tuple[float, dict[str, float]]:
+        """The changes a second, and the processor milliseconds of each."""
+        edits = Edits(edited, shuffled(blog), pace, watched_of=0)
+        before, began = edited.cpu_seconds(), time.monotonic()
+        edits.milliseconds(seconds / 2)
+        if edited is blog:
+            blog.wait_settled()
+        came = edits.made / (time.monotonic() - began)
+        used = {name: (used - before[name]) * 1000 / edits.made for name, used in edited.cpu_seconds().items()}
+        return came, {name: value for name, value in used.items() if way == "with Kafka" or name != "Kafka"}
+
+    def edit(pace: int, way: str) -> _Loaded:
         """Looking for changes costs Elasticsearch as much as writing them, so it has a time of its own."""
+        blog.stop()
+        blog.start_idle(environment=WAYS[way])
+        Edits(blog, shuffled(blog), pace, watched_of=0).milliseconds(1)  # what is done for the first time
+        blog.wait_settled()
+        came, used = cost(blog, pace, way)
         posts = shuffled(blog)
         half = len(posts) // 2
-        edits = Edits(blog, posts, pace, watched_of=0)
-        before, began = blog.cpu_seconds(), time.monotonic()
-        edits.milliseconds(seconds / 2)
-        blog.wait_settled()
-        came = edits.made / (time.monotonic() - began)
-        cost = {name: (used - before[name]) * 1000 / edits.made for name, used in blog.cpu_seconds().items()}
         with Edits(blog, posts[:half], pace - _WATCHED_PER_SECOND, watched_of=0).beside():
             seen = Edits(blog, posts[half:], _WATCHED_PER_SECOND).milliseconds(seconds / 2)
         blog.wait_settled()
-        return _Loaded(came=came, cost=cost, seen=seen)
+        return _Loaded(came=came, cost=used, seen=seen)
+
+    def poll() -> _Loaded:
+        blog.stop()
+        came, used = cost(polled, OFTEN, "without Kafka")
+        return _Loaded(came=came, cost=used, seen=[])
 
     blog.settle()
-    blog.start_idle()
-    edit(_PACES[-1], 1)  # what is done for the first time is not measured
-    takers = {f"{pace:,} changes/s": partial(edit, pace, bench.seconds / bench.passes) for pace in _PACES}
-    found = dict(zip(_PACES, in_turns(takers, bench.passes).values(), strict=True))
+    takers = {f"{way}, {pace:,}/s": partial(edit, pace, way) for way in WAYS for pace in _PACES}
+    found = in_turns(takers | {loop: poll}, bench.passes)
     peak = blog.stop()
-    came = {pace: median(turn.came for turn in turns) for pace, turns in found.items()}
-    names = list(found[OFTEN][0].cost)
-    cost = {pace: {name: median(turn.cost[name] for turn in turns) for name in names} for pace, turns in found.items()}
-    total = {pace: median(sum(turn.cost.values()) for turn in turns) for pace, turns in found.items()}
+    polled.end()
+    servers = list(dict.fromkeys(server for turns in found.values() for server in turns[0].cost))
+    medians = {
+        name: {server: median(turn.cost[server] for turn in turns) for server in turns[0].cost}
+        for name, turns in found.items()
+    }
+    totals = {name: [turn.total for turn in turns] for name, turns in found.items()}
+    came = {name: median(turn.came for turn in turns) for name, turns in found.items()}
     bench.report.about = "edits of single posts, each a transaction of its own, at several paces"
     bench.report.table(
-        ("changes/s", "came", *(f"{name}, ms a change" for name in names), "sum"),
+        ("", "came/s", *(f"{server}, ms a change" for server in servers), "sum"),
         [
-            [f"{pace:,}", f"{came[pace]:,.0f}", *(f"{v:.2f}" for v in cost[pace].values()), f"{total[pace]:.2f}"]
-            for pace in _PACES
+            [
+                name,
+                f"{came[name]:,.0f}",
+                *(f"{used[server]:.2f}" if server in used else "" for server in servers),
+                f"{median(totals[name]):.2f}",
+            ]
+            for name, used in medians.items()
         ],
     )
-    bench.report.milliseconds(
-        {f"visible, {pace:,}/s": list(chain(*(turn.seen for turn in turns))) for pace, turns in found.items()}
-    )
+    bench.report.milliseconds({name: list(chain(*(turn.seen for turn in found[name]))) for name in takers})
     bench.report.record |= {
-        "changes_per_second": {pace: round(rate, 1) for pace, rate in came.items()},
+        "changes_per_second": {name: round(rate, 1) for name, rate in came.items()},
         "cpu_milliseconds_per_change": {
-            pace: {name: round(value, 3) for name, value in costs.items()} for pace, costs in cost.items()
+            name: {server: round(value, 3) for server, value in used.items()} for name, used in medians.items()
         },
     }
-    bench.report.remarks.append("of Postgres, the sessions of syncer only")
-    yield Figure(f"processor time a change, at {OFTEN}/s", total[OFTEN], unit="ms", at_most=5)
-    for pace in _PACES[1:]:
-        yield Figure(f"processor time a change, at {pace:,}/s / at {OFTEN}/s", total[pace] / total[OFTEN])
+    bench.report.remarks.append("of Postgres, the sessions of the process only; Kafka counts where it is used")
+    for way, goal in (("without Kafka", 1.5), ("with Kafka", 1.9)):
+        often, *others = (f"{way}, {pace:,}/s" for pace in _PACES)
+        figure = f"processor time a change, {way}, at {OFTEN}/s"
+        yield Figure(figure, median(totals[often]), unit="ms")
+        yield Figure(f"{figure} / polling loop", ratio(totals[often], totals[loop]), at_most=goal)
+        for name in others:
+            yield Figure(f"processor time a change, {name} / at {OFTEN}/s", ratio(totals[name], totals[often]))
     yield memory("peak memory", peak)
 
 

@@ -305,8 +305,8 @@ def _contestants(bench: Bench, stack: ExitStack) -> dict[str, Callable[[], Conte
         return Other(peer, fill=partial(peer.fill, java), again=partial(peer.recover, java))
 
     return {
-        "syncer without Kafka": partial(syncer, "plain"),
-        "syncer with Kafka": partial(syncer, "kafka"),
+        "syncer without Kafka": partial(syncer, "without Kafka"),
+        "syncer with Kafka": partial(syncer, "with Kafka"),
         "PGSync, WAL mode": partial(pg_sync, pgsync.PGSync),
         "PGSync, with Redis": partial(pg_sync, pgsync.PGSyncWithRedis),
         "Flink SQL": flink,

@@ -30,7 +30,7 @@ from tests.benchmarks.report import Report, SkippedError, say
 from tests.benchmarks.writes import sampled
 from tests.support.world import BLOG_SCHEMA, Daemon, World
 
-WAYS: Mapping[str, Mapping[str, str]] = {"kafka": {}, "plain": {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": ""}}
+WAYS: Mapping[str, Mapping[str, str]] = {"with Kafka": {}, "without Kafka": {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": ""}}
 """The ways to run syncer, and the environment of its commands and daemons in each."""
 LARGE_AUTHOR, MIDDLE_AUTHOR = 1001, 1002
 _MIDDLE, _OTHERS = 5_000, 20_000
@@ -59,6 +59,7 @@ class Blog(World):
     large: int = 0
     middle: int = 0
     is_preloaded: bool = False
+    edit: str = "UPDATE posts SET title = %s WHERE id = %s"
     running: Daemon | None = None
 
     @property
@@ -127,9 +128,9 @@ class Blog(World):
         if self.running is None:
             self.running = self.daemon(program=program, environment={**_QUIET, **(environment or {})})
 
-    def start_idle(self) -> None:
+    def start_idle(self, *, environment: Mapping[str, str] | None = None) -> None:
         """Start a daemon, let it write something, and wait until nothing is on its way."""
-        self.start()
+        self.start(environment=environment)
         self.sql("UPDATE posts SET title = title || ' ' WHERE id = %s", self.posts)
         self.wait_settled()
 
@@ -145,7 +146,7 @@ class Blog(World):
         return peak
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What the daemon has used so far, and the servers for it: of Postgres, its sessions only."""
+        """What the process has used so far, and the servers for it: of Postgres, its sessions only."""
         sessions = 0.0
         for (pid,) in self.sql(_SESSIONS):
             with suppress(psutil.NoSuchProcess):
@@ -285,7 +286,13 @@ class Peer(Blog):
         return self.process.pid if self.process else None
 
     def launch(
-        self, command: list[str], environment: Mapping[str, str], *, is_ready: Callable[[], bool], seconds: float
+        self,
+        command: list[str],
+        environment: Mapping[str, str],
+        *,
+        cwd: Path | None = None,
+        is_ready: Callable[[], bool],
+        seconds: float,
     ) -> None:
         """Start it, and return once it is ready."""
         log_file, deadline = self.folder / f"{self.name}.log", time.monotonic() + seconds
@@ -293,7 +300,7 @@ class Peer(Blog):
             self.process = subprocess.Popen(
                 command,
                 env={**os.environ, **environment},
-                cwd=self.folder,
+                cwd=cwd or self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -320,7 +327,7 @@ class Bench:
     posts: int = 100_000
     passes: int = 3
     seconds: float = 30
-    way: str = "kafka"
+    way: str = "with Kafka"
     report: Report = field(default_factory=Report)
     _made: ExitStack = field(default_factory=ExitStack)
 

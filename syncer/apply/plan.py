@@ -263,16 +263,15 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
             hint="Create a new document folder for the new index, and remove this one once the new one is loaded.",
         )
     building = active.building(after.name)
-    is_there = any(
-        # A command may have died after it moved the alias to the new index and before it recorded the move.
-        indices.exists(found.target, searched_as=before.index)
-        for found in (before, building)
-        if found is not None
-    )
+    # A command may have died after it moved the alias to the new index and before it recorded the move.
+    is_moved = building is not None and indices.exists(building.target, searched_as=before.index)
+    is_there = indices.exists(before.target, searched_as=None if is_moved else before.index)
     reason = _obstacle(indices, before, after) if is_there and is_changed else None
+    # A failover may have taken back the record of the move, after the index before was dropped.
+    is_next = reason is not None or (is_moved and not is_there)
+    if building is not None and is_next and building.suspended is None and _meaning(building) == _meaning(after):
+        return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
     if reason is not None:
-        if building is not None and building.suspended is None and _meaning(building) == _meaning(after):
-            return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
         return Step(document=anew(after, after.revision), change=PlannedChange.REBUILD, before=before, reason=reason)
     if not is_there:
         indices.require_free(after.index, active.installation)

@@ -14,6 +14,7 @@ import pytest
 from syncer.apply import activate, reindex
 from syncer.base.errors import ConfigError, DocumentError
 from syncer.base.model import Role
+from syncer.documents import registry
 from tests.faults import harness
 from tests.faults.harness import require_holds
 from tests.support.world import DEADLINE_SECONDS, World, planned, wait_until
@@ -155,3 +156,24 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(blog: World) -> None:
     assert blog.index_of() == decided.abandoned[0].index_name
     blog.apply()
     assert blog.differences() == []
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_move_that_a_failover_has_taken_back_is_recorded_by_the_next_apply(blog: World, is_suspended: bool) -> None:
+    """Postgres no longer knows that the new index serves, and the one before is gone."""
+    blog.daemon()
+    with blog.connect() as connection, blog.indices() as indices:
+        new = reindex.begin(connection, indices, "blogpost", report=lambda _: None).document
+        wait_until(lambda: registry.by_role(connection, "blogpost")[Role.BUILDING].is_loaded, what="it is loaded")
+        indices.swap(blog.alias, new.target)
+        indices.drop(registry.current(connection)["blogpost"].target)
+    if is_suspended:
+        blog.sql("UPDATE posts SET title = 'changed' WHERE id = 1")
+        wait_until(
+            lambda: bool(blog.sql("SELECT FROM syncer.document WHERE role = 'current' AND suspended IS NOT NULL")),
+            what="the index that is gone is suspended",
+        )
+    applied = blog.syncer("apply", "--yes")
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    assert blog.sql("SELECT role, index_name, suspended FROM syncer.document") == [("current", new.index_name, None)]
+    require_holds(blog)

@@ -18,7 +18,7 @@ from syncer.base.errors import HangingError, SourceError, SyncerError
 from syncer.base.lifecycle import Component, Stop, Stopping
 from syncer.base.link import Link
 from syncer.base.postgres import Connection
-from syncer.base.retry import Trouble, retry
+from syncer.base.retry import retry
 from syncer.base.settings import Settings
 from syncer.documents import registry
 from syncer.elasticsearch import client
@@ -176,7 +176,7 @@ def _prepared(settings: Settings, stop: Stop, *, relay: bool, workers: bool) -> 
                 raise explain(error) or error from error
             raise
 
-    return retry(attempt, pause=stop.pause, component="daemon", trouble=Trouble("daemon", brief_seconds=0))
+    return retry(attempt, pause=stop.pause, component="daemon")
 
 
 class _Threads:

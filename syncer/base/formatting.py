@@ -1,8 +1,12 @@
-"""Formats numbers, durations and long values for messages."""
+"""Formats numbers, durations and long values for messages, and any value for JSON."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import Any
 
 _PREVIEW = re.compile(r"\s*Preview of field's value: '.*'(?=:|$)", re.DOTALL)
 _LONG_TEXT = 200
@@ -55,3 +59,15 @@ def brief(error: str) -> str:
 def whole_number(digits: str) -> int | str:
     """Parse a whole number of JSON; its digits stay text if they are more than Python takes."""
     return int(digits) if len(digits) < _DIGITS_MAX else digits
+
+
+def plain(value: object) -> Any:
+    """Return a value as JSON has it: a dataclass by its fields and properties, a time in ISO 8601."""
+    if is_dataclass(value):
+        properties = [name for name, attribute in vars(type(value)).items() if isinstance(attribute, property)]
+        return {name: plain(getattr(value, name)) for name in [*(field.name for field in fields(value)), *properties]}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime) else value

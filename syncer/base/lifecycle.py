@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar, cast
 
@@ -61,24 +62,15 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._calls: list[Callable[[], None]] = []
         self._requested_at = math.inf
-        self.made_at = time.monotonic()
+        self._made_at = time.monotonic()
         self._beats: dict[str, float] = {}
-        self._patient: dict[str, str] = {}
-
-    def call(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` when a stop is requested: for components that also wait for something else."""
-        self._calls.append(wake)
-        if self.is_requested:
-            wake()
+        self._patient: Counter[str] = Counter()
 
     def request(self) -> None:
         """Ask every component to finish its work in hand and end."""
         self._requested_at = min(self._requested_at, time.monotonic())
         self._event.set()
-        for wake in self._calls:
-            wake()
 
     @property
     def is_requested(self) -> bool:
@@ -123,35 +115,32 @@ class Stop:
         _thread.beaten_at = self._beats[threading.current_thread().name] = time.monotonic()
 
     @contextmanager
-    def patient(self, what: str) -> Iterator[None]:
+    def patient(self) -> Iterator[None]:
         """Expect no heartbeat from this thread during the block: one server call that may take as long as it needs."""
         name = threading.current_thread().name
-        before, self._patient[name] = self._patient.get(name), what
+        self._patient[name] += 1
         try:
             yield
         finally:
-            if before is None:
-                del self._patient[name]
-            else:  # nested in a longer patient block
-                self._patient[name] = before
+            self._patient[name] -= 1
             self.beat()
 
-    def patiently(self, items: Iterator[_Item], what: str) -> Iterator[_Item]:
+    def patiently(self, items: Iterator[_Item]) -> Iterator[_Item]:
         """Yield the same items; each may take as long as it needs."""
         while True:
-            with self.patient(what):
+            with self.patient():
                 item = next(items, _NO_MORE)
             if item is _NO_MORE:
                 return
             yield cast("_Item", item)
 
-    def beat_at(self, name: str) -> float | None:
-        """The last heartbeat of a thread, by the monotonic clock; None if it has never had one."""
-        return self._beats.get(name)
+    def has_started(self, name: str) -> bool:
+        """Whether a thread of this name has ever had a heartbeat."""
+        return name in self._beats
 
-    def waits_for(self, name: str) -> str | None:
-        """What a thread is `patient` with, if anything."""
-        return self._patient.get(name)
+    def silence(self, name: str) -> float:
+        """Return for how many seconds a thread has shown no heartbeat; 0 while it is `patient`."""
+        return 0.0 if self._patient[name] else time.monotonic() - self._beats.get(name, self._made_at)
 
 
 class Component(Protocol):

@@ -1,11 +1,8 @@
-"""Rate limiting of log events: the first occurrence is reported at once, later ones only as a count.
-
-Used for all events that may recur indefinitely: dead-lettered documents, a component's retries, librdkafka's messages
-about its connections.
-"""
+"""Rate limiting of log events that may recur indefinitely, such as dead-lettered documents."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -38,56 +35,44 @@ class Repeated(Generic[_Key, _Sample]):
     Args:
         log: Called with the key, the number of occurrences since its last report, and the last one as a sample.
         seconds: The pause between reports of a key.
-        clock: In seconds.
     """
 
-    def __init__(
-        self,
-        log: Callable[[_Key, int, _Sample], object],
-        *,
-        seconds: float = QUIET_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, log: Callable[[_Key, int, _Sample], object], *, seconds: float = QUIET_SECONDS) -> None:
         self._log = log
         self._seconds = seconds
-        self._clock = clock
         self._counts: dict[_Key, _Count[_Sample]] = {}
         self._turn = threading.RLock()
 
-    def note(self, key: _Key, sample: _Sample, number: int = 1, *, is_urgent: bool = False) -> None:
-        """Count occurrences; if urgent, report them at once."""
+    def note(self, key: _Key, sample: _Sample, number: int = 1) -> None:
+        """Count occurrences; report them if none were reported for a while."""
         with self._turn:
-            now = self._clock()
-            count = self._counts.get(key)
-            if count is None:
-                if len(self._counts) >= _KNOWN_MAX:
-                    self.flush()
-                self._counts[key] = _Count(reported_at=now, sample=sample)
-                self._log(key, number, sample)
-                return
+            if key not in self._counts and len(self._counts) >= _KNOWN_MAX:
+                self.flush()
+            count = self._counts.setdefault(key, _Count(reported_at=-math.inf, sample=sample))
             count.number, count.sample = count.number + number, sample
-            if is_urgent or now - count.reported_at >= self._seconds:
+            if self._is_due(count):
                 self._report(key, count)
 
     def report(self) -> None:
         """Report the counts that are due; forget keys that have not recurred since their last report."""
         with self._turn:
-            now = self._clock()
             for key, count in list(self._counts.items()):
-                if now - count.reported_at < self._seconds:
-                    continue
-                if not count.number:
-                    del self._counts[key]
-                self._report(key, count)
+                if self._is_due(count):
+                    if not count.number:
+                        del self._counts[key]
+                    self._report(key, count)
 
     def flush(self) -> None:
         """Report all counts and start over."""
         with self._turn:
-            for key, count in list(self._counts.items()):
+            for key, count in self._counts.items():
                 self._report(key, count)
             self._counts.clear()
 
+    def _is_due(self, count: _Count[_Sample]) -> bool:
+        return time.monotonic() - count.reported_at >= self._seconds
+
     def _report(self, key: _Key, count: _Count[_Sample]) -> None:
         if count.number:
-            number, count.number, count.reported_at = count.number, 0, self._clock()
+            number, count.number, count.reported_at = count.number, 0, time.monotonic()
             self._log(key, number, count.sample)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
@@ -22,7 +23,6 @@ from syncer.base.error_policy import Action, decide, explain, kind
 from syncer.base.errors import IndexingError, SourceError, TopicError
 from syncer.base.formatting import elapsed
 from syncer.base.lifecycle import beaten_at
-from syncer.base.log_limit import Repeated
 
 REPEAT_SECONDS = 60.0
 """How often to log trouble that persists."""
@@ -118,30 +118,27 @@ class Backoff:
 
 
 class Trouble:
-    """Logs a component's retries: the first one, then now and then how long they have lasted, then the recovery.
+    """Logs a component's retries: an error at once, then every minute how long it has lasted, then the recovery.
 
-    Errors of the same `syncer.base.error_policy.kind` count as one, even if their details differ. Intermittent errors
-    are logged as rarely as persistent ones. Safe to share between threads: one thread's success counts as recovery.
+    Errors of the same `syncer.base.error_policy.kind` count as one, even if their details differ. An error that was
+    logged in the last minute and comes back is logged again only if it lasts. Safe to share between threads: one
+    thread's success counts as recovery.
 
     Args:
         component: Its name.
-        brief_seconds: Trouble of a kind that was logged recently is logged again only if it lasts longer than this.
         clock: Returns the time in seconds.
     """
 
-    def __init__(
-        self, component: str, *, brief_seconds: float = _BRIEF_SECONDS, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, component: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._component = component
-        self._brief_seconds = brief_seconds
         self._clock = clock
         self._began: float | None = None
         self._attempts = 0
-        self._logged: set[str] = set()
-        """The kinds that were logged since the trouble began."""
+        self._logged_at: dict[str, float] = {}
+        """By kind, when it was last logged."""
         self._error = ""
-        self._turn = threading.RLock()
-        self._kinds: Repeated[str, CurrentTrouble] = Repeated(self._log, seconds=REPEAT_SECONDS, clock=clock)
+        """The error that was logged last since the trouble began."""
+        self._turn = threading.Lock()
 
     def met(self, error: Exception, *, seconds: float = 0) -> None:
         """Record an attempt that failed after so many seconds, and will be retried."""
@@ -158,30 +155,25 @@ class Trouble:
             began, _ = _current.get(self._key, (time.monotonic() - seconds, None))
             _current[self._key] = began, trouble
         with self._turn:
+            now = self._clock()
             if self._began is None:
-                self._began = self._clock() - seconds
+                self._began = now - seconds
             self._attempts += 1
-            lasts = self._clock() - self._began >= self._brief_seconds
-            self._kinds.note(trouble.kind, trouble, is_urgent=lasts and trouble.kind not in self._logged)
+            logged_at = self._logged_at.get(trouble.kind, -math.inf)
+            has_come_back_to_stay = logged_at < self._began <= now - _BRIEF_SECONDS
+            if now - logged_at >= REPEAT_SECONDS or has_come_back_to_stay:
+                self._logged_at[trouble.kind] = now
+                self._error = trouble.error
+                self._log(logging.WARNING, "component.retried", **({"hint": trouble.hint} if trouble.hint else {}))
 
     def over(self) -> None:
         """Record an attempt that succeeded."""
         lasted = self._recover()
         with self._turn:
-            if self._began is None:
-                return
-            if self._logged:
+            if self._error:
                 held_up = f"{self._component} was held up for {elapsed(lasted)}: {self._error}"
-                structlog.get_logger().info(
-                    "component.recovered",
-                    component=self._component,
-                    attempts=self._attempts,
-                    outage_seconds=round(self._clock() - self._began, 3),
-                    error=self._error,
-                    timeline=held_up if lasted >= _OUTAGE_SECONDS else None,
-                )
-            self._began, self._attempts = None, 0
-            self._logged.clear()
+                self._log(logging.INFO, "component.recovered", timeline=held_up if lasted >= _OUTAGE_SECONDS else None)
+            self._began, self._attempts, self._error = None, 0, ""
 
     def leave(self) -> None:
         """Record that this thread no longer retries, whether it has succeeded or not."""
@@ -208,15 +200,14 @@ class Trouble:
             _recovered_at[what] = now
             return 0.0 if is_noted else now - min([began, *alike])
 
-    def _log(self, kind_: str, _: int, trouble: CurrentTrouble) -> None:
+    def _log(self, level: int, event: str, **more: str | None) -> None:
         assert self._began is not None  # only called for trouble that has begun
-        self._logged.add(kind_)
-        self._error = trouble.error
-        structlog.get_logger().warning(
-            "component.retried",
+        structlog.get_logger().log(
+            level,
+            event,
             component=self._component,
             error=self._error,
             attempts=self._attempts,
             outage_seconds=round(self._clock() - self._began, 3),
-            **({"hint": trouble.hint} if trouble.hint else {}),
+            **more,
         )

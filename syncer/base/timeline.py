@@ -15,9 +15,9 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 import structlog
@@ -64,10 +64,6 @@ class TimelineEvent:
     message: str
     host: str
     process: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The event as plain data."""
-        return {**asdict(self), "at": self.at.isoformat()}
 
 
 class Timeline:

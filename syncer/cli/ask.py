@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from syncer.cli import parameters, render
 from syncer.cli.parameters import finite, flag
 from syncer.cli.render import say
 from syncer.monitoring import doctor as checks
-from syncer.monitoring.doctor import Check, Finding, How, Severity
+from syncer.monitoring.doctor import Finding, How, Severity
 from syncer.verify.wait import TIMEOUT_SECONDS, Waited, Waiter
 
 _MARKS = {
@@ -44,11 +45,11 @@ def doctor(*, as_json: parameters.AsJson = False) -> None:
     with render.asking():
         report = checks.examine(loaded, settings.config_folder())
     if as_json:
-        render.print_json(report.as_json())
+        render.print_json({"is_well": report.is_well, **report.numbers, "findings": report.findings})
     else:
         console = render.console(sys.stdout)
-        for check, findings in report.findings.items():
-            _show_check(console, check, findings)
+        for _, findings in groupby(report.findings, key=lambda finding: finding.id):
+            _show_findings(console, list(findings))
         counts = ", ".join(f"{number} {severity}" for severity, number in report.numbers.items() if number)
         verdict = ("Nothing is wrong", "bold green") if report.is_well else ("Not all is well", "bold red")
         say(console, "\n", verdict, f": {counts}")
@@ -56,11 +57,11 @@ def doctor(*, as_json: parameters.AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _show_check(console: Console, check: Check, findings: Sequence[Finding]) -> None:
-    """Print a check, and what it found; statements and commands are not folded, so that you can paste them."""
+def _show_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Print what a check found; statements and commands are not folded, so that you can paste them."""
     severity = min((finding.severity for finding in findings if finding.severity), key=list(Severity).index)
     mark, style = _MARKS[severity]
-    say(console, (f"{mark} ", style), f"{check.id:<29} ", (check.expected, "dim"))
+    say(console, (f"{mark} ", style), f"{findings[0].id:<29} ", (findings[0].expected, "dim"))
     if severity is Severity.WELL:
         return
     unseen = "cannot be checked: " if severity is Severity.UNSEEN else ""
@@ -105,7 +106,7 @@ def events(
         found = timeline.read(connection, seconds=int(since[:-1]) * _SECONDS[since[-1]])
     out = render.console(sys.stdout)
     if as_json:
-        render.print_json([note.as_json() for note in found])
+        render.print_json(found)
     elif not found:
         render.say(out, f"Nothing happened in the last {since}.")
     else:
@@ -143,7 +144,7 @@ def wait(
     with Waiter(loaded) as waiter:
         waited = waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
     if as_json:
-        render.print_json(waited.as_json())
+        render.print_json(waited)
     else:
         _show_waited(render.console(sys.stdout), waited)
     if not waited.is_complete:

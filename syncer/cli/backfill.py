@@ -64,7 +64,7 @@ def backfill(
             )
         done = LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
     if as_json:
-        render.print_json({"document": document, "index_name": chosen.index_name, "job": done.as_json()})
+        render.print_json({"document": document, "index_name": chosen.index_name, "job": done})
 
 
 def _ids(lines: BinaryIO) -> Iterator[str]:

@@ -39,8 +39,7 @@ def list_(
         letters = dead_letters.page(parts.connection, document=document, limit=limit)
     total = sum(kind.letters for kind in kinds)
     if as_json:
-        shown = {"kinds": [kind.as_json() for kind in kinds], "shown": [letter.as_json() for letter in letters]}
-        render.print_json({"letters": total, **shown})
+        render.print_json({"letters": total, "kinds": kinds, "shown": letters})
         return
     console = render.console(sys.stdout)
     if not kinds:

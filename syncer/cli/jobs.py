@@ -46,7 +46,7 @@ def list_(
         job_workers = chunks.job_workers_alive(connection)
         jobs = model.recent(connection) if job_id is None else [model.find(connection, job_id)]
     if as_json:
-        render.print_json([job.as_json() for job in jobs])
+        render.print_json(jobs)
     else:
         _show(render.console(sys.stdout), jobs, job_workers=job_workers)
 

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from syncer.base import settings
-from syncer.base.metrics import CATALOGUE, Question
+from syncer.base.metrics import MEASURED, Question
+from syncer.monitoring.gauges import GAUGES
 
 _KINDS = {
     "string": "text",
@@ -133,9 +134,11 @@ def _default(info: FieldInfo) -> str:
 def _metrics() -> Iterator[str]:
     for question in Question:
         yield from (f"## {question}", "", "| metric | type | labels | source | meaning |", "|---|---|---|---|---|")
-        for metric in CATALOGUE.values():
+        for metric, source in (
+            *((metric, "the servers") for metric in GAUGES),
+            *((m, "this daemon") for m in MEASURED),
+        ):
             if metric.question is question:
                 labels = ", ".join(f"`{label}`" for label in metric.labels)
-                source = "the servers" if metric.is_polled else "this daemon"
                 yield f"| `{metric.name}` | {metric.kind} | {labels} | {source} | {metric.meaning} |"
         yield ""

@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from syncer.base.errors import SyncerError
+from syncer.base.formatting import plain
 
 _PIPE_COLUMNS = 400
 _PLAIN_LINE_SECONDS = 5
@@ -44,7 +45,7 @@ def say(console: Console, *parts: Part, style: str = "") -> None:
 
 def print_json(data: Any) -> None:
     """Print what ``--json`` asks for on standard output."""
-    print(json.dumps(data, indent=2))  # noqa: T201 - no console, which would fold it
+    print(json.dumps(plain(data), indent=2))  # noqa: T201 - no console, which would fold it
 
 
 def show_error(console: Console, error: SyncerError) -> None:

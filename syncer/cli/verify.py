@@ -65,7 +65,7 @@ def verify(
             if not as_json:
                 show_verify(out, report, kept)
     if as_json:
-        render.print_json([report.as_json() for report in reports])
+        render.print_json(reports)
     if any(report.has_drifted for report in reports):
         raise typer.Exit(1)
     if not all(report.holds for report in reports):

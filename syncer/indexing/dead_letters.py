@@ -8,10 +8,10 @@ dead letters, each query is answered by Postgres with one page or a count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 from psycopg.rows import class_row
@@ -105,10 +105,6 @@ class DeadLetter:
     is_id_cut: bool
     failed_at: datetime
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {**asdict(self), "failed_at": self.failed_at.isoformat()}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterGroup:
@@ -129,10 +125,6 @@ class DeadLetterGroup:
     letters: int
     first_at: datetime
     example: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {**asdict(self), "first_at": self.first_at.isoformat()}
 
 
 def dead_letter(connection: Connection, index_name: str, version: int, failed: Mapping[str, Failure]) -> None:

@@ -15,7 +15,7 @@ A job of given ids has all its chunks from the beginning, and starts as ``writin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -195,11 +195,6 @@ class Job:
         if self.documents_done < _ENOUGH_DONE * self.documents_total:
             return None
         return (self.documents_left or 0) / self.documents_per_second
-
-    def as_json(self) -> dict[str, Any]:
-        """The job as plain data."""
-        plain = {name: x.isoformat() if isinstance(x, datetime) else x for name, x in asdict(self).items()}
-        return {**plain, "documents_left": self.documents_left, "eta_seconds": self.eta_seconds}
 
 
 def find(connection: Connection, job_id: int) -> Job:

@@ -73,7 +73,7 @@ class JobSteps:
             if document is None or (deferred is not None and time.monotonic() < deferred.at):
                 continue
             try:
-                with stop.patient(f"a step of job {job.id}"):
+                with stop.patient():
                     is_done = self._step(connection, job, document)
             except DocumentError as error:
                 suspend.suspend(connection, error)

@@ -25,14 +25,14 @@ from syncer.base import metrics, retry
 from syncer.base.formatting import elapsed
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.link import Link
-from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, lock_timeout
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection
 from syncer.base.retry import CurrentTrouble, Trouble
 from syncer.base.timeline import TIMELINE
 from syncer.capture.leader import LEADS
 
 REPORT_SECONDS = 2.0
 """How often a daemon reports."""
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.5
 """How often it looks for news, which it reports at once."""
 SILENT_SECONDS = 7.0
 """A daemon that has not reported for so long hangs, or is gone."""
@@ -49,18 +49,20 @@ WHERE reported_at > clock_timestamp() - interval '{DROP_SECONDS} s'
 ORDER BY host, started_at, id
 """
 """The query that returns the fields of each `Daemon`."""
-_REPORT = """
-INSERT INTO syncer.daemon (id, host, process, version, components, leads, written_per_second, troubles)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-ON CONFLICT (id) DO UPDATE
-SET reported_at = clock_timestamp(), components = excluded.components, leads = excluded.leads,
-    written_per_second = excluded.written_per_second, troubles = excluded.troubles
-"""
-_LEAVE = "DELETE FROM syncer.daemon WHERE id = $1"
-_DROP = f"""
-DELETE FROM syncer.daemon WHERE reported_at <= clock_timestamp() - interval '{DROP_SECONDS} s'
+# A report that a crash takes back is followed by another: it need not wait for the disk.
+_SESSION = f"SET lock_timeout = '{LOCK_SECONDS_MAX} s'; SET synchronous_commit = off"
+_REPORT = f"""
+WITH reported AS (
+    INSERT INTO syncer.daemon (id, host, process, version, components, leads, written_per_second, troubles)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+    ON CONFLICT (id) DO UPDATE
+    SET reported_at = clock_timestamp(), components = excluded.components, leads = excluded.leads,
+        written_per_second = excluded.written_per_second, troubles = excluded.troubles
+)
+DELETE FROM syncer.daemon WHERE id <> $1 AND reported_at <= clock_timestamp() - interval '{DROP_SECONDS} s'
 RETURNING host, process, extract(epoch FROM clock_timestamp() - reported_at)::float8
 """
+_LEAVE = "DELETE FROM syncer.daemon WHERE id = $1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +102,6 @@ class Daemon:
         """How many workers it runs."""
         return sum(name.startswith("worker-") for name in self.components)
 
-    def as_json(self) -> dict[str, Any]:
-        """The daemon as plain data."""
-        return {**asdict(self), "started_at": self.started_at.isoformat(), "is_silent": self.is_silent}
-
 
 class Reporter:
     """The component that reports what the components of this process do, which call ``stop``."""
@@ -111,7 +109,8 @@ class Reporter:
     def __init__(self, *, connect: Callable[[], Connection], stop: Stop) -> None:
         self.components: Collection[str] = ()
         """The names of the daemon's components; empty until they are started."""
-        self._link = Link(connect)
+        self._link = Link(self._connected)
+        self._connect = connect
         self._stop = stop
         self._id = uuid.uuid4()
         self._trouble = Trouble("report")
@@ -135,9 +134,7 @@ class Reporter:
     def run_once(self) -> None:
         """Report once, and write what the process has noted for the timeline."""
         with self._link.used() as connection:
-            connection.execute(lock_timeout(LOCK_SECONDS_MAX))
-            connection.execute(_REPORT, self._row())
-            for host, process, seconds in connection.execute(_DROP).fetchall():
+            for host, process, seconds in connection.execute(_REPORT, self._row()).fetchall():
                 self._log.warning(
                     "daemon.disappeared",
                     host=host,
@@ -153,6 +150,11 @@ class Reporter:
             connection.execute(_LEAVE, (self._id,))
             TIMELINE.write(connection)
         self._link.close()
+
+    def _connected(self) -> Connection:
+        connection = self._connect()
+        connection.execute(_SESSION)
+        return connection
 
     def _news(self) -> tuple[object, ...]:
         troubles = {(trouble.component, trouble.server, trouble.kind) for trouble in retry.troubles()}
@@ -181,13 +183,5 @@ class Reporter:
                 hint="Restart the daemon, and report its log.",
             )
             for name in self.components
-            if (seconds := silence(self._stop, name)) > HANG_SECONDS
+            if (seconds := self._stop.silence(name)) > HANG_SECONDS
         ]
-
-
-def silence(stop: Stop, component: str) -> float:
-    """Return for how many seconds a component has shown no heartbeat; 0 if it waits for a query that may take long."""
-    if stop.waits_for(component) is not None:
-        return 0.0
-    beaten_at = stop.beat_at(component)
-    return time.monotonic() - (stop.made_at if beaten_at is None else beaten_at)

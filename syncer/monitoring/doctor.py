@@ -13,8 +13,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ class How(StrEnum):
 class Finding:
     """What a check found: the problem, or why it could not be made, as a sentence without a full stop; else empty.
 
-    What is None is as the check says.
+    What is empty or None is as the check says.
     """
 
     found: str = ""
@@ -67,6 +68,8 @@ class Finding:
     how: How | None = None
     note: str | None = None
     severity: Severity | None = None
+    id: str = ""
+    expected: str = ""
 
 
 Ask = Callable[[Deployment], Iterable[Finding]]
@@ -116,40 +119,21 @@ SELECT format('deadlock_timeout is %s ms', reset_val),
        E'ALTER SYSTEM SET deadlock_timeout = ''1s'';\\nSELECT pg_reload_conf();'
 FROM pg_settings WHERE name = 'deadlock_timeout' AND reset_val::integer <= {LOCK_SECONDS_MAX * 1000:.0f}
 """
-_UNLOGGED = """
-SELECT format('syncer.%I is unlogged', c.relname),
-       format('ALTER %s syncer.%I SET LOGGED;', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.relname)
-FROM pg_class AS c
-WHERE c.relnamespace = 'syncer'::regnamespace AND c.relkind IN ('r', 'S') AND c.relpersistence <> 'p'
-ORDER BY c.relkind, c.relname
-"""
-_SEQUENCE = f"""
-SELECT format('syncer.version is %s INCREMENT %s MINVALUE %s MAXVALUE %s CACHE %s %s', seqtypid::regtype, seqincrement,
-              seqmin, seqmax, seqcache, CASE WHEN seqcycle THEN 'CYCLE' ELSE 'NO CYCLE' END),
-       'ALTER SEQUENCE syncer.version AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE {(1 << 43) - 1} CACHE 1 NO CYCLE;'
-FROM pg_sequence
-WHERE seqrelid = 'syncer.version'::regclass AND (seqincrement, seqmin, seqmax, seqcache, seqcycle, seqtypid::regtype)
-      <> (1, 1, {(1 << 43) - 1}, 1, false, 'bigint'::regtype)
-"""
 _FUNCTIONS = """
-WITH f AS (
-    SELECT p.oid::regprocedure AS name, p.prosecdef, quote_ident(r.rolname) AS owner,
-           has_schema_privilege(p.proowner, 'syncer', 'USAGE')
-             AND has_table_privilege(p.proowner, 'syncer.outbox', 'INSERT')
-             AND (has_sequence_privilege(p.proowner, 'syncer.outbox_segment', 'USAGE')
-                  OR has_sequence_privilege(p.proowner, 'syncer.outbox_segment', 'SELECT'))
-             AND has_function_privilege(p.proowner, 'syncer.text_of(anyelement,integer)', 'EXECUTE') AS may_write
-    FROM pg_proc AS p JOIN pg_roles AS r ON r.oid = p.proowner
-    WHERE p.pronamespace = 'syncer'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname LIKE 'capture%'
-)
-SELECT format('The function %s runs with the privileges of the role that writes', name),
-       format('ALTER FUNCTION %s SECURITY DEFINER;', name) FROM f WHERE NOT prosecdef
-UNION ALL
 SELECT format('%s, which owns the function %s, may not write the outbox', owner, name),
        format(E'GRANT USAGE ON SCHEMA syncer TO %1$s;\nGRANT INSERT ON syncer.outbox TO %1$s;\n'
               'GRANT USAGE ON SEQUENCE syncer.outbox_segment TO %1$s;'
               '\nGRANT EXECUTE ON FUNCTION syncer.text_of(anyelement,integer) TO %1$s;', owner)
-FROM f WHERE NOT may_write
+FROM (
+    SELECT p.oid::regprocedure AS name, p.proowner, quote_ident(r.rolname) AS owner
+    FROM pg_proc AS p JOIN pg_roles AS r ON r.oid = p.proowner
+    WHERE p.pronamespace = 'syncer'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname LIKE 'capture%'
+) AS f
+WHERE NOT (has_schema_privilege(proowner, 'syncer', 'USAGE')
+           AND has_table_privilege(proowner, 'syncer.outbox', 'INSERT')
+           AND (has_sequence_privilege(proowner, 'syncer.outbox_segment', 'USAGE')
+                OR has_sequence_privilege(proowner, 'syncer.outbox_segment', 'SELECT'))
+           AND has_function_privilege(proowner, 'syncer.text_of(anyelement,integer)', 'EXECUTE'))
 """
 _MAY_NOT_USE = "SELECT FROM pg_namespace WHERE nspname = 'syncer' AND NOT has_schema_privilege(oid, 'USAGE')"
 # One privilege for each group role in docs/roles.sql that a daemon's role has.
@@ -449,10 +433,8 @@ CHECKS: tuple[Check, ...] = (
     _sql("postgres.durability", "fsync and full_page_writes are on", _OFF),
     _sql("postgres.synchronous_commit", _COMMITS, _COMMITS_OFF, _CONSIDER),
     _sql("postgres.deadlock_timeout", _DEADLOCKS, _DEADLOCK_TIMEOUT, _CONSIDER),
-    _sql("postgres.logged", "Every table and sequence of the syncer schema is logged", _UNLOGGED),
-    _sql("postgres.sequence", "Versions count by one, without a cache or a cycle", _SEQUENCE),
     Check("postgres.triggers", "Every table that documents read has its triggers", _SHELL, _triggers, note=_CATCHES_UP),
-    _sql("postgres.functions", "Triggers write the outbox with their owner's privileges", _FUNCTIONS),
+    _sql("postgres.functions", "The owner of the trigger functions may write the outbox", _FUNCTIONS),
     Check("postgres.privileges", "The role may do what a daemon does", _ADVICE, _may_use),
     Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
     Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
@@ -474,14 +456,14 @@ CHECKS: tuple[Check, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The result of an examination: at least one finding of each check."""
+    """The result of an examination: at least one finding of each check, in the order of the table."""
 
-    findings: dict[Check, tuple[Finding, ...]]
+    findings: tuple[Finding, ...]
 
     @property
     def numbers(self) -> dict[Severity, int]:
         """How many findings there are of each severity."""
-        found = Counter(finding.severity for findings in self.findings.values() for finding in findings)
+        found = Counter(finding.severity for finding in self.findings)
         return {severity: found[severity] for severity in Severity}
 
     @property
@@ -489,40 +471,30 @@ class Report:
         """Whether nothing is wrong."""
         return not self.numbers[Severity.WRONG]
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "is_well": self.is_well,
-            **{str(severity): number for severity, number in self.numbers.items()},
-            "findings": [
-                {"id": check.id, "expected": check.expected, **asdict(finding)}
-                for check, findings in self.findings.items()
-                for finding in findings
-            ],
-        }
-
 
 def examine(settings: Settings, config_folder: Path, *, checks: Sequence[Check] = CHECKS) -> Report:
     """Make these checks, or all, of the servers that are used."""
     with Deployment(settings, config_folder) as deployment:
         used = [check for check in checks if check.server in deployment.servers]
-        return Report(findings={check: _made(check, deployment) for check in used})
+        return Report(findings=tuple(finding for check in used for finding in _made(check, deployment)))
 
 
-def _made(check: Check, deployment: Deployment) -> tuple[Finding, ...]:
+def _made(check: Check, deployment: Deployment) -> list[Finding]:
     """Return what a check found, with what the table says of it."""
+    made = partial(Finding, id=check.id, expected=check.expected)
     try:
-        found = tuple(check.ask(deployment))
+        found = list(check.ask(deployment))
     except UnseenError as error:
-        return (Finding(str(error), severity=Severity.UNSEEN),)
+        return [made(str(error), severity=Severity.UNSEEN)]
     except ERRORS as error:
-        return (Finding((explain(error) or SyncerError(str(error))).message, severity=Severity.UNSEEN),)
-    return tuple(
-        replace(
-            finding,
-            severity=finding.severity or check.severity,
+        return [made((explain(error) or SyncerError(str(error))).message, severity=Severity.UNSEEN)]
+    return [
+        made(
+            finding.found,
+            finding.fix,
             how=finding.how or check.how,
             note=check.note if finding.note is None else finding.note,
+            severity=finding.severity or check.severity,
         )
         for finding in found
-    ) or (Finding(severity=Severity.WELL),)
+    ] or [made(severity=Severity.WELL)]

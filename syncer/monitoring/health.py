@@ -11,13 +11,12 @@ Postgres with a schema of this program. A process that is not ready recovers by 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from syncer.base.formatting import elapsed
 from syncer.base.lifecycle import Stop
 from syncer.base.retry import CurrentTrouble
-from syncer.monitoring.daemons import HANG_SECONDS, silence
+from syncer.monitoring.daemons import HANG_SECONDS
 from syncer.monitoring.status import Status
 
 
@@ -41,16 +40,12 @@ class Health:
         """Whether all checks passed."""
         return all(check.is_well for check in self.checks)
 
-    def as_json(self) -> dict[str, Any]:
-        """The health as plain data."""
-        return {"is_well": self.is_well, "checks": [asdict(check) for check in self.checks]}
-
 
 def alive(stop: Stop, components: Collection[str]) -> Health:
     """Check that each of these components of this process makes progress."""
     checks = []
     for name in components:
-        seconds = silence(stop, name)
+        seconds = stop.silence(name)
         is_well = seconds <= HANG_SECONDS
         reason = "works" if is_well else f"has shown no heartbeat for {elapsed(seconds)}"
         checks.append(HealthCheck(name, is_well, reason))
@@ -59,7 +54,7 @@ def alive(stop: Stop, components: Collection[str]) -> Health:
 
 def ready(stop: Stop, components: Collection[str], troubles: Collection[CurrentTrouble], status: Status) -> Health:
     """Check that this process can do its work: its components, what they are retrying, and the servers."""
-    waiting = [name for name in components if stop.beat_at(name) is None]
+    waiting = [name for name in components if not stop.has_started(name)]
     has_started = bool(components) and not waiting
     reason = "all have started" if has_started else f"not started: {', '.join(waiting) or 'any'}"
     checks = [HealthCheck("components", has_started, reason)]

@@ -7,11 +7,11 @@ another problem is not listed beside it: while Postgres is down, nothing else is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from syncer.base.formatting import amount, duration, elapsed
+from syncer.base.formatting import amount, duration, elapsed, plain
 from syncer.base.model import Role
 from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind
@@ -98,10 +98,10 @@ def as_json(status: Status) -> dict[str, Any]:
         "is_well": not found,
         "headline": headline(status),
         "status": urgency(status),
-        "problems": [asdict(problem) for problem in found],
+        "problems": plain(found),
         "at": status.at,
-        "servers": [asdict(server) for server in status.servers],
-        "daemons": stored and [daemon.as_json() for daemon in stored.daemons],
+        "servers": plain(status.servers),
+        "daemons": stored and plain(stored.daemons),
         "leader": leader and {"host": leader.host, "process": leader.process},
         "workers": stored and stored.workers,
         "outbox_waiting": stored and stored.outbox_waiting,
@@ -112,9 +112,9 @@ def as_json(status: Status) -> dict[str, Any]:
         "totals": stored and {name: getattr(stored, name) for name in ("captured", "published", "handled")},
         "written_per_second": stored and stored.written_per_second,
         "epoch": stored and stored.epoch,
-        "documents": [asdict(document) for document in status.documents] if stored else None,
-        "jobs": [job.as_json() for job in stored.jobs] if stored else None,
-        "verifications": [verification.as_json() for verification in stored.verifications] if stored else None,
+        "documents": stored and plain(status.documents),
+        "jobs": stored and plain(stored.jobs),
+        "verifications": stored and plain(stored.verifications),
     }
 
 

@@ -22,9 +22,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
@@ -89,10 +88,6 @@ class VerifyReport:
     def documents_per_second(self) -> float:
         """Documents compared per second."""
         return self.documents / self.seconds if self.seconds else 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain data."""
-        return {**asdict(self), "documents_per_second": round(self.documents_per_second), "holds": self.holds}
 
 
 def verify(

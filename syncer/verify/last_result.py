@@ -5,7 +5,7 @@ Guarantees: one row per active index, of a comparison of all its documents.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
@@ -46,10 +46,6 @@ class Verification:
     drifted: int
     repaired: int
     is_complete: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """The result as plain data."""
-        return {**asdict(self), "finished_at": self.finished_at.isoformat()}
 
     @classmethod
     def of(cls, fact: dict[str, Any]) -> Self:

@@ -32,8 +32,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import psycopg
 from elasticsearch import Elasticsearch
@@ -96,11 +96,6 @@ class Waited:
     def is_complete(self) -> bool:
         """Whether all its documents were written."""
         return not (self.dead_lettered or self.suspended or self.incomplete)
-
-    def as_json(self) -> dict[str, Any]:
-        """The outcome as plain data."""
-        dead_lettered = [letter.as_json() for letter in self.dead_lettered]
-        return {**asdict(self), "dead_lettered": dead_lettered, "is_complete": self.is_complete}
 
 
 class Waiter:

@@ -27,12 +27,12 @@ exec {python} -m syncer "$@"
 def look(world: World, id_: str, *, settings: Settings | None = None) -> tuple[Finding, ...]:
     """What one check finds in a world."""
     (check,) = [check for check in CHECKS if check.id == id_]
-    return examine(settings or world.settings, world.config, checks=[check]).findings[check]
+    return examine(settings or world.settings, world.config, checks=[check]).findings
 
 
 def is_well(findings: tuple[Finding, ...]) -> bool:
     """Whether a check found nothing."""
-    return [finding.severity for finding in findings] == [Severity.WELL]
+    return {finding.severity for finding in findings} == {Severity.WELL}
 
 
 def fix(world: World, finding: Finding, environment: Mapping[str, str] | None = None) -> None:

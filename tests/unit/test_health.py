@@ -30,7 +30,7 @@ def test_a_component_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) ->
     alive = []
 
     def is_patient() -> None:
-        with stop.patient("a listing"):
+        with stop.patient():
             alive.append(health.alive(stop, [COMPONENT]).is_well)
 
     thread = threading.Thread(target=is_patient, name=COMPONENT)

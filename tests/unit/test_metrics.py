@@ -14,20 +14,30 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.base import metrics
-from syncer.base.metrics import CATALOGUE
+from syncer.base.metrics import MEASURED, Metric
 from syncer.base.write_report import WriteReport
+from syncer.monitoring.gauges import GAUGES
 from tests.support.world import REPOSITORY
 
 RULES_FILE = REPOSITORY / "config" / "prometheus" / "alerts.yml"
 ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES_FILE.read_text())["groups"] for rule in group["rules"]}
 CASES = REPOSITORY / "tests" / "prometheus" / "alerts.yml"
 MANUAL = (REPOSITORY / "docs" / "operating.md").read_text("utf-8")
-SERIES = {series: metric for metric in CATALOGUE.values() for series in metric.series}
+CATALOGUE = {metric.name: metric for metric in (*GAUGES, *MEASURED)}
+
+
+def series(metric: Metric) -> list[str]:
+    """The names that a query may use."""
+    parts = ("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",)
+    return [metric.name + part for part in parts]
+
+
+SERIES = {name: metric for metric in CATALOGUE.values() for name in series(metric)}
 
 
 def test_what_is_scraped_is_what_the_catalogue_has() -> None:
     """Each metric by its name, its type and its labels, and no other of syncer's; each as Prometheus would have it."""
-    everything: Any = {metric: {tuple(metric.labels): 1.0} for metric in CATALOGUE.values() if metric.is_polled}
+    everything: Any = {metric: {metric.labels: 1.0} for metric in GAUGES}
     metrics.handled([0.0], WriteReport(indexed=1), seconds=1)
     families = list(text_string_to_metric_families(metrics.render(everything).decode()))
     ours = {family.name: family for family in families if family.name.startswith("syncer_")}

@@ -21,6 +21,7 @@ from werkzeug.wrappers import Response
 from syncer.apply import reindex
 from syncer.base import metrics, migrations, retry, timeline
 from syncer.base.errors import DefinitionError, UnavailableError
+from syncer.base.formatting import plain
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
@@ -33,6 +34,7 @@ from syncer.jobs import listing, model, queue
 from syncer.jobs.model import Job
 from syncer.monitoring import gauges, health, problems
 from syncer.monitoring.daemons import Reporter
+from syncer.monitoring.health import Health
 from syncer.monitoring.status import Reader
 from syncer.monitoring.web.access import Access, Need
 from syncer.monitoring.web.app import Asked, WebRoute, as_json
@@ -93,15 +95,15 @@ class Api:
     def alive(self, _: Asked) -> Response:
         """Whether this process is alive."""
         found = health.alive(self._stop, self._reporter.components)
-        return as_json(found.as_json(), 200 if found.is_well else 503)
+        return as_json(found, 200 if found.is_well else 503)
 
     def ready(self, asked: Asked) -> Response:
         """Whether this process is ready; the reasons may name hosts, so remote clients need the token to see them."""
         found = health.ready(self._stop, self._reporter.components, retry.troubles(), self._reader.read())
-        answer = found.as_json()
-        for check in answer["checks"] if not (asked.has_token or self._access.is_own) else ():
-            check["reason"] = check["reason"] if check["is_well"] else _HIDDEN
-        return as_json(answer, 200 if found.is_well else 503)
+        if not (asked.has_token or self._access.is_own):
+            checks = [check if check.is_well else replace(check, reason=_HIDDEN) for check in found.checks]
+            found = Health(tuple(checks))
+        return as_json(found, 200 if found.is_well else 503)
 
     # To read
 
@@ -126,7 +128,7 @@ class Api:
         seconds = asked.number("seconds", default=_DAY_SECONDS, most=timeline.DAYS_KEPT * _DAY_SECONDS)
         with self._connection() as connection:
             found = timeline.read(connection, seconds=seconds, limit=_EVENTS_SHOWN_MAX)
-        return {"events": [event.as_json() for event in found]}
+        return {"events": found}
 
     def jobs(self, asked: Asked) -> dict[str, Any]:
         """The unfinished jobs and the last finished ones; conditions and errors are shown as in `status`.
@@ -152,10 +154,8 @@ class Api:
             letters = dead_letters.page(connection, document=document, limit=limit, offset=offset) if limit else []
         return {
             "letters": sum(kind.letters for kind in kinds),
-            "kinds": [kind.as_json() for kind in kinds],
-            "shown": [
-                letter.as_json() if asked.has_token else replace(letter, error=_HIDDEN).as_json() for letter in letters
-            ],
+            "kinds": kinds,
+            "shown": [letter if asked.has_token else replace(letter, error=_HIDDEN) for letter in letters],
         }
 
     def explain(self, asked: Asked, document: str) -> dict[str, Any]:
@@ -195,8 +195,7 @@ class Api:
             raise UnavailableError("This daemon is stopping", hint="Try again, or use another daemon.") from None
         finally:
             self._waits.release()
-        answer = waited.as_json()
-        return answer if asked.has_token else {**answer, "dead_lettered": len(waited.dead_lettered)}
+        return {**plain(waited), **({} if asked.has_token else {"dead_lettered": len(waited.dead_lettered)})}
 
     # To change
 
@@ -262,8 +261,8 @@ def _active(connection: Connection, name: str) -> list[Document]:
 
 def _job(job: Job, asked: Asked) -> dict[str, Any]:
     """A job as data; its condition and its error contain values of rows."""
-    plain = {**job.as_json(), "reason": job.reason}
-    return plain if asked.has_token else plain | {name: plain[name] and _HIDDEN for name in ("where", "error")}
+    data: dict[str, Any] = plain(job)
+    return data if asked.has_token else data | {name: data[name] and _HIDDEN for name in ("where", "error")}
 
 
 def _log(asked: Asked, action: str, **about: Any) -> None:

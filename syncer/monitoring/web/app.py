@@ -26,6 +26,7 @@ from werkzeug.wrappers import Request, Response
 from syncer.base import shipped
 from syncer.base.error_policy import explain
 from syncer.base.errors import ConfigError, DefinitionError, JobError, SyncerError, TokenError, WaitTimeoutError
+from syncer.base.formatting import plain
 from syncer.base.log_limit import Repeated
 from syncer.monitoring.web.access import Access, ForbiddenError, Need, UnauthorizedError
 
@@ -189,7 +190,7 @@ class App:
 
 def as_json(body: Any, status: int = 200) -> Response:
     """A JSON response of the API."""
-    return Response(json.dumps(body, default=str, ensure_ascii=False), status, content_type="application/json")
+    return Response(json.dumps(plain(body), ensure_ascii=False), status, content_type="application/json")
 
 
 def _problem(status: int, message: str, hint: str = "") -> Response:

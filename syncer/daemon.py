@@ -12,7 +12,7 @@ from functools import partial
 import psycopg
 import structlog
 
-from syncer.base import log as log_lines, migrations, postgres
+from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain, is_refused
 from syncer.base.errors import HangingError, SourceError, SyncerError
 from syncer.base.lifecycle import Component, Stop, Stopping
@@ -37,7 +37,6 @@ IDLE_SECONDS = 120.0
 """How long a component may idle in a transaction: longer than it waits for any response of another server."""
 STOP_SECONDS = 25.0
 """How long components may take to end, for the case that a server hangs. Other daemons redo what was in hand."""
-_WATCH_SECONDS = 0.5
 
 
 def checked(settings: Settings, *, workers: bool = True) -> Settings:
@@ -142,8 +141,7 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
         structlog.get_logger().info("daemon.started", components=list(made), process=os.getpid())
         threads.start(made)
         reporter.components = [*beside, *made]
-        while not stop.wait(_WATCH_SECONDS):
-            log_lines.summarise()
+        stop.wait(threading.TIMEOUT_MAX)
     except Stopping:
         pass
     except BaseException as error:  # noqa: BLE001 - it is raised once all have ended
@@ -211,7 +209,6 @@ class _Threads:
         if not hanging:
             with suppress(psycopg.Error, SyncerError):
                 reporter.leave()
-        log_lines.summarise(at_once=True)
         structlog.get_logger().info("daemon.stopped", failed=bool(self.failures), hanging=hanging)
         if hanging:
             raise HangingError(

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-import time
-from collections import Counter
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
@@ -20,21 +17,16 @@ import structlog
 from syncer.base.log_limit import Repeated
 from syncer.base.settings import Level, LogSettings
 from syncer.base.timeline import TIMELINE
-from syncer.base.write_report import OUTCOMES
 
 LEVELS: Final[Mapping[Level, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _REPEAT_SECONDS = 600.0
-_SUMMARY_SECONDS = 10.0
 _BATCH_SLOW_SECONDS = 1.0
 """A batch that took so long is logged by itself."""
-_BATCHES: Final = {
-    "relay.batch_published": ("published", "relay_batches"),
-    "worker.batch_indexed": ("handled", "worker_batches"),
-}
+_BATCHES: Final = ("relay.batch_published", "worker.batch_indexed")
 
 
 class Choice:
-    """Filters log lines by level. A batch is logged if it is slow, and counted for the summary.
+    """Filters log lines by level. A batch of changes is of level debug, unless it is slow.
 
     Args:
         level: The lowest level that is logged.
@@ -42,10 +34,6 @@ class Choice:
 
     def __init__(self, level: Level) -> None:
         self.least = LEVELS[level]
-        self._turn = threading.Lock()
-        self._began = 0.0
-        self._sums: Counter[str] = Counter()
-        self._longest: dict[str, float | None] = {}
 
     def __call__(self, _: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Return the line if it is logged, as a structlog processor.
@@ -53,36 +41,11 @@ class Choice:
         Raises:
             structlog.DropEvent: It is not logged.
         """
-        if line["event"] in _BATCHES:
-            self._count(line)
-            if line["seconds"] < _BATCH_SLOW_SECONDS:
-                level = "debug"
+        if line["event"] in _BATCHES and line["seconds"] < _BATCH_SLOW_SECONDS:
+            level = "debug"
         if LEVELS[level] < self.least:  # type: ignore[index]  # structlog uses the same level names
             raise structlog.DropEvent
         return line
-
-    def _count(self, line: Mapping[str, Any]) -> None:
-        changes, batches = _BATCHES[line["event"]]
-        with self._turn:
-            self._began = self._began or time.monotonic()
-            self._sums.update({changes: line["changes"], batches: 1})
-            self._sums.update({name: line.get(name, 0) for name in ("documents", *OUTCOMES)})
-            for name in ("seconds", "lag_seconds"):
-                if (seconds := line.get(name)) is not None:
-                    self._longest[f"{name}_max"] = max(seconds, self._longest.get(f"{name}_max") or 0.0)
-
-    def take_summary(self, *, at_once: bool = False) -> dict[str, object] | None:
-        """Return what batches did since the last call; None if there were none, or it is too early."""
-        with self._turn:
-            if not self._began or not (at_once or time.monotonic() - self._began >= _SUMMARY_SECONDS):
-                return None
-            names = (*(name for pair in _BATCHES.values() for name in pair), "documents", *OUTCOMES)
-            found: dict[str, object] = {name: self._sums[name] for name in names}
-            found |= {"lag_seconds_max": None, **self._longest}
-            self._began = 0.0
-            self._sums.clear()
-            self._longest.clear()
-            return found
 
 
 _choice = Choice("info")
@@ -122,7 +85,7 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        # Batches are counted and the timeline is noted whatever the level.
+        # The timeline is noted whatever the level.
         wrapper_class=structlog.make_filtering_bound_logger(min(_choice.least, LEVELS["info"])),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
@@ -137,13 +100,6 @@ def is_debug() -> bool:
 def is_json() -> bool:
     """Whether this process is a daemon whose log is JSON: then its last words are, too."""
     return _is_json
-
-
-def summarise(*, at_once: bool = False) -> None:
-    """Log what the batches since the last summary did, if there were any, every ten seconds or at once."""
-    counted = _choice.take_summary(at_once=at_once)
-    if counted is not None:
-        structlog.get_logger().info("batches.summarised", **counted)
 
 
 class _LibraryLog(logging.Handler):

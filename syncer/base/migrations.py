@@ -59,17 +59,6 @@ def migrate(connection: Connection) -> list[str]:
     return missing
 
 
-def status(connection: Connection) -> dict[str, bool]:
-    """Return the migrations of this program, and whether each is applied.
-
-    Raises:
-        SourceError: Another version of syncer created the schema.
-    """
-    files = _files()
-    missing = _missing(_applied(connection), files)
-    return {name: name not in missing for name in files}
-
-
 def require_current(connection: Connection) -> None:
     """Check that the schema is the one of this program.
 

@@ -120,22 +120,9 @@ def _log_failure(error: Exception, explained: SyncerError | None) -> None:
     structlog.get_logger().error("daemon.failed", error=explained.message, **hint)
 
 
-def migrate(
-    *,
-    status: Annotated[bool, flag("--status", text="List the migrations, and change nothing.")] = False,
-) -> None:
-    """Create or upgrade the syncer schema in Postgres.
-
-    With --status, exit code 0 only if every migration is applied.
-    """
+def migrate() -> None:
+    """Create or upgrade the syncer schema in Postgres."""
     with postgres.connect(settings.load().postgres, name="migrate") as connection:
-        if status:
-            known = migrations.status(connection)
-            for name, is_applied in known.items():
-                render.say(out, f"{name}  ", ("applied", "green") if is_applied else ("not applied", "yellow"))
-            if not all(known.values()):
-                raise typer.Exit(1)
-            return
         applied = migrations.migrate(connection)
     for name in applied:
         render.say(out, f"applied {name}")
@@ -205,7 +192,7 @@ def demo(
 _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "Set up": (
         (init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
-        (migrate, "`syncer migrate`, `syncer migrate --status`"),
+        (migrate, "`syncer migrate`"),
         (apply.plan, "`syncer plan`, `syncer plan blogpost --json`"),
         (apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
     ),

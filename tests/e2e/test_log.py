@@ -53,23 +53,6 @@ def test_a_change_is_followed_by_its_id_and_its_version(world: World) -> None:
     assert "xylophone" not in text
 
 
-def test_by_default_batches_are_summed_up(world: World) -> None:
-    """A line every ten seconds says what was done, and nothing is left out; batches have no lines of their own."""
-    daemon = world.daemon(environment={"SYNCER_LOG_LEVEL": "info"})
-    world.sql(BLOG)
-    for _ in range(20):
-        world.sql("UPDATE posts SET title = title || '.' WHERE id = 2")
-    world.wait_until_level()
-    wait_until(world.is_handled, what="all is handled")
-    assert daemon.stop() == 0
-    sums = [line for line in daemon.events() if line["event"] == "batches.summarised"]
-    ((captured,),) = world.sql("SELECT last_value FROM syncer.outbox_id_seq")
-    assert sum(line["published"] for line in sums) == captured
-    assert sum(line["handled"] for line in sums) >= captured  # a rebalance may have handled some again
-    batches = [line for line in daemon.events() if line["event"] in ("relay.batch_published", "worker.batch_indexed")]
-    assert [line for line in batches if line["seconds"] < 1] == []  # only slow ones have lines of their own
-
-
 def test_an_error_at_start_is_a_line_of_the_log(world: World) -> None:
     """Also one of the settings: every line is JSON, and the last one says what to do."""
     done = world.syncer("run", environment={"SYNCER_LOG_FORMAT": "json", "SYNCER_WORKER_THREADS": "many"})

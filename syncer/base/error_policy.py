@@ -175,7 +175,13 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
         action = decide(error)
         if action is Action.RETRY or (isolates and action is Action.DEAD_LETTER):
             raise
-        explained = _explain_in_work(error, document)
+        explained: SyncerError
+        if isinstance(error, psycopg.Error):
+            explained = _explain_select(error, document)
+        elif isinstance(error, elasticsearch.ApiError):
+            explained = explain_refusal(document, reason(error))
+        else:
+            explained = error
         ids = getattr(error, "ids", ())
         raise DocumentError(
             explained.message, hint=explained.hint, document=document, revision=revision, ids=ids
@@ -214,16 +220,6 @@ def explain(error: BaseException) -> SyncerError | None:
     if isinstance(error, KafkaException):
         return _explain_kafka(error.args[0])
     return None
-
-
-def _explain_in_work(error: Exception, document: str) -> SyncerError:
-    """Explain an error that suspends a document."""
-    if isinstance(error, psycopg.Error):
-        return _explain_select(error, document)
-    if isinstance(error, elasticsearch.ApiError):
-        return explain_refusal(document, reason(error))
-    assert isinstance(error, SyncerError)
-    return error
 
 
 def explain_refusal(document: str, cause: str) -> IndexingError:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
 
 from syncer.apply import reindex
-from syncer.base.errors import ConfigError, DefinitionError
-from syncer.base.model import ID_BYTES_MAX
+from syncer.base.errors import DefinitionError
 from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
-from syncer.cli.parameters import UsageError, finite
+from syncer.cli.parameters import finite
 from syncer.cli.render import say
 from syncer.documents import suspend
-from syncer.jobs import listing, queue
+from syncer.jobs import queue
 from syncer.jobs.model import JobKind
 
 app = typer.Typer(help="Rebuild an index, or give that up.", no_args_is_help=True)
@@ -34,10 +32,6 @@ def backfill(
         str | None,
         typer.Option(metavar="CONDITION", help="Only documents whose row in the root table meets this SQL condition."),
     ] = None,
-    ids: Annotated[
-        typer.FileBinaryRead | None,
-        typer.Option(metavar="FILE", help="Only the ids in this file, one per line; - for standard input."),
-    ] = None,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Write every document again, in place.
@@ -46,18 +40,12 @@ def backfill(
     daemons share the work; without one, the command does it itself. If it is interrupted,
     the same command resumes it. To write to a new index instead: `syncer index rebuild`.
     """
-    if where is not None and ids is not None:
-        raise UsageError("--where and --ids cannot be combined.")
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
     with open_parts("backfill") as parts:
         chosen = parts.document(document)
         suspend.require_active(chosen)
-        if ids is None:
-            kind = JobKind.BACKFILL if where is None else JobKind.PARTIAL
-            job = queue.create(parts.connection, chosen, kind, where=where, rate=rate, resumes=True)
-        else:
-            chunk = parts.settings.worker.batch_documents_max
-            job = listing.create_listed(parts.connection, chosen, _ids(ids), chunk=chunk, rate=rate)
+        kind = JobKind.BACKFILL if where is None else JobKind.PARTIAL
+        job = queue.create(parts.connection, chosen, kind, where=where, rate=rate, resumes=True)
         if job is None:
             raise DefinitionError(
                 f"{chosen.index_name} is no longer active", hint="It was changed meanwhile. Try again."
@@ -65,26 +53,6 @@ def backfill(
         done = LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
     if as_json:
         render.print_json({"document": document, "index_name": chosen.index_name, "job": done})
-
-
-def _ids(lines: BinaryIO) -> Iterator[str]:
-    """The ids on the lines of a file; empty lines are left out.
-
-    Raises:
-        ConfigError: A line cannot be an id.
-    """
-    for place, line in enumerate(lines, start=1):
-        try:
-            id_ = line.decode("utf-8-sig" if place == 1 else "utf-8").strip()  # some editors begin a file with a mark
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"Line {place} of --ids is not valid UTF-8", hint="Check the file.") from error
-        if "\0" in id_ or len(id_.encode()) > ID_BYTES_MAX:
-            raise ConfigError(
-                f"Line {place} of --ids is not a valid id: an id has 1 to {ID_BYTES_MAX} bytes, without zero bytes",
-                hint="Check the file: it must have one id per line. Nothing was written.",
-            )
-        if id_:
-            yield id_
 
 
 @app.command(epilog="Example: `syncer index rebuild blogpost`")

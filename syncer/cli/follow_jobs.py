@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import elasticsearch
 from rich.console import Console
@@ -25,9 +22,6 @@ from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, JobState, find
 from syncer.verify.compare import VerifyReport
 from syncer.worker import foreground
-
-_RATE_SECONDS = 10.0
-"""The window over which the rate of a job that is followed is measured."""
 
 
 class LoadProgress:
@@ -111,16 +105,13 @@ class LoadProgress:
         """
         parts = self._parts
         job = find(parts.connection, job_id)
-        measured: deque[tuple[float, int]] = deque()
         try:
             with render.progress(self._err, f"writing {document.index_name}") as show:
 
                 def seen(job: Job) -> None:
                     if is_pending:
                         reindex.require_not_paused(job)
-                    rate = _rate(measured, job)
-                    pace = jobs.pace(replace(job, documents_per_second=rate))
-                    show(job.documents_done, job.documents_total, pace)
+                    show(job.documents_done, job.documents_total, jobs.pace(job))
 
                 job = foreground.follow(job_id, connect=parts.connect, job_worker=parts.job_worker, progress=seen)
         except KeyboardInterrupt:
@@ -210,15 +201,6 @@ class LoadProgress:
         return IndexingError(
             f"{amount(number, 'document')} of {document.name} could not be written{example}", hint=hint
         )
-
-
-def _rate(measured: deque[tuple[float, int]], job: Job) -> float | None:
-    """Documents per second in the last seconds; None if it is too early to tell."""
-    measured.append((time.monotonic(), job.documents_done))
-    while len(measured) > 1 and measured[-1][0] - measured[1][0] >= _RATE_SECONDS:
-        measured.popleft()
-    (began, before), (now, done) = measured[0], measured[-1]
-    return (done - before) / (now - began) if now - began >= 1 else None
 
 
 def _require_done(job: Job, document: Document | None) -> None:

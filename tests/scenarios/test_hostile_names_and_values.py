@@ -98,11 +98,6 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
         for id_ in ("a/b", "a\nb", "%s", "'; DROP TABLE users; --"):
             explained = world.syncer("explain", "posts", id_, "--json")
             assert json.loads(explained.stdout)["is_equal"], explained.stderr
-        listed = world.folder / "ids"
-        lines = [id_ for id_ in IDS if id_.strip() == id_ and "\n" not in id_]
-        listed.write_text("\r\n".join(lines), encoding="utf-8-sig")  # as an editor of Windows leaves it
-        written = world.syncer("backfill", "posts", "--ids", str(listed), "--json")
-        assert json.loads(written.stdout)["job"]["indexed"] == len(lines), written.stderr
         world.sql("DELETE FROM posts WHERE length(id) < 400")
         world.drain(relay, worker)
     assert len(world.held("posts")) == 1

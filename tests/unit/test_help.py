@@ -73,7 +73,6 @@ USAGE = {
     "status --jsn": "--json",
     "doctor blogpost": "unexpected extra argument",
     "apply blogpost --remove x": "cannot be combined",
-    "backfill x --where true --ids -": "cannot be combined",
     "status --watch": "--watch needs a terminal",
     "status --watch --json": "cannot be combined",
 }

@@ -112,14 +112,14 @@ class Reporter:
         self._link = Link(self._connected)
         self._connect = connect
         self._stop = stop
-        self._id = uuid.uuid4()
+        self._identity = (uuid.uuid4(), socket.gethostname(), os.getpid(), version("syncer-cdc"))
         self._trouble = Trouble("report")
         self._written = (time.monotonic(), metrics.documents_written())
         self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
         """Report until a stop is requested; then remove the row."""
-        self._log.info("daemon.joined", timeline=f"A daemon started, version {version('syncer-cdc')}.")
+        self._log.info("daemon.joined", timeline=f"A daemon started, version {self._identity[-1]}.")
         try:
             while not stop.is_requested:
                 retry.retry(self.run_once, pause=stop.pause, component="report", trouble=self._trouble)
@@ -147,7 +147,7 @@ class Reporter:
         """Remove the row, and note that the daemon stopped. Call it once the components have ended."""
         self._log.info("daemon.left", timeline="A daemon stopped.")
         with self._link.used() as connection:
-            connection.execute(_LEAVE, (self._id,))
+            connection.execute(_LEAVE, self._identity[:1])
             TIMELINE.write(connection)
         self._link.close()
 
@@ -168,8 +168,7 @@ class Reporter:
         longest = {(each.component, each.server, each.kind): each for each in reversed(retry.troubles())}
         troubles = [asdict(trouble) for trouble in longest.values()]
         troubles += [asdict(trouble) for trouble in self._hanging()]
-        identity = (self._id, socket.gethostname(), os.getpid(), version("syncer-cdc"))
-        return (*identity, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
+        return (*self._identity, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
 
     def _hanging(self) -> list[CurrentTrouble]:
         """The components that show no heartbeat."""

@@ -290,8 +290,8 @@ class Reader:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._turn = threading.Lock()
-        self._postgres = _Questions[Stored](POSTGRES)
-        self._elasticsearch = _Questions[Held](ELASTICSEARCH)
+        self._postgres = _Asked[Stored](POSTGRES)
+        self._elasticsearch = _Asked[Held](ELASTICSEARCH)
         self._connection: Connection | None = None
         self._client: Elasticsearch | None = None
         self._clock_offset: float | None = None
@@ -313,6 +313,7 @@ class Reader:
             self._client.close()
 
     def _read(self) -> Status:
+        """Ask Postgres, then Elasticsearch, and combine their last answers, as of now."""
         began = time.monotonic()
         servers = [self._postgres.ask(self._ask_postgres, POSTGRES_SECONDS)]
         stored = self._postgres.answer
@@ -324,7 +325,10 @@ class Reader:
         if self._settings.kafka.is_used:
             servers.insert(1, _kafka(stored if servers[0].error is None else None))
         now = time.time() if self._clock_offset is None else time.monotonic() + self._clock_offset
-        return _put_together(servers, stored, self._elasticsearch.answer, at=now)
+        status = Status(at=now, servers=tuple(servers), stored=stored, documents=())
+        held = self._elasticsearch.answer or Held(counts={}, faults={}, searched={})
+        by_name = groupby(targets, key=lambda target: target.name)
+        return replace(status, documents=tuple(_document(list(found), status, held) for _, found in by_name))
 
     # In a thread of the question
 
@@ -348,7 +352,7 @@ class Reader:
         return ask_elasticsearch(self._client, targets)
 
 
-class _Questions(Generic[_Answer]):
+class _Asked(Generic[_Answer]):
     """Asks one server, in threads of their own, one at a time: one that hangs is not waited for any longer."""
 
     def __init__(self, server: str) -> None:
@@ -357,18 +361,17 @@ class _Questions(Generic[_Answer]):
         self._server = server
         self._answered_at: float | None = None
         self._silent_since: float | None = None
-        self._pending: Future[_Answer] = Future()
-        self._pending.cancel()
+        self._pending: Future[_Answer] | None = None
 
     @property
     def is_pending(self) -> bool:
         """Whether a question has no answer yet."""
-        return not self._pending.done()
+        return self._pending is not None and not self._pending.done()
 
     def ask(self, question: Callable[[], _Answer], seconds: float) -> Server:
         """Ask, and wait so long for the answer; one that comes later is dropped, and asked for again."""
         began, message, hint, detail = time.monotonic(), None, "", ""
-        if self.is_pending:
+        if self._pending is not None and not self._pending.done():
             seconds = _AGAIN_SECONDS
         else:
             self._pending = Future()
@@ -469,28 +472,18 @@ def _kafka(stored: Stored | None) -> Server:
     return Server(server=KAFKA, error=longest.error, hint=longest.hint, silent_seconds=silent, age_seconds=silent)
 
 
-def _put_together(servers: Sequence[Server], stored: Stored | None, held: Held | None, *, at: float) -> Status:
-    """Combine the last answers of the servers, as of now."""
-    status = Status(at=at, servers=tuple(servers), stored=stored, documents=())
-    if stored is None:
-        return status
-    held, in_flight = held or Held(counts={}, faults={}, searched={}), status.lag_seconds
-    by_name = groupby(stored.targets, key=lambda target: target.name)
-    documents = [_document(list(targets), stored, held, at=at, in_flight=in_flight) for _, targets in by_name]
-    return replace(status, documents=tuple(documents))
-
-
-def _document(targets: Sequence[Target], stored: Stored, held: Held, *, at: float, in_flight: float) -> DocumentStatus:
-    served = targets[0]  # the current one comes first
+def _document(targets: Sequence[Target], status: Status, held: Held) -> DocumentStatus:
+    served, stored = targets[0], status.stored  # the current one comes first
+    assert stored is not None  # it has the targets
     names = [target.index_name for target in targets]
-    held_back = 0.0 if served.held_back_since is None else at - served.held_back_since
+    held_back = 0.0 if served.held_back_since is None else status.at - served.held_back_since
     return DocumentStatus(
         name=served.name,
         index=served.index,
         revision=served.revision,
         is_loaded=served.is_loaded,
         suspended=served.suspended,
-        lag_seconds=max(in_flight, held_back),
+        lag_seconds=max(status.lag_seconds, held_back),
         targets={name: held.counts.get(name) for name in names},
         roles={target.index_name: target.role for target in targets},
         faults={name: held.faults[name] for name in names if name in held.faults},

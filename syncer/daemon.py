@@ -16,8 +16,7 @@ from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain, is_refused
 from syncer.base.errors import HangingError, SourceError, SyncerError
 from syncer.base.lifecycle import Component, Stop, Stopping
-from syncer.base.link import Link
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, Link
 from syncer.base.retry import retry
 from syncer.base.settings import Settings
 from syncer.documents import registry

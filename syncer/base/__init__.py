@@ -2,15 +2,14 @@
 
 Knows nothing of documents, changes or jobs beyond the records in `model`.
 
-    settings                            configuration
-    shipped                             what comes with the package: migrations, config, docs/operating.md
+    settings                            configuration, and what comes with the package
     errors                              every error that a user may see
     error_policy                        an error, or the status of a refused item → retry, dead-letter, suspend, stop
     retry                               repeat with backoff; log what lasts
-    postgres, link, migrations          sessions, a connection that reopens, and the schema
+    postgres, migrations                sessions, a connection that reopens, and the schema
     lifecycle                           how components stop; `syncer.daemon` starts them, and ends all if one fails
-    model, write_report                 records that packages exchange
-    log, log_limit, formatting          what is logged, and how
+    model                               records that packages exchange
+    log, formatting                     what is logged, and how
     timeline                            the events that are kept in Postgres, for seven days
     metrics                             what is measured
 """

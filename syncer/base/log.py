@@ -1,4 +1,4 @@
-"""Logging: renders log lines and decides which of them are logged.
+"""Logging: renders log lines and decides which of them are logged; `Repeated` counts what may recur for ever.
 
 An event is named ``component.past_tense``, and a field ends with its unit. No line contains row values or secrets;
 document ids and column names may appear. A line with a ``timeline``, one sentence, is also noted in the timeline,
@@ -8,21 +8,30 @@ whatever is logged: see `syncer.base.timeline`.
 from __future__ import annotations
 
 import logging
+import math
 import sys
-from collections.abc import Mapping, MutableMapping
-from typing import Any, Final
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
-from syncer.base.log_limit import Repeated
 from syncer.base.settings import Level, LogSettings
 from syncer.base.timeline import TIMELINE
 
 LEVELS: Final[Mapping[Level, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _REPEAT_SECONDS = 600.0
+QUIET_SECONDS = 10.0
+"""How long occurrences are only counted after a report."""
+_KNOWN_MAX = 1000
 _BATCH_SLOW_SECONDS = 1.0
 """A batch that took so long is logged by itself."""
 _BATCHES: Final = ("relay.batch_published", "worker.batch_indexed")
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Sample = TypeVar("_Sample")
 
 
 class Choice:
@@ -100,6 +109,67 @@ def is_debug() -> bool:
 def is_json() -> bool:
     """Whether this process is a daemon whose log is JSON: then its last words are, too."""
     return _is_json
+
+
+@dataclass(slots=True)
+class _Count(Generic[_Sample]):
+    """The count of one key: when it was last reported, the last occurrence, and how many there were since."""
+
+    reported_at: float
+    sample: _Sample
+    number: int = 0
+
+
+class Repeated(Generic[_Key, _Sample]):
+    """Reports the first occurrence of each key at once, and later ones as a count now and then.
+
+    No occurrence is lost from the counts: `flush` reports what is counted and not yet reported. Safe to share between
+    threads.
+
+    Args:
+        log: Called with the key, the number of occurrences since its last report, and the last one as a sample.
+        seconds: The pause between reports of a key.
+    """
+
+    def __init__(self, log: Callable[[_Key, int, _Sample], object], *, seconds: float = QUIET_SECONDS) -> None:
+        self._log = log
+        self._seconds = seconds
+        self._counts: dict[_Key, _Count[_Sample]] = {}
+        self._turn = threading.RLock()
+
+    def note(self, key: _Key, sample: _Sample, number: int = 1) -> None:
+        """Count occurrences; report them if none were reported for a while."""
+        with self._turn:
+            if key not in self._counts and len(self._counts) >= _KNOWN_MAX:
+                self.flush()
+            count = self._counts.setdefault(key, _Count(reported_at=-math.inf, sample=sample))
+            count.number, count.sample = count.number + number, sample
+            if self._is_due(count):
+                self._report(key, count)
+
+    def report(self) -> None:
+        """Report the counts that are due; forget keys that have not recurred since their last report."""
+        with self._turn:
+            for key, count in list(self._counts.items()):
+                if self._is_due(count):
+                    if not count.number:
+                        del self._counts[key]
+                    self._report(key, count)
+
+    def flush(self) -> None:
+        """Report all counts and start over."""
+        with self._turn:
+            for key, count in self._counts.items():
+                self._report(key, count)
+            self._counts.clear()
+
+    def _is_due(self, count: _Count[_Sample]) -> bool:
+        return time.monotonic() - count.reported_at >= self._seconds
+
+    def _report(self, key: _Key, count: _Count[_Sample]) -> None:
+        if count.number:
+            number, count.number, count.reported_at = count.number, 0, time.monotonic()
+            self._log(key, number, count.sample)
 
 
 class _LibraryLog(logging.Handler):

@@ -25,7 +25,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import GaugeMetricFamily
 
-from syncer.base.write_report import WriteReport
+from syncer.base.model import WriteReport
 
 CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
 _REGISTRY: Final = CollectorRegistry()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from syncer.base import postgres, shipped
+from syncer.base import postgres, settings as base_settings
 from syncer.base.errors import RestoringError, SourceError
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.base.settings import PostgresSettings
@@ -117,7 +117,7 @@ def exists(connection: Connection) -> bool:
 
 def _files() -> dict[str, bytes]:
     """The migrations of this program by name, in order."""
-    return {file.stem: file.read_bytes() for file in sorted(shipped.folder("migrations").glob("*.sql"))}
+    return {file.stem: file.read_bytes() for file in sorted(base_settings.shipped("migrations").glob("*.sql"))}
 
 
 def _checksum(migration: bytes) -> str:

@@ -13,7 +13,7 @@ Guarantees of a connection from `connect`:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from typing import Any
@@ -24,6 +24,7 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from psycopg.types.json import Jsonb
 
+from syncer.base.error_policy import Action, decide
 from syncer.base.errors import SourceError
 from syncer.base.settings import PostgresSettings
 
@@ -326,3 +327,34 @@ def copied(connection: Connection, query: sql.Composable) -> Generator[tuple[byt
     command = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(query)
     with connection.cursor() as cursor, cursor.copy(command) as copy:
         yield from copy.rows()
+
+
+class Link:
+    """A connection that is opened on demand. Not for sharing between threads."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._connection: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection; a new one if the last was closed."""
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    @contextmanager
+    def used(self) -> Iterator[Connection]:
+        """Use the connection; close it if Postgres fails with a retryable error, other than a lock that is taken."""
+        try:
+            yield self.connection
+        except psycopg.Error as error:
+            if decide(error) is Action.RETRY and not isinstance(error, psycopg.errors.LockNotAvailable):
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection, if it is open."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

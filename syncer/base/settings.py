@@ -358,6 +358,13 @@ def config_folder() -> Path:
     return Path(os.environ.get(CONFIG_VARIABLE) or _DEFAULT_CONFIG_FOLDER)
 
 
+def shipped(name: Literal["migrations", "config", "docs"]) -> Path:
+    """Return a folder that ships with the package: in a wheel inside of it, in a checkout beside it."""
+    package = Path(__file__).parent.parent
+    in_wheel = package / "_shipped" / name
+    return in_wheel if in_wheel.is_dir() else package.parent / name
+
+
 def load() -> Settings:
     """Read and validate all settings.
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
 
-from syncer.base import settings, shipped
+from syncer.base import settings
 from syncer.base.errors import SyncerError
 from syncer.sandbox import Reporter, Sandbox
 from syncer.sandbox.account import Account, make_open_folder
@@ -130,7 +130,7 @@ class Stage:
     def activate(self, *documents: str) -> None:
         """Activate documents of config/documents; start the daemon if it is not running."""
         for name in documents:
-            source = shipped.folder("config") / "documents" / name
+            source = settings.shipped("config") / "documents" / name
             shutil.copytree(source, self.folder / "config" / "documents" / name, dirs_exist_ok=True)
         is_first = not self.daemon.is_running()
         if is_first:

@@ -23,8 +23,8 @@ from typing import Any
 
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import join
+from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
-from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl
 from syncer.indexing.writer import Shared, Writer

@@ -47,13 +47,11 @@ from syncer.base import log as base_log
 from syncer.base.error_policy import NO_ROOM, Action, at_work_for, decide, decide_item, explain_refusal
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.lifecycle import Abandoned
-from syncer.base.link import Link
-from syncer.base.log_limit import Repeated
-from syncer.base.model import Composition
-from syncer.base.postgres import Connection
+from syncer.base.log import Repeated
+from syncer.base.model import Composition, WriteReport
+from syncer.base.postgres import Connection, Link
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import WorkerSettings
-from syncer.base.write_report import WriteReport
 from syncer.documents import registry, suspend
 from syncer.documents.queries import existing_here
 from syncer.documents.registry import Document, DocumentState

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from syncer.base.model import WriteReport
 from syncer.base.postgres import AdvisoryLock, Connection, value
-from syncer.base.write_report import WriteReport
 from syncer.jobs.model import UNFINISHED
 
 SILENT_SECONDS = 120.0

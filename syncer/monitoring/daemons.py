@@ -24,8 +24,7 @@ from psycopg.types.json import Jsonb
 from syncer.base import metrics, retry
 from syncer.base.formatting import elapsed
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.base.link import Link
-from syncer.base.postgres import LOCK_SECONDS_MAX, Connection
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, Link
 from syncer.base.retry import CurrentTrouble, Trouble
 from syncer.base.timeline import TIMELINE
 from syncer.capture.leader import LEADS

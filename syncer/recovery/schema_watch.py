@@ -20,8 +20,7 @@ import structlog
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.base.link import Link
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, Link
 from syncer.base.retry import Trouble, retry
 from syncer.capture import install, table_files
 from syncer.documents import suspend

@@ -11,8 +11,7 @@ import structlog
 
 from syncer.base import metrics
 from syncer.base.errors import DocumentError
-from syncer.base.model import Change
-from syncer.base.write_report import WriteReport
+from syncer.base.model import Change, WriteReport
 
 
 class Write(NamedTuple):

@@ -15,8 +15,7 @@ from functools import partial
 from itertools import count
 
 from syncer.base.lifecycle import Stop
-from syncer.base.link import Link
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, Link
 from syncer.base.retry import retry
 from syncer.jobs import chunks
 from syncer.jobs.model import Job, find

@@ -29,10 +29,10 @@ import structlog
 from syncer.base import metrics
 from syncer.base.errors import DocumentError, UnavailableError
 from syncer.base.lifecycle import Abandoned, Stop, Stopping
+from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import WorkerSettings
-from syncer.base.write_report import WriteReport
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version

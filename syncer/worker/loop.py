@@ -26,8 +26,7 @@ import psycopg
 import structlog
 
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.base.link import Link
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, Link
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import WorkerSettings
 from syncer.elasticsearch.bulk import Index

@@ -16,9 +16,8 @@ import structlog
 from syncer.base import metrics
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop
-from syncer.base.link import Link
-from syncer.base.log_limit import Repeated
-from syncer.base.postgres import Connection
+from syncer.base.log import Repeated
+from syncer.base.postgres import Connection, Link
 from syncer.documents import affected, registry, suspend
 from syncer.documents.affected import AffectedReader, FanOut
 from syncer.documents.registry import Document

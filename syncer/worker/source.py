@@ -16,9 +16,8 @@ from typing import Protocol
 import structlog
 
 from syncer.base.errors import LossError
-from syncer.base.link import Link
 from syncer.base.model import Change, id_in
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, Link
 from syncer.base.retry import retry
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress

@@ -20,9 +20,8 @@ from pathlib import Path
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import ApiError, Elasticsearch
 
-from syncer.base.model import Composition, Target
+from syncer.base.model import Composition, Target, WriteReport
 from syncer.base.postgres import Connection
-from syncer.base.write_report import WriteReport
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection

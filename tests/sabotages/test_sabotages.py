@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from syncer.base.link import Link
+from syncer.base.postgres import Link
 from syncer.elasticsearch.bulk import Index
 from syncer.kafka import producer
 from syncer.kafka.producer import ChangeProducer

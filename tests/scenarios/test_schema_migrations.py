@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from syncer.base import migrations as base_migrations, shipped
+from syncer.base import migrations as base_migrations, settings
 from syncer.base.error_policy import explain
 from syncer.base.errors import SourceError
 from syncer.base.postgres import AdvisoryLock
@@ -20,7 +20,7 @@ from syncer.documents import registry
 from tests.support.capture import forget, install, is_installed, written
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 
-FILES = sorted(shipped.folder("migrations").glob("*.sql"))
+FILES = sorted(settings.shipped("migrations").glob("*.sql"))
 SHIPPED = [file.stem for file in FILES]
 
 
@@ -61,7 +61,7 @@ def migrations(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of migrations of the test's own."""
     folder = empty_world.folder / "migrations"
     folder.mkdir()
-    monkeypatch.setattr(shipped, "folder", lambda _: folder)
+    monkeypatch.setattr(settings, "shipped", lambda _: folder)
     return folder
 
 
@@ -120,7 +120,7 @@ def test_a_definition_of_an_earlier_version_is_read_and_derived_again(world: Wor
     fields = '[{"name": "title", "type": "text"}, {"name": "body", "type": "text"}]'
     shapes = '{"public.posts": {"kind": "a table", "columns": {"id": "bigint"}, "values": [], "lists_values": false}}'
     world.sql(f"UPDATE syncer.document SET definition = {stored}", fields, shapes)
-    world.sql((shipped.folder("migrations") / "0011.dependencies.sql").read_text())
+    world.sql((settings.shipped("migrations") / "0011.dependencies.sql").read_text())
     with world.connect() as connection:
         (before,) = registry.documents(connection)
         assert before.dependencies.fields == ("title", "body")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
-from syncer.base.write_report import WriteReport
 from syncer.jobs.chunks import Chunk, Chunks
 
 

@@ -36,8 +36,7 @@ from syncer.apply import activate, plan
 from syncer.base import migrations, postgres
 from syncer.base.errors import TopicError
 from syncer.base.lifecycle import Component, Stop
-from syncer.base.link import Link
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, Link
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
 from syncer.capture import progress
 from syncer.cli.context import Parts

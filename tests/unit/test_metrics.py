@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.base import metrics
 from syncer.base.metrics import MEASURED, Metric
-from syncer.base.write_report import WriteReport
+from syncer.base.model import WriteReport
 from syncer.monitoring.gauges import GAUGES
 from tests.support.world import REPOSITORY
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from syncer.base import lifecycle
 from syncer.base.errors import UnavailableError
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.base.log_limit import Repeated
+from syncer.base.log import Repeated
 from syncer.base.retry import REPEAT_SECONDS, CurrentTrouble, Trouble, retry, troubles
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from syncer.apply.scaffold import mapping, table as tables
-from syncer.base import shipped
 from syncer.base.errors import ConfigError
 from syncer.base.postgres import Connection
+from syncer.base.settings import shipped
 from syncer.documents import definition
 
 _SETTINGS = "syncer.yaml"
@@ -85,7 +85,7 @@ def write(config_folder: Path, draft: Draft) -> list[Path]:
     try:
         draft.folder.mkdir(parents=True, exist_ok=True)
         if not settings.exists():
-            shutil.copyfile(shipped.folder("config") / _SETTINGS, settings)
+            shutil.copyfile(shipped("config") / _SETTINGS, settings)
             written.append(settings)
         for name, content in draft.files.items():
             (draft.folder / name).write_text(content, "utf-8")

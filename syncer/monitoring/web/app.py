@@ -23,11 +23,11 @@ from werkzeug.http import generate_etag
 from werkzeug.routing import Map, Rule
 from werkzeug.wrappers import Request, Response
 
-from syncer.base import shipped
+from syncer.base import settings
 from syncer.base.error_policy import explain
 from syncer.base.errors import ConfigError, DefinitionError, JobError, SyncerError, TokenError, WaitTimeoutError
 from syncer.base.formatting import plain
-from syncer.base.log_limit import Repeated
+from syncer.base.log import Repeated
 from syncer.monitoring.web.access import Access, ForbiddenError, Need, UnauthorizedError
 
 _HEADERS = {
@@ -221,7 +221,7 @@ def _log_refused(_: str, requests: int, last: tuple[str, str]) -> None:
 def _manual(page: str) -> str:
     """Render docs/operating.md, so that a problem's link works without internet access."""
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    text = (shipped.folder("docs") / "operating.md").read_text("utf-8")
+    text = (settings.shipped("docs") / "operating.md").read_text("utf-8")
     tokens = markdown.parse(_OTHER_PAGES.sub(r"\1", text))
     for token, following in pairwise(tokens):
         if token.type == "heading_open":

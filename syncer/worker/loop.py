@@ -36,7 +36,7 @@ from syncer.worker.batch import ChangeBatch
 from syncer.worker.resolve import Resolver
 from syncer.worker.source import Source
 
-_BATCH_CHANGES_MAX = 2000
+BATCH_CHANGES_MAX = 2000
 _RECORDS_IN_HAND = 10_000
 """With this many records in hand, no more are received. Batches that touch nothing wait for earlier ones, too."""
 _RECEIVE_SECONDS = 0.05
@@ -147,7 +147,7 @@ class Worker:
 
     def _receive(self, wait_seconds: float) -> bool:
         """Receive the changes that have arrived, and submit what they touch; return whether there were any."""
-        batch = self._source.receive(records_max=_BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
+        batch = self._source.receive(records_max=BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
         self._writers.report_dead_letters()
         self._resolver.unresolved.report()
         if batch is None:

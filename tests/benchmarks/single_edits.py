@@ -125,9 +125,10 @@ def load(bench: Bench) -> Iterator[Figure]:
         used = {name: (used - before[name]) * 1000 / edits.made for name, used in edited.cpu_seconds().items()}
         return came, {name: value for name, value in used.items() if way == "with Kafka" or name != "Kafka"}
 
+    peaks = []
+
     def edit(pace: int, way: str) -> _Loaded:
         """Looking for changes costs Elasticsearch as much as writing them, so it has a time of its own."""
-        blog.stop()
         blog.start_idle(environment=WAYS[way])
         Edits(blog, shuffled(blog), pace, watched_of=0).milliseconds(1)  # what is done for the first time
         blog.wait_settled()
@@ -137,17 +138,16 @@ def load(bench: Bench) -> Iterator[Figure]:
         with Edits(blog, posts[:half], pace - _WATCHED_PER_SECOND, watched_of=0).beside():
             seen = Edits(blog, posts[half:], _WATCHED_PER_SECOND).milliseconds(seconds / 2)
         blog.wait_settled()
+        peaks.append(blog.stop())
         return _Loaded(came=came, cost=used, seen=seen)
 
     def poll() -> _Loaded:
-        blog.stop()
         came, used = cost(polled, OFTEN, "without Kafka")
         return _Loaded(came=came, cost=used, seen=[])
 
     blog.settle()
     takers = {f"{way}, {pace:,}/s": partial(edit, pace, way) for way in WAYS for pace in _PACES}
     found = in_turns(takers | {loop: poll}, bench.passes)
-    peak = blog.stop()
     polled.end()
     servers = list(dict.fromkeys(server for turns in found.values() for server in turns[0].cost))
     medians = {
@@ -184,7 +184,7 @@ def load(bench: Bench) -> Iterator[Figure]:
         yield Figure(f"{figure} / polling loop", ratio(totals[often], totals[loop]), at_most=goal)
         for name in others:
             yield Figure(f"processor time a change, {name} / at {OFTEN}/s", ratio(totals[name], totals[often]))
-    yield memory("peak memory", peak)
+    yield memory("peak memory", max(peaks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,13 @@ def empty_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> Itera
         yield world
 
 
+@pytest.fixture(scope="module")
+def module_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A world like `empty_world`, for all tests of a module."""
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("module"))) as world:
+        yield world
+
+
 @pytest.fixture(scope="session")
 def template(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """What every `world` is a copy of; no test uses it."""

@@ -40,8 +40,8 @@ from syncer.verify.settle import SETTLE_SECONDS, Settler
 
 FOUND_MAX = 10_000
 """A comparison ends after this many documents that have drifted or are busy. As many suspects are kept at a time."""
-_PAGE = 1000
-_FIRST_ROWS = 100
+PAGE = 1000
+FIRST_ROWS = 100
 _PAGE_BYTES_MAX = 4_000_000
 _SEARCHES_MAX = 3
 
@@ -165,7 +165,7 @@ class _Comparison:
         with self.threads:
             try:
                 self._compare_documents()
-                for places in holdings.untouched_since(document.target, numbers, page=_PAGE):
+                for places in holdings.untouched_since(document.target, numbers, page=PAGE):
                     self._submit(partial(self._extras, [place.id for place in places]), most=1)
                     if not self.report.is_complete:
                         break
@@ -177,14 +177,14 @@ class _Comparison:
     def _compare_documents(self) -> None:
         """Walk the SELECT, and search each of its documents in the index."""
         document = self.settler.document
-        rows_max, after, is_last = _FIRST_ROWS, None, False
+        rows_max, after, is_last = FIRST_ROWS, None, False
         while not is_last and self.report.is_complete:
             chunk: dict[str, Row] = {}
             is_large = False
             with reading(self.connection, document):
                 span = ranges.next_range(self.connection, document, after, rows=rows_max)
                 after, is_last = span.through, span.is_last
-                found = queries.in_range(self.connection, document, span, page=_PAGE, bytes_max=_PAGE_BYTES_MAX)
+                found = queries.in_range(self.connection, document, span, page=PAGE, bytes_max=_PAGE_BYTES_MAX)
                 with closing(found):
                     for rows in found:
                         if is_large := bool(chunk):
@@ -195,7 +195,7 @@ class _Comparison:
             if chunk:  # outside of the snapshot, which must not wait for Elasticsearch
                 self._search(chunk)
             # Documents may be large: a range then has fewer of them.
-            rows_max = max(1, rows_max // 2) if is_large else min(_PAGE, 2 * rows_max)
+            rows_max = max(1, rows_max // 2) if is_large else min(PAGE, 2 * rows_max)
         self._take_results()
 
     def _search(self, rows: dict[str, Row]) -> None:

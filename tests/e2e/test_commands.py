@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -148,25 +153,6 @@ def test_a_document_is_applied_alone(world: World) -> None:
     assert "share the index" in world.syncer("apply", "broken", "--yes").stderr
 
 
-def test_documents_that_cannot_be_written_fail_the_apply(empty_world: World) -> None:
-    """Apply refuses them. Despite them, it says which and why, exits with 1, and loads the documents after them."""
-    add_document(empty_world, "writer", "SELECT u.id AS _id, u.name FROM users AS u")
-    empty_world.sql(BLOG_SCHEMA.read_text())
-    empty_world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
-    empty_world.sql("INSERT INTO posts (id, user_id, title, body, created) VALUES (2, 1, 't', 'b', 'infinity')")
-    empty_world.migrate()
-    refused = empty_world.syncer("apply", "--yes")
-    assert refused.returncode == 1
-    assert "1 of 1 sampled document is rejected, for example 2: document_parsing_exception" in refused.stderr
-    assert empty_world.sql("SELECT FROM syncer.document") == []
-    loaded = empty_world.syncer("apply", "--yes", "--despite-dead-lettered")
-    assert loaded.returncode == 1
-    assert "1 dead-lettered" in loaded.stdout
-    assert "such as 2: document_parsing_exception" in loaded.stderr
-    assert "created" in loaded.stderr
-    assert "writer: 1 written" in loaded.stdout
-
-
 def test_dead_letters_are_listed_and_retried(world: World) -> None:
     """One that is not fixed remains; what a mapping fixed by hand allows is written; fixed data needs no command."""
     world.sql(BLOG)
@@ -190,3 +176,30 @@ def test_dead_letters_are_listed_and_retried(world: World) -> None:
     wait_until(lambda: "There are no dead letters" in done(world, "dead-letters", "list"), what="the other is cleared")
     wait_until(lambda: world.syncer("status").returncode == 0, what="all is well")
     assert "has no dead letter 2" in world.syncer("dead-letters", "retry", "blogpost", "2").stderr
+
+
+def on_a_terminal(world: World, answer: str, *arguments: str) -> tuple[int, str]:
+    """The exit code of a command whose question is answered, and what it has shown."""
+    screen, inside = pty.openpty()
+    environment = {**world.environment, "TERM": "xterm-256color", "COLUMNS": "100"}
+    command, shown = [sys.executable, "-m", "syncer", *arguments], b""
+    with subprocess.Popen(
+        command, env=environment, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
+    ) as process:
+        os.close(inside)
+        os.write(screen, f"{answer}\n".encode())
+        with suppress(OSError):  # Linux raises it once the command has ended
+            while part := os.read(screen, 65536):
+                shown += part
+    os.close(screen)
+    return process.returncode, shown.decode("utf-8", "replace")
+
+
+def test_a_no_changes_nothing(world: World) -> None:
+    """On a terminal apply asks; it goes on only after a yes."""
+    mapping = world.document_folder / "index.json"
+    mapping.write_text(mapping.read_text().replace('"title":', '"more": {"type": "long"}, "title":'))
+    for answer, code, revision in (("n", 1, 1), ("y", 0, 2)):
+        ended, shown = on_a_terminal(world, answer, "apply")
+        assert (ended, "Apply?" in shown) == (code, True), shown
+        assert world.sql("SELECT revision FROM syncer.document") == [(revision,)]

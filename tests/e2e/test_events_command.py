@@ -63,12 +63,6 @@ def test_what_happened_is_shown_in_order_and_delays_nothing(world: World) -> Non
     assert sorted(order, key=names.index) == order
     assert events(world, "--since", "0s") == []
     assert seen[-1]["message"] in world.syncer("events", "--since", "30m").stdout.splitlines()[-1]
-    world.sql(
-        "INSERT INTO syncer.daemon SELECT gen_random_uuid(), 'gone', 7, '1', now(), now() - interval '2 min', "
-        "'{}', true, 0, '[]'"
-    )
-    assert world.daemon().stop() == 0
-    wait_for(world, "daemon.disappeared", "The daemon gone, process 7, disappeared")
 
 
 def test_the_table_is_bounded(shared_world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -106,8 +105,6 @@ def test_the_page_follows_what_happens(world: World, visit: Visit, port: int) ->
     look_up(visit)
     job = pause(world, visit)
     refuse_to_fit_a_value(world, visit)
-    read_the_plot(visit)
-    choose_a_range(visit)
     assert visit.page.evaluate(NAMELESS) == 0
     visit.page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     for width in WIDTHS:
@@ -132,18 +129,6 @@ def see_daemons_and_events(world: World, visit: Visit, daemon: Daemon) -> None:
     visit.wait_for("#events tbody", "41 documents, 0 drifted")
     visit.wait_for("#events tbody", "became the leader")
     assert visit.text("#events tbody").index("Verified") < visit.text("#events tbody").index("leader")
-
-
-def choose_a_range(visit: Visit) -> None:
-    """The plots go back as far as is chosen."""
-
-    def begins_at(ago: str) -> bool:
-        return ago in visit.page.evaluate("document.querySelector('#lag-plot svg').textContent")
-
-    for seconds, ago in (("3600", "60 min"), ("600", "10 min"), ("120", "120 s")):
-        visit.page.select_option("#range", seconds)
-        wait_until(partial(begins_at, ago), what=f"the axis begins at {ago}")
-        wait_until(lambda: visit.page.locator("#lag-plot path.line").count() > 0, what="there is a line")
 
 
 def unlock(visit: Visit) -> None:
@@ -209,18 +194,6 @@ def refuse_to_fit_a_value(world: World, visit: Visit) -> None:
     visit.wait_for("#headline", "All is well")
 
 
-def read_the_plot(visit: Visit) -> None:
-    """The plot is read with the arrow keys, and there is a table of it."""
-    visit.page.focus("#lag-plot svg")
-    visit.page.keyboard.press("ArrowLeft")
-    visit.page.keyboard.press("ArrowLeft")
-    wait_until(lambda: ":" in visit.text("#lag-plot figcaption"), what="a moment is read")
-    visit.click("#lag-plot summary")
-    wait_until(
-        lambda: visit.page.evaluate("document.querySelectorAll('#lag-plot tbody tr').length") > 1, what="a table"
-    )
-
-
 def lose_and_find(world: World, visit: Visit, daemon: Daemon, environment: dict[str, str]) -> None:
     """The daemon goes away and comes back at the same place: the page says so, and goes on by itself."""
     assert daemon.stop() == 0
@@ -230,42 +203,3 @@ def lose_and_find(world: World, visit: Visit, daemon: Daemon, environment: dict[
     world.daemon(environment=environment)
     visit.wait_for("#headline", "All is well")
     assert not visit.page.evaluate("document.body.classList.contains('lost')")
-
-
-def test_what_a_server_that_is_down_has_said_is_grey_with_its_time(world: World, visit: Visit) -> None:
-    """The others' figures stay as they are. The problem has the error's own text, and leads to the manual.
-
-    The fold-out stays open while the figures change; once the server is back, no line is drawn across the gap.
-    """
-    world.sql(BLOG)
-    daemon = world.daemon()
-    visit.page.goto(str(daemon.wait_for("web.listening")["address"]))
-    visit.wait_for("#headline", "All is well")
-    visit.wait_for("#at-index .big", "40")
-    wait_until(lambda: visit.page.locator("#lag-plot path.line").count() == 1, what="a line is drawn")
-    world.sandbox.postgres.stop()
-    try:
-        visit.wait_for("#headline", "Postgres is down: connection refused")
-        visit.wait_for("#at-outbox .sub", "as of")
-        for place in ("documents", "jobs", "letters", "events", "daemons"):
-            visit.wait_for(f"#{place}-old", "as of")
-        assert "as of" not in visit.text("#at-index .sub")
-        assert visit.text("#at-index .big") == "40"
-        assert visit.page.evaluate("!document.body.classList.contains('lost')")
-        visit.click("#problems summary")
-        visit.wait_for("#problems pre", "OperationalError")
-        before = visit.text("#headline")
-        wait_until(lambda: visit.text("#headline") != before, what="the time goes on")
-        assert visit.page.is_visible("#problems pre")
-        visit.page.wait_for_function("document.querySelector('#problems a').href.endsWith('#syncerserversilent')")
-        with visit.page.expect_popup() as opened:
-            visit.click("#problems a")
-        opened.value.wait_for_selector("#syncerserversilent")
-        assert "Meaning." in opened.value.inner_text("body")
-        assert opened.value.evaluate(FITS)
-    finally:
-        world.sandbox.postgres.start()
-    visit.wait_for("#headline", "All is well")
-    wait_until(lambda: visit.page.locator("#lag-plot path.line").count() == 2, what="a line on each side of the gap")
-    visit.wait_for("#events tbody", "was held up for")
-    assert visit.text("#documents-old") == ""

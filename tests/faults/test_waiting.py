@@ -328,8 +328,8 @@ HELD_UP_SECONDS = 30.0
 
 def test_verify_takes_nothing_that_is_in_flight_for_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Again and again, while everything changes on both sides."""
-    monkeypatch.setattr(compare, "_PAGE", 7)
-    monkeypatch.setattr(compare, "_FIRST_ROWS", 7)  # so that much happens between small ranges
+    monkeypatch.setattr(compare, "PAGE", 7)
+    monkeypatch.setattr(compare, "FIRST_ROWS", 7)  # so that much happens between small ranges
     fill(world)
     world.daemon()
     deadline = time.monotonic() + SECONDS

@@ -1,37 +1,86 @@
-"""The doctor sees what is broken in Kafka and Elasticsearch, and its fix mends it, by their own tools."""
+"""The doctor sees what is broken in each server, and its fix mends it, by the server's own tools."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from elasticsearch import Elasticsearch
+from pydantic import SecretStr
 
-from syncer.elasticsearch.indices import seconds
-from syncer.monitoring.deployment import Deployment
-from syncer.monitoring.doctor import CHECKS, Severity
+from syncer.base.settings import PostgresSettings, Settings
+from syncer.monitoring.doctor import CHECKS, Severity, examine
 from syncer.sandbox import Endpoints, Sandbox
+from tests.scenarios.test_schema_migrations import grant
 from tests.support.doctor import fix, is_well, look
 from tests.support.in_process import admin
-from tests.support.world import World, made, wait_until
+from tests.support.standbys import standbys
+from tests.support.world import World, made, postgres_with, wait_until
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
+OF_POSTGRES = [check for check in CHECKS if check.server == "postgres"]
+FUNCTION = 'syncer."capture_public.users"()'
 Break = Callable[[Elasticsearch, World], object]
 
 
 @pytest.fixture(scope="module")
 def world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A world with a document in it; each test leaves it as it was."""
-    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("doctor"))) as world:
+    """A world on a Postgres of its own, with a document in it; each test leaves it as it was."""
+    with (
+        postgres_with(endpoints, {}) as others,
+        made(World(sandbox=sandbox, endpoints=others, folder=tmp_path_factory.mktemp("doctor"))) as world,
+    ):
         world.set_up()
         world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'j@example.com')")
         world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'title', 'body')")
         world.backfill()
+        grant(world, "relay", "worker")
+        world.sql(f"CREATE ROLE daemon LOGIN; GRANT {world.name}_relay, {world.name}_worker TO daemon")
         yield world
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something that is broken.
+
+    Args:
+        id: The check that sees it.
+        breaks: What breaks it: SQL of the superuser, or a request to another server.
+        part: What the finding names.
+        severity: How bad it is.
+        role: The role that the doctor connects as.
+        undo: SQL that restores what the fix leaves behind.
+        is_advice: Whether `undo` mends it, as the fix is for a person to decide.
+    """
+
+    id: str
+    breaks: str | Break
+    part: str = ""
+    severity: Severity = WRONG
+    role: str = "postgres"
+    undo: str = "SELECT"
+    is_advice: bool = False
+
+
+def off(setting: str, where: str = "ALTER SYSTEM", value: str = "off") -> str:
+    """SQL that changes a setting."""
+    return f"{where} SET {setting} = {value}; SELECT pg_reload_conf()"
+
+
+def lacks(what: str, role: str, part: str, severity: Severity) -> Case:
+    """A privilege that a daemon's role needs."""
+    on = f"{what} {{verb}} {{{{database}}}}_{role}"
+    revoke, grant_again = on.format(verb="FROM"), on.format(verb="TO")
+    return Case(
+        "postgres.privileges", f"REVOKE {revoke}", part, severity, "daemon", f"GRANT {grant_again}", is_advice=True
+    )
 
 
 def topic(name: str, value: str) -> Break:
@@ -85,37 +134,94 @@ def override_guard(client: Elasticsearch, world: World) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("id_", "breaks", "part", "severity"),
-    [
-        ("kafka.cleanup_policy", topic("cleanup.policy", "compact"), "compact", WRONG),
-        ("kafka.unclean_election", topic("unclean.leader.election.enable", "true"), "true", WRONG),
-        ("kafka.retention", topic("retention.ms", "60000"), "60000", CONSIDER),
-        ("kafka.retention", topic("retention.bytes", "1000000"), "1000000", CONSIDER),
-        ("elasticsearch.gc_deletes", index("index.gc_deletes", "59m"), "is 59m", WRONG),
-        ("elasticsearch.gc_deletes", index("index.gc_deletes", None), "is 60s", WRONG),
-        ("elasticsearch.durability", index("index.translog.durability", "async"), "async", WRONG),
-        ("elasticsearch.refresh", index("index.refresh_interval", "-1"), "-1", WRONG),
-        ("elasticsearch.pipelines", pipeline, "doctor-stamp", WRONG),
-        ("elasticsearch.guard", override_guard, "doctor-", WRONG),
-        ("elasticsearch.orphans", orphan(), "made for page", CONSIDER),
-        ("elasticsearch.orphans", orphan("x", "{index}-syncer-write"), "x-000099, made for page", CONSIDER),
-        ("elasticsearch.orphans", orphan("y", "{alias}y", "{index}-syncer-write"), "y find blog-", WRONG),
-        ("elasticsearch.epoch", forget_epoch, "recorded none", WRONG),
-    ],
-)
-def test_what_is_broken_is_seen_and_fixed(world: World, id_: str, breaks: Break, part: str, severity: Severity) -> None:
+CASES = [
+    Case("kafka.cleanup_policy", topic("cleanup.policy", "compact"), "compact"),
+    Case("kafka.unclean_election", topic("unclean.leader.election.enable", "true"), "true"),
+    Case("kafka.retention", topic("retention.ms", "60000"), "60000", CONSIDER),
+    Case("elasticsearch.gc_deletes", index("index.gc_deletes", None), "is 60s"),
+    Case("elasticsearch.durability", index("index.translog.durability", "async"), "async"),
+    Case("elasticsearch.refresh", index("index.refresh_interval", "-1"), "-1"),
+    Case("elasticsearch.pipelines", pipeline, "doctor-stamp"),
+    Case("elasticsearch.guard", override_guard, "doctor-"),
+    Case("elasticsearch.orphans", orphan("x", "{index}-syncer-write"), "x-000099, made for page", CONSIDER),
+    Case("elasticsearch.orphans", orphan("y", "{alias}y", "{index}-syncer-write"), "y find blog-"),
+    Case("elasticsearch.epoch", forget_epoch, "recorded none"),
+    Case(
+        "postgres.reach",
+        "INSERT INTO syncer.migration (name, checksum) VALUES ('9999_later', 'later')",
+        "9999_later",
+        undo="DELETE FROM syncer.migration WHERE name = '9999_later'",
+        is_advice=True,
+    ),
+    Case("postgres.durability", off("full_page_writes")),
+    *(
+        Case("postgres.synchronous_commit", off("synchronous_commit", where), severity=CONSIDER)
+        for where in ("ALTER SYSTEM", "ALTER ROLE daemon", "ALTER DATABASE {database}")
+    ),
+    Case("postgres.deadlock_timeout", off("deadlock_timeout", value="'500ms'"), severity=CONSIDER),
+    lacks("USAGE ON SCHEMA syncer", "relay, {{database}}_worker", "use the schema syncer", WRONG),
+    lacks("USAGE ON SEQUENCE syncer.version", "worker", "USAGE on syncer.version", CONSIDER),
+    Case("postgres.triggers", "ALTER TABLE comments DISABLE TRIGGER syncer_row_fe6ac3f5", "public.comments"),
+    Case("postgres.triggers", "DELETE FROM syncer.capture WHERE relation = 'public.posts'", "posts"),
+    Case(
+        "postgres.triggers",
+        f"CREATE OR REPLACE FUNCTION {FUNCTION} RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
+        "AS 'BEGIN RETURN NULL; END'",
+        "not the one",
+    ),
+    Case(
+        "postgres.functions",
+        f"CREATE ROLE clerk; GRANT CREATE ON SCHEMA syncer TO clerk; ALTER FUNCTION {FUNCTION} OWNER TO clerk",
+        "clerk",
+    ),
+    Case("postgres.reads", "REVOKE SELECT ON comments FROM {database}_documents", "public.comments", role="daemon"),
+    Case(
+        "postgres.reads",
+        "ALTER TABLE comments ENABLE ROW LEVEL SECURITY",
+        "Row-level security of public.comments",
+        role="daemon",
+        undo="ALTER ROLE daemon NOBYPASSRLS; ALTER TABLE comments DISABLE ROW LEVEL SECURITY",
+    ),
+]
+
+
+def as_role(world: World, role: str) -> Settings:
+    """The settings of a daemon of that role."""
+    dsn = SecretStr(world.dsn.replace("postgres@", f"{role}@"))
+    return world.settings.model_copy(update={"postgres": PostgresSettings(dsn=dsn)})
+
+
+def run(world: World, statements: str) -> None:
+    """Run statements as the superuser, each in a transaction of its own."""
+    with psycopg.connect(world.dsn, autocommit=True) as connection:
+        for statement in [statements] if "BEGIN" in statements else statements.split("; "):
+            connection.execute(statement.format(database=world.name))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.id}-{case.part[:20]}")
+def test_what_is_broken_is_seen_and_fixed(world: World, case: Case) -> None:
     """It is well, it is broken and seen, the fix is pasted, and it is well again."""
+    settings = as_role(world, case.role)
+
+    def is_mended() -> bool:
+        return is_well(look(world, case.id, settings=settings))
+
+    assert is_mended(), look(world, case.id, settings=settings)
     with world.elasticsearch() as client:
-        assert is_well(look(world, id_))
         try:
-            breaks(client, world)
-            (found,) = look(world, id_)
-            assert (found.severity, part in found.found) == (severity, True)
-            fix(world, found)
-            wait_until(lambda: is_well(look(world, id_)), what="it is well again", detail=lambda: str(look(world, id_)))
+            if isinstance(case.breaks, str):
+                run(world, case.breaks)
+            else:
+                case.breaks(client, world)
+            (found,) = look(world, case.id, settings=settings)
+            assert (found.severity, case.part in found.found) == (case.severity, True)
+            if not case.is_advice:
+                fix(world, found)
+                wait_until(is_mended, what="it is well again", detail=lambda: str(look(world, case.id)))
         finally:
+            run(world, case.undo)
             client.options(ignore_status=404).indices.delete_index_template(name=f"doctor-{world.name}")
+    assert is_mended()
 
 
 def test_a_missing_topic_is_seen(world: World) -> None:
@@ -142,13 +248,27 @@ def test_a_disk_that_was_restored_is_seen_and_fixed(world: World) -> None:
     assert is_well(look(world, "elasticsearch.epoch"))
 
 
-def test_a_lifecycle_policy_is_judged_by_the_setting_that_names_it(world: World) -> None:
-    """The sandbox's Elasticsearch has no lifecycle policies: their setting is added to its answer."""
-    (check,) = [check for check in CHECKS if check.id == "elasticsearch.lifecycle"]
-    with Deployment(world.settings, world.config) as deployment:
-        assert list(check.ask(deployment)) == []
-        ((_, settings),) = deployment.indices
-        settings["index.lifecycle.name"] = "30-days"
-        (found,) = check.ask(deployment)
-    assert found.fix.endswith("""-d '{"index.lifecycle.name": null}'""")
-    assert [seconds(text) for text in ("3600s", "1h", "60m", "3600000ms", "-1", "0s")] == [3600] * 4 + [0, 0]
+def test_a_role_is_judged_by_its_privileges(world: World) -> None:
+    """With the documented grants every check is well; what a role cannot check for want of a privilege is unseen."""
+    report = examine(as_role(world, "daemon"), world.config, checks=OF_POSTGRES)
+    assert is_well(report.findings)
+    world.sql("CREATE ROLE newcomer LOGIN")
+    report = examine(as_role(world, "newcomer"), world.config, checks=OF_POSTGRES)
+    severities = {found.id: found.severity for found in report.findings}
+    assert [id_ for id_, severity in severities.items() if severity is WRONG] == ["postgres.privileges"]
+    assert severities["postgres.functions"] is severities["postgres.triggers"] is Severity.UNSEEN
+    assert severities["postgres.durability"] is Severity.WELL
+
+
+def test_a_standby_in_place_of_the_primary_is_seen(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
+    """So is a server without the syncer schema."""
+    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path)
+
+    def reached(dsn: str) -> str:
+        settings = world.settings.model_copy(update={"postgres": PostgresSettings(dsn=SecretStr(dsn))})
+        (found,) = look(world, "postgres.reach", settings=settings)
+        return found.found
+
+    with standbys(sandbox) as servers:
+        assert "no syncer schema" in reached(servers.primary.address)
+        assert "is a standby" in reached(servers.follow().address)

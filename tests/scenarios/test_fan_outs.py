@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
 from syncer import daemon
-from syncer.apply import reindex
 from syncer.base.model import Change, Image, Operation
 from syncer.base.postgres import Connection
 from syncer.documents import affected, registry
@@ -18,7 +15,7 @@ from syncer.documents.affected import Affected, AffectedReader, FanOut
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
-from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
+from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, due, find, unfinished
 from syncer.worker.loop import Worker
 from tests.scenarios.test_jobs import new_revision
 from tests.support.world import World, wait_until
@@ -134,15 +131,6 @@ def test_few_do_not_wait_for_many(world: World, connection: Connection) -> None:
     assert ids_in(many) == [1, 2]
 
 
-def test_ids_that_the_changes_name_are_never_many(connection: Connection) -> None:
-    """A thousand posts that change at once are a thousand documents, and no fan-out."""
-    changes = [
-        replace(renamed(1)[0], relation="public.posts", images=({"id": str(id_), "user_id": "1"},))
-        for id_ in range(1000)
-    ]
-    assert read(connection, changes) == ({str(id_) for id_ in range(1000)}, [])
-
-
 @pytest.mark.parametrize(("many", "most"), [(3, 0), (20, 80)])
 def test_what_is_found_for_one_batch_is_bounded(world: World, connection: Connection, many: int, most: int) -> None:
     """However many rows lead to many documents: so many ids in all, and the rest is left to a job."""
@@ -255,44 +243,3 @@ def test_listing_some_leaves_writers_alone(world: World, connection: Connection,
 
 
 # All of it
-
-
-def test_a_rename_of_many_becomes_a_job_and_one_of_few_is_done_at_once(world: World) -> None:
-    """A rename of an author of 1,120 posts, in one transaction with an edit and the rename of an author of three."""
-    world.sql(BLOG)
-    world.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 't', '' FROM generate_series(1001, 2000) AS g")
-    with world.index() as index:
-        follow(world, index, many=10_000)
-        assert world.differences() == []
-        world.sql("UPDATE users SET name = 'renamed' WHERE id IN (1, 3); UPDATE posts SET title = 'new' WHERE id = 205")
-        follow(world, index, many=100)
-        held, expected = world.held(), world.expected()
-        behind = {id_ for id_ in expected if held[id_] != expected[id_]}
-        assert behind == posts_of(world, 1)
-        with world.connect() as connection:
-            [job] = unfinished(connection)
-            assert (job.kind, job.state, job.cause) == (JobKind.FAN_OUT, JobState.NEW, {"public.users": 1})
-            world.refresh(index)
-            assert find(connection, job.id).documents_done == 1120
-    assert world.differences() == []
-
-
-def test_a_rename_reaches_every_document_that_reads_the_table(world: World) -> None:
-    """Two definitions, and an index that is being built: each has a fan-out of its own, and ends equal."""
-    folder = shutil.copytree(world.document_folder, world.config / "documents" / "essay")
-    (folder / "document.yaml").write_text(f"index: {world.alias_of('essay')}\n")
-    world.documents = ("blogpost", "essay")
-    world.apply()
-    world.sql(BLOG)
-    with world.index() as index, world.indices() as indices, world.connect() as connection:
-        follow(world, index, many=1000)
-        new = reindex.begin(connection, indices, "blogpost", report=lambda _: None).document
-        world.refresh(index)
-        world.sql("UPDATE users SET name = 'renamed' WHERE id = 1")
-        follow(world, index)
-        seen = unfinished(connection)
-        assert [job.kind for job in seen] == [JobKind.FAN_OUT] * 3
-        assert {job.index_name for job in seen} == {document.index_name for document in registry.documents(connection)}
-        world.refresh(index)
-        assert world.differences() == []
-        assert world.held_in(new.index_name) == world.expected()

@@ -1,4 +1,4 @@
-"""The guide's models answer the guide's questions on the guide's data, before a change and after it."""
+"""The guide's models answer the guide's questions on the guide's data; files follow the directories above them."""
 
 from __future__ import annotations
 
@@ -90,17 +90,125 @@ def test_a_change_writes_one_document(
         assert {document for document, version in versions().items() if version != before[document]} == written
 
 
-def test_parents_and_children_are_reached_by_index(empty_world: World) -> None:
-    """A page of made-up ids is looked up in both tables, however large they are."""
-    empty_world.use("discussion")
-    empty_world.sql(schema("blog"))
-    empty_world.sql("INSERT INTO users SELECT 1, 'name', 'email'")
-    empty_world.sql("INSERT INTO posts (user_id, title, body) SELECT 1, 't', 'b' FROM generate_series(1, 5000)")
-    empty_world.sql("INSERT INTO comments (post_id, name, comment) SELECT id, 'n', 'c' FROM posts")
-    empty_world.sql("ANALYZE posts, comments")
-    select = (empty_world.config / "documents" / "discussion" / "select.sql").read_text()
-    ids = "ARRAY(SELECT 'comment-' || n FROM generate_series(1, 1000) AS n)"
-    plan = "\n".join(
-        row[0] for row in empty_world.sql(f"EXPLAIN SELECT * FROM ({select}) AS d WHERE _id = ANY ({ids})")
-    )
-    assert "Seq Scan" not in plan, plan
+Follow = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def grown(module_world: World) -> World:
+    """The guide's files, with the document active."""
+    module_world.use("file")
+    module_world.sql(schema("filesystem"))
+    module_world.migrate()
+    module_world.apply()
+    return module_world
+
+
+@pytest.fixture(scope="module")
+def follow(grown: World) -> Iterator[Follow]:
+    """Commits transactions there, and writes what they affect."""
+    with grown.index() as index, grown.relay() as relay, grown.worker(index) as worker:
+
+        def commit(*transactions: str) -> None:
+            for transaction in transactions:
+                grown.sql(transaction)
+            grown.drain(relay, worker)
+
+        yield commit
+
+
+@pytest.fixture
+def replanted(grown: World, follow: Follow) -> World:
+    """The shared one with the guide's files as at first."""
+    follow(models()["files"].rows)
+    assert paths(grown) == AT_FIRST
+    return grown
+
+
+def paths(world: World) -> dict[str, str]:
+    """Where each file is, by id, as a search finds it."""
+    return {id_: f"{file['path']}: {file['name']}" for id_, file in world.held("file").items()}
+
+
+AT_FIRST = {
+    "1": "/clinton/projects/elasticsearch: README.txt",
+    "2": "/clinton/projects: ideas.txt",
+    "3": "/clinton: letter.txt",
+    "4": "/alice: photos.txt",
+}
+
+# Transactions, one after the other; what they leave; and what is not found any more.
+CHANGES: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
+    "file_renamed": (
+        ("UPDATE files SET name = 'README.asciidoc' WHERE id = 1",),
+        {"1": "/clinton/projects/elasticsearch: README.asciidoc"},
+    ),
+    "file_moved_to_the_root": (("UPDATE files SET directory_id = 1 WHERE id = 1",), {"1": "/: README.txt"}),
+    "directory_renamed": (
+        ("UPDATE directories SET name = 'bill' WHERE id = 2",),
+        {"1": "/bill/projects/elasticsearch: README.txt", "2": "/bill/projects: ideas.txt", "3": "/bill: letter.txt"},
+    ),
+    "directory_moved": (
+        ("UPDATE directories SET parent_id = 5 WHERE id = 3",),
+        {"1": "/alice/projects/elasticsearch: README.txt", "2": "/alice/projects: ideas.txt"},
+    ),
+    "directory_becomes_a_tree_of_its_own": (
+        ("UPDATE directories SET parent_id = NULL, name = 'backup:' WHERE id = 3",),
+        {"1": "backup:/elasticsearch: README.txt", "2": "backup:: ideas.txt"},
+    ),
+    "directory_deleted_with_all_in_it": (("DELETE FROM directories WHERE id = 3",), {"1": None, "2": None}),
+    "everything_deleted": (("TRUNCATE directories CASCADE",), {"1": None, "2": None, "3": None, "4": None}),
+    "directory_renamed_and_a_file_taken_out_in_one_transaction": (
+        (
+            """
+            UPDATE directories SET name = 'bill' WHERE id = 2;
+            UPDATE files SET directory_id = 5 WHERE id = 2;
+            UPDATE files SET name = 'README' WHERE id = 1
+            """,
+        ),
+        {"1": "/bill/projects/elasticsearch: README", "2": "/alice: ideas.txt", "3": "/bill: letter.txt"},
+    ),
+    "directory_renamed_then_moved_from_under_it": (
+        (
+            "UPDATE directories SET name = 'bill' WHERE id = 2",
+            "UPDATE directories SET parent_id = 5 WHERE id = 3",
+            "UPDATE files SET directory_id = 3 WHERE id = 1",
+        ),
+        {"1": "/alice/projects: README.txt", "2": "/alice/projects: ideas.txt", "3": "/bill: letter.txt"},
+    ),
+    "directory_replaced_by_one_with_another_key": (
+        (
+            """
+            INSERT INTO directories (id, parent_id, name) VALUES (30, 2, 'work');
+            UPDATE directories SET parent_id = 30 WHERE parent_id = 3;
+            UPDATE files SET directory_id = 30 WHERE directory_id = 3;
+            DELETE FROM directories WHERE id = 3
+            """,
+        ),
+        {"1": "/clinton/work/elasticsearch: README.txt", "2": "/clinton/work: ideas.txt"},
+    ),
+    "two_directories_swap_places": (
+        ("UPDATE directories SET parent_id = CASE id WHEN 5 THEN 2 WHEN 2 THEN 1 ELSE 5 END WHERE id IN (2, 3, 5)",),
+        {
+            "1": "/clinton/alice/projects/elasticsearch: README.txt",
+            "2": "/clinton/alice/projects: ideas.txt",
+            "4": "/clinton/alice: photos.txt",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("transactions", "leaves"), CHANGES.values(), ids=CHANGES.keys())
+def test_every_file_has_the_path_of_its_directory(
+    replanted: World, follow: Follow, transactions: tuple[str, ...], leaves: dict[str, str | None]
+) -> None:
+    """Whatever is renamed, moved or deleted, on whatever level, the files below it have the right path afterwards."""
+    follow(*transactions)
+    assert paths(replanted) == {id_: path for id_, path in (AT_FIRST | leaves).items() if path is not None}
+
+
+def test_a_cycle_that_was_made_all_the_same_hangs_nothing(replanted: World, follow: Follow) -> None:
+    """With the application's rule switched off, files in a cycle have some path, and the others theirs."""
+    replanted.sql("ALTER TABLE directories DISABLE TRIGGER USER; UPDATE directories SET parent_id = 4 WHERE id = 2")
+    replanted.sql("ALTER TABLE directories ENABLE TRIGGER USER")
+    follow("UPDATE directories SET name = 'bill' WHERE id = 2; UPDATE files SET name = 'seen' WHERE id = 4")
+    assert paths(replanted)["4"] == "/alice: seen"

@@ -1,17 +1,15 @@
-"""Names that are hostile to SQL, ids that are hostile to URLs, values that are hostile to formats: all go through."""
+"""Names, ids and values that are hostile to SQL, URLs and formats go through, and no value is logged."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
-import syncer
-from tests.support.world import REPOSITORY, World
+from tests.support.in_process import following
+from tests.support.world import BLOG_SCHEMA, World, wait_until
 
 SCHEMA = 'Sch"e%s.ma'
 # 63 bytes, the longest that Postgres has; keywords; what formats, LIKE, JSON and psycopg might take for theirs.
@@ -103,25 +101,50 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
     assert len(world.held("posts")) == 1
 
 
-SOURCE = Path(syncer.__file__).parent
-_ALIAS = r"\bAS (?:NOT )?(?:MATERIALIZED )?([a-z_][a-z0-9_]*)\b"
-_CTE = r"(?:WITH|RECURSIVE|,) ([a-z_]+)(?: \([a-z, ]+\))? AS \("
-ALIASES = sorted(
-    {"n0", "n1", "syncer row", "syncer_probe"}.union(
-        name
-        for file in [*SOURCE.rglob("*.py"), *(REPOSITORY / "migrations").glob("*.sql")]
-        for found in re.findall(f"{_ALIAS}|{_CTE}", file.read_text("utf-8"))
-        for name in filter(None, found)
-        if name not in ("id", "parent") and not name.startswith("_")
-    )
-)
-"""Every alias and CTE in SQL of syncer's."""
+LETTERS = "SELECT id, error FROM syncer.dead_letter"
+
+
+def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: World) -> None:
+    """Elasticsearch takes none of more than 512 bytes, and an index of Postgres none of 3,000: it has a digest."""
+    world = empty_world
+    world.sql(BLOG_SCHEMA.read_text())
+    shutil.rmtree(world.config / "documents")
+    world.documents = ("user",)
+    select = "SELECT u.email || u.id::text AS _id, u.name FROM users AS u"
+    define(world, "user", select, '{"properties": {"name": {"type": "text"}}}')
+    world.migrate()
+    world.apply()
+    with following(world):
+        world.sql("INSERT INTO users (id, name, email) SELECT g, 'name', 'mail' || g FROM generate_series(1, 3) AS g")
+        # Of random characters, since what repeats itself is compressed.
+        long = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 120) AS g)"
+        world.sql(f"UPDATE users SET email = {long} WHERE id = 2")
+        wait_until(
+            lambda: len(world.held("user")) == 2 and len(world.sql(LETTERS)) == 1,
+            what="the others are written, and it is dead-lettered",
+        )
+        [(id_, error)] = world.sql(LETTERS)
+        assert len(id_) < 200
+        assert "512 bytes" in error
+        verified = json.loads(world.syncer("verify", "--json").stdout)
+        assert [(drift["kind"], drift["cause"]) for drift in verified[0]["drifts"]] == [("missing", "dead_lettered")]
+        world.sql("UPDATE users SET email = 'short' WHERE id = 2")
+        wait_until(
+            lambda: len(world.held("user")) == 3 and world.sql(LETTERS) == [],
+            what="it is written under its new id, and no longer dead-lettered",
+        )
+
+
+ALIASES = (
+    "affected", "c", "changed", "chunk", "d", "document", "fields", "found", "image", "job", "listed", "n", "n0", "n1",
+    "o", "r", "record", "stored", "syncer row", "syncer_probe", "t", "touched", "u", "x",
+)  # fmt: skip
+"""As syncer's own SQL names its tables, its CTEs and its columns."""
 
 
 def test_names_that_syncer_uses_itself(empty_world: World) -> None:
     """As columns of plain and composite types, as tables and as functions: documents are as the SELECT says."""
     world = empty_world
-    assert {"fields", "d", "r", "touched"} <= {*ALIASES}
 
     def each(template: str, separator: str = ", ") -> str:
         """This text for every such name."""
@@ -172,3 +195,47 @@ def test_a_database_that_is_not_in_utf8_is_refused(empty_world: World) -> None:
             admin.execute(f'DROP DATABASE "{name}"')
     assert refused.returncode == 1
     assert f"The database {name} has the encoding SQL_ASCII; syncer needs UTF8" in " ".join(refused.stderr.split())
+
+
+VALUE = "Wert-der-Zeile"
+"""What is in rows, and in nothing else."""
+AFFECTS = """
+SELECT p.id AS _id FROM %(rows)s AS changed JOIN posts AS p ON p.user_id = changed.id WHERE changed.email::text <> ''
+AND (changed.name = '' OR changed.name !~ 'poison' OR changed.name::integer > 0)
+"""
+
+
+def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
+    """A value that the mapping refuses, one that the SELECT raises on, and one that an affects query raises on."""
+    world, folder = empty_world, empty_world.document_folder
+    select = (folder / "select.sql").read_text()
+    (folder / "select.sql").write_text(
+        select.replace("p.title,", "p.title, nullif(p.title, 'fine')::integer AS number,")
+    )
+    body = json.loads((folder / "index.json").read_text())
+    body["mappings"]["properties"] |= {"body": {"type": "integer"}, "number": {"type": "integer"}}
+    (folder / "index.json").write_text(json.dumps(body))
+    (folder / "affects").mkdir()
+    (folder / "affects" / "users.sql").write_text(AFFECTS)
+    world.sql(BLOG_SCHEMA.read_text())
+    world.migrate()
+    world.apply()
+    daemon = world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"})
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, %s, %s)", VALUE, VALUE)
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'fine', %s), (2, 1, %s, '2')", VALUE, VALUE)
+    wait_until(
+        lambda: {one["sample_id"] for one in daemon.events() if one["event"] == "document.dead_lettered"} == {"1", "2"},
+        what="both posts are dead letters",
+        detail=daemon.log_file.read_text,
+    )
+    world.sql("UPDATE users SET name = %s WHERE id = 1", f"poison {VALUE}")
+    daemon.wait_for("worker.changes_unresolved")
+    world.sql("ALTER TABLE posts ALTER COLUMN tags TYPE text USING 'x'")
+    daemon.wait_for("document.suspended")
+    assert daemon.stop() == 0
+    log = daemon.log_file.read_text()
+    assert "body" in log or "document_parsing_exception" in log
+    assert VALUE not in log
+    for command in (("status",), ("dead-letters", "list", "--limit", "0"), ("jobs", "list"), ("doctor",)):
+        ended = world.syncer("--debug", *command)
+        assert VALUE not in ended.stderr, command

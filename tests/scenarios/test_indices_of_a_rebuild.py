@@ -15,7 +15,6 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.errors import IndexingError
 from syncer.base.model import Composition, Place, Target
-from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from tests.support.world import World
@@ -225,57 +224,6 @@ def test_an_index_is_dropped_once_nobody_searches_it(room: Room) -> None:
         outcome = room.index.write(served, [Composition(id="1", version=1, source=source)])
         assert [rejection.status for rejection in outcome.rejections] == [404]
     assert room.names() == {built.index_name}
-
-
-# What goes in place
-
-
-def test_what_needs_a_new_index_is_told_from_what_does_not(empty_world: World) -> None:
-    """Asked of the server for each kind of change; the live index stays as it is, and no other is left."""
-    own = {"own": {"type": "custom", "tokenizer": "standard", "filter": ["lowercase"]}}
-    properties: dict[str, Any] = {
-        "title": {"type": "text", "analyzer": "own"},
-        "body": {"type": "text"},
-        "tags": {"type": "keyword", "ignore_above": 99},
-        "created": {"type": "date"},
-        "user": {"properties": {"id": {"type": "long"}, "name": {"type": "text"}}},
-        "comments": {"type": "nested"},
-    }
-    settings: dict[str, Any] = {"number_of_replicas": 0, "number_of_shards": 2, "analysis": {"analyzer": own}}
-    index_json = empty_world.document_folder / "index.json"
-    index_json.write_text(json.dumps({"settings": settings, "mappings": {"properties": properties}}))
-    empty_world.set_up()
-
-    def body(*, fields: dict[str, Any] | None = None, **changed: Any) -> dict[str, Any]:
-        return {"settings": settings | changed, "mappings": {"properties": properties | (fields or {})}}
-
-    without_body = {name: value for name, value in properties.items() if name != "body"}
-    cases: dict[str, tuple[dict[str, Any], str | None]] = {
-        "the same": (body(), None),
-        "a field more": (body(fields={"views": {"type": "long"}}), None),
-        "a field less": ({"settings": settings, "mappings": {"properties": without_body}}, None),
-        "a parameter that may change, left out": (body(fields={"tags": {"type": "keyword"}}), None),
-        "another type": (body(fields={"body": {"type": "keyword"}}), "from type [text] to [keyword]"),
-        "nested no more": (body(fields={"comments": {"type": "object"}}), "nested"),
-        "another analyzer": (body(fields={"title": {"type": "text", "analyzer": "english"}}), "parameter [analyzer]"),
-        "the analyzer's own words": (
-            body(analysis={"analyzer": {"own": {**own["own"], "filter": []}}}),
-            "index.analysis.analyzer.own.filter",
-        ),
-        "another number of shards": (body(number_of_shards=3), "index.number_of_shards"),
-        "a dynamic setting": (body(refresh_interval="9s", max_result_window=5), None),
-    }
-    with empty_world.connect() as connection:
-        (document,) = registry.documents(connection)
-    whose: dict[str, Any] = {"document": document.name, "alias": document.index, "live": document.target}
-    with empty_world.elasticsearch() as client:
-        indices = Indices(client)
-        before = client.indices.get(index=f"{empty_world.alias}*", expand_wildcards="all").body
-        for name, (changed, expected) in cases.items():
-            obstacle = indices.obstacle(body=changed, **whose)
-            assert (obstacle is None) is (expected is None), (name, obstacle)
-            assert (expected or "") in (obstacle or ""), name
-        assert client.indices.get(index=f"{empty_world.alias}*", expand_wildcards="all").body == before
 
 
 # Requests

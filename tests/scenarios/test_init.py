@@ -132,27 +132,6 @@ def test_a_table_with_every_type_that_there_is(bare: World) -> None:
     assert shown.keys() >= {f"c {name}" for name in given if name not in ("bytea", "tsvector")}
 
 
-def test_vectors_are_drafted_and_searched(bare: World) -> None:
-    """Types of pgvector and arrays of real, if all sampled ones are equally long; others stay numbers."""
-    bare.sql("""
-        CREATE EXTENSION vector;
-        CREATE TABLE texts (id integer PRIMARY KEY, given vector(3), any_size vector, half halfvec(2), plain real[],
-                            ragged real[]);
-        INSERT INTO texts VALUES (1, '[1,0,0]', '[1,2]', '[1,2]', '{1,2,3}', '{1}'),
-                                 (2, '[0,1,0]', '[3,4]', '[3,4]', '{4,5,6}', '{1,2}');
-        INSERT INTO texts VALUES (3)
-    """)
-    printed = drafted(bare, "--table", "texts")
-    dims = {name: field.get("dims") for name, field in fields(bare, "texts").items()}
-    assert dims == {"id": None, "given": 3, "any_size": 2, "half": 2, "plain": 3, "ragged": None}
-    assert guessed(printed) == {"given", "any_size", "half", "plain"}
-    followed(bare)
-    with bare.elasticsearch() as client:
-        knn = {"field": "given", "query_vector": [0, 1, 0], "k": 1, "num_candidates": 10}
-        [hit] = client.search(index=bare.alias_of("texts"), knn=knn)["hits"]["hits"]
-    assert hit["_id"] == "2"
-
-
 PEOPLE = """
 CREATE SCHEMA "Shop";
 CREATE TABLE countries (code text, region text, name text, PRIMARY KEY (code, region));
@@ -204,44 +183,6 @@ def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) ->
     # Keys that differ only in where a colon stands are two documents.
     assert len(bare.held("countries")) == 2
     assert len(bare.held("visits")) == 2
-
-
-def test_what_looks_personal_is_left_out(bare: World) -> None:
-    """Passwords, addresses and birth dates are left out with a remark; whether or when they changed is neither."""
-    bare.sql(PEOPLE)
-    printed = drafted(bare, "--table", "people")
-    shown = {"id", "boss_id", "boss", "code", "region", "countries", "data", "name"}
-    assert fields(bare, "people").keys() == {*shown, "email_verified", "password_changed_at"}
-    assert "email, passwordHash, date_of_birth" in printed
-
-
-ODD = """
-CREATE TABLE area (id int PRIMARY KEY, name text);
-CREATE TABLE gender (id int PRIMARY KEY, name text);
-CREATE TABLE artist (
-    id int PRIMARY KEY, name text, begin_area int REFERENCES area, end_area int REFERENCES area,
-    gender int REFERENCES gender, shape polygon, bits varbit, spans int4multirange
-);
-CREATE TABLE "Comment" (id int PRIMARY KEY, artist int REFERENCES artist, body text);
-INSERT INTO area VALUES (1, 'Berlin'), (2, 'Paris');
-INSERT INTO gender VALUES (1, 'f');
-INSERT INTO artist VALUES (1, 'A', 1, 2, 1, (SELECT ('(' || string_agg(format('(%s,%s)', n, n), ',') || ')')::polygon
-    FROM generate_series(1, 9000) AS n), '101', '{[1,2],[5,6]}');
-INSERT INTO "Comment" VALUES (1, 1, 'x');
-"""
-
-
-def test_a_reference_has_its_columns_name_and_a_long_value_is_no_dead_letter(bare: World) -> None:
-    """Two keys to one table; a quoted name; types without a bound; more fields than an index has by default."""
-    bare.sql(ODD)
-    bare.sql(f"CREATE TABLE wide (id int PRIMARY KEY, {', '.join(f'c{n} text' for n in range(600))})")
-    drafted(bare, "--table", "wide")
-    printed = drafted(bare, "--table", "artist", "--with", '"Comment"')
-    assert len(printed.splitlines()) < 15
-    followed(bare)
-    found = bare.held("artist")["1"]
-    assert (found["begin_area"]["name"], found["end_area"]["name"]) == ("Berlin", "Paris")
-    assert [comment["body"] for comment in found["Comment"]] == ["x"]
 
 
 def test_what_is_there_is_not_written_over(bare: World) -> None:

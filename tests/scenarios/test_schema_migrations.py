@@ -1,24 +1,25 @@
-"""The syncer schema is brought up to date whole or not at all, by whoever comes first."""
+"""The syncer schema is brought up to date whole or not at all, and each role can do in it what its duty is."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg import errors, sql
+from psycopg import errors
+from psycopg.conninfo import make_conninfo
 
 from syncer.base import migrations as base_migrations, settings
-from syncer.base.error_policy import explain
 from syncer.base.errors import SourceError
 from syncer.base.postgres import AdvisoryLock
 from syncer.capture.reader import OutboxReader
-from syncer.documents import registry
 from tests.support.capture import forget, install, is_installed, written
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
 FILES = sorted(settings.shipped("migrations").glob("*.sql"))
 SHIPPED = [file.stem for file in FILES]
@@ -42,18 +43,6 @@ def require_current(world: World) -> None:
     """What every other command does first."""
     with world.connect() as connection:
         base_migrations.require_current(connection)
-
-
-def test_migrating_twice_changes_nothing(empty_world: World) -> None:
-    """The first migrate applies all there are, the second none; without it, every command names the one that helps."""
-    answer = empty_world.syncer("status")
-    assert answer.returncode != 0
-    assert "Run: syncer migrate" in answer.stdout + answer.stderr
-    assert migrate(empty_world) == SHIPPED
-    before = objects(empty_world)
-    assert migrate(empty_world) == []
-    assert objects(empty_world) == before
-    require_current(empty_world)
 
 
 @pytest.fixture
@@ -114,27 +103,6 @@ def test_what_waits_in_an_earlier_schema_is_read_after_the_upgrade(empty_world: 
     assert written(world) == [("public.posts", "U", {"id": "2"}, {"id": "2"})]
 
 
-def test_a_definition_of_an_earlier_version_is_read_and_derived_again(world: World) -> None:
-    """Its columns had types, and its relations another form: apply writes every document once more."""
-    stored = "jsonb_set(jsonb_set(definition, '{dependencies,fields}', %s), '{dependencies,shapes}', %s)"
-    fields = '[{"name": "title", "type": "text"}, {"name": "body", "type": "text"}]'
-    shapes = '{"public.posts": {"kind": "a table", "columns": {"id": "bigint"}, "values": [], "lists_values": false}}'
-    world.sql(f"UPDATE syncer.document SET definition = {stored}", fields, shapes)
-    world.sql((settings.shipped("migrations") / "0011.dependencies.sql").read_text())
-    with world.connect() as connection:
-        (before,) = registry.documents(connection)
-        assert before.dependencies.fields == ("title", "body")
-    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
-    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'a title', '')")
-    applied = world.syncer("apply", "--yes")
-    assert applied.returncode == 0, applied.stdout + applied.stderr
-    assert world.differences() == []
-    with world.connect() as connection:
-        (after,) = registry.documents(connection)
-        assert after.revision > before.revision
-        assert after.dependencies.shapes
-
-
 def test_two_that_migrate_at_once_both_succeed(empty_world: World) -> None:
     """One applies, the other waits and finds nothing to do."""
     waiting = (
@@ -180,21 +148,110 @@ def test_a_schema_of_another_version_is_refused(empty_world: World, migrations: 
     assert objects(empty_world) == before
 
 
-def test_a_role_without_privilege_is_told_what_it_lacks(empty_world: World) -> None:
-    """Whoever may not create schemas, or not read ours, gets an error in words, with the fix."""
-    role = sql.Identifier(f"{empty_world.name}_nobody")
-    with psycopg.connect(empty_world.dsn, autocommit=True) as owner:
-        owner.execute(sql.SQL("CREATE ROLE {}").format(role))
-        try:
-            for attempt in (base_migrations.migrate, base_migrations.require_current):
-                with empty_world.connect() as connection:
-                    connection.execute(sql.SQL("SET ROLE {}").format(role))
-                    with pytest.raises(errors.InsufficientPrivilege) as refused:
-                        attempt(connection)
-                found = explain(refused.value)
-                assert isinstance(found, SourceError)
-                assert "permission denied" in found.message
-                assert "lacks a privilege" in found.hint
-                migrate(empty_world)
-        finally:
-            owner.execute(sql.SQL("DROP ROLE {}").format(role))
+DUTIES = ("relay", "worker", "operator", "reader")
+
+
+def grant(world: World, *duties: str) -> None:
+    """Run docs/roles.sql with group roles of this world, and make a login role a member of each."""
+    script = (REPOSITORY / "docs" / "roles.sql").read_text()
+    examples = "\n".join(re.findall(r"^--     (GRANT .* TO .*syncer_documents;)", script, re.MULTILINE))
+    assert examples.count("GRANT") == 2
+    world.sql(re.sub(rf"\bsyncer_(?=documents|{'|'.join(DUTIES)})", f"{world.name}_", f"{script}\n{examples}"))
+    for duty in duties:
+        role = f"{duty}_{world.name}"
+        if not world.sql(f"SELECT FROM pg_roles WHERE rolname = '{role}'"):
+            world.sql(f"CREATE ROLE {role} LOGIN")
+        world.sql(f"GRANT {world.name}_{duty} TO {role}")
+
+
+MAKE_OTHERS_EXECUTE = [
+    "UPDATE syncer.document SET definition = definition",
+    "UPDATE syncer.document SET name = name",
+    "UPDATE syncer.document SET index_name = index_name",
+    "UPDATE syncer.document SET write_alias = write_alias",
+    "UPDATE syncer.document SET revision = revision",
+    "UPDATE syncer.document SET role = role",
+    "INSERT INTO syncer.document SELECT * FROM syncer.document",
+    "UPDATE syncer.capture SET relation = relation",
+    "UPDATE syncer.capture SET routing = routing",
+    "INSERT INTO syncer.capture SELECT * FROM syncer.capture",
+    "UPDATE syncer.job SET condition = 'true'",
+    "UPDATE syncer.job SET index_name = index_name",
+    "INSERT INTO syncer.job (condition) VALUES ('true')",
+    "INSERT INTO syncer.revision VALUES ('blogpost', 1000)",
+    "INSERT INTO syncer.orphan_index VALUES ('blogpost', 'blogpost')",
+    "ALTER TABLE syncer.document ADD COLUMN mine text",
+    "CREATE FUNCTION syncer.mine() RETURNS text LANGUAGE sql AS 'SELECT 1::text'",
+    'CREATE OR REPLACE FUNCTION syncer."capture_public.posts"() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN END $$',
+]
+"""What would have another role run the SQL of this one, or write to another index."""
+
+FORBIDDEN = {
+    "relay": [
+        *MAKE_OTHERS_EXECUTE,
+        "UPDATE syncer.outbox SET relation = relation",
+        "SELECT FROM posts",
+        "SELECT nextval('syncer.version')",
+        "UPDATE syncer.cluster_identity SET epoch = 1",
+        "DELETE FROM syncer.dead_letter",
+        "UPDATE syncer.event SET message = message",
+    ],
+    "worker": [
+        *MAKE_OTHERS_EXECUTE,
+        "TRUNCATE syncer.outbox_0",
+        "DELETE FROM syncer.outbox",
+        "UPDATE syncer.outbox SET xid = '1'",
+        "UPDATE syncer.cursor SET snapshot = snapshot",
+        "SELECT setval('syncer.outbox_segment', 1)",
+        "SELECT setval('syncer.version', 1)",
+        "DELETE FROM syncer.document",
+        "UPDATE syncer.event SET message = message",
+        "UPDATE posts SET title = 'x'",
+    ],
+    "operator": [
+        "TRUNCATE syncer.outbox_0",
+        "UPDATE syncer.cursor SET snapshot = snapshot",
+        "DELETE FROM syncer.event",
+        "DELETE FROM posts",
+    ],
+    "reader": [
+        *MAKE_OTHERS_EXECUTE,
+        "DELETE FROM syncer.job",
+        "UPDATE syncer.document SET suspended = 'x'",
+        "DELETE FROM syncer.dead_letter",
+        "DELETE FROM syncer.event",
+        "SELECT nextval('syncer.version')",
+        "UPDATE posts SET title = 'x'",
+    ],
+}
+
+
+def is_refused(connection: psycopg.Connection[Any], statement: str) -> bool:
+    """Whether a role lacks the privilege for a statement."""
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return True
+    return False
+
+
+def test_no_duty_can_do_what_is_another_s(world: World) -> None:
+    """What each role lacks, Postgres refuses; nobody but the migrator creates anything."""
+    grant(world, *DUTIES)
+    try:
+        # A role that had more before has no more after the script runs again.
+        world.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA syncer TO {world.name}_worker")
+        grant(world, *DUTIES)
+        for duty, statements in FORBIDDEN.items():
+            with psycopg.connect(make_conninfo(world.dsn, user=f"{duty}_{world.name}"), autocommit=True) as connection:
+                tried = (*statements, "CREATE TABLE syncer.mine ()", "CREATE SCHEMA mine")
+                assert [statement for statement in tried if not is_refused(connection, statement)] == [], duty
+        reader = {"SYNCER_POSTGRES_DSN": make_conninfo(world.dsn, user=f"reader_{world.name}")}
+        ended = world.syncer("backfill", "blogpost", environment=reader)
+        assert ended.returncode == 1
+        assert "Postgres refuses" in ended.stdout + ended.stderr
+    finally:
+        groups = [f"{world.name}_{name}" for name in ("documents", *DUTIES)]
+        for role in (*groups, *(f"{duty}_{world.name}" for duty in DUTIES)):
+            world.sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")

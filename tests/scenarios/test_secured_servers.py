@@ -12,18 +12,15 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from elasticsearch import AuthorizationException
 from psycopg.conninfo import make_conninfo
 
-from syncer.locks import Edit, LockError, Locks
 from tests.support.secured_servers import Authority, Secured, SecuredWorld, secured_servers
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, made, wait_until
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
-LOCKS_PAGE = (REPOSITORY / "docs" / "locks.md").read_text()
 DUTIES = ("migrator", "relay", "worker", "operator", "reader")
 HOSTILE = "pa:ss'w\"o%s{}/@\\ *&!$#r"
 """What every password here begins with: whatever a URL, YAML, JSON, a shell, a format or a log might stumble over."""
@@ -230,26 +227,6 @@ def test_each_duty_does_its_work_over_tls(guarded: Guarded) -> None:
     it.output += [daemon.log_file.read_text() for daemon in (relay, workers)]
 
 
-def test_a_relay_that_may_not_ask_for_the_limit_of_the_topic_finds_it(guarded: Guarded) -> None:
-    """It halves its batches until the broker takes them, and goes on; no document is missing."""
-    it, world = guarded, guarded.world
-    limit = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
-    topic = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic, incremental_configs=[limit])
-    admin = AdminClient({"bootstrap.servers": world.endpoints.kafka_bootstrap_servers})
-    admin.incremental_alter_configs([topic])[topic].result()
-    relay = world.daemon("--only", "relay", environment=it.environment("relay"))
-    workers = world.daemon("--only", "workers", environment=it.environment("worker"))
-    world.sql("INSERT INTO users (id, name, email) VALUES (2, 'somebody', '')")
-    posts = "SELECT n, 2, 't', '' FROM generate_series(101, 1600) AS n"
-    world.sql(f"INSERT INTO posts (id, user_id, title, body) {posts}")
-    world.wait_until_level()
-    sizes = [event["bytes_max"] for event in relay.events() if event["event"] == "relay.batches_made_smaller"]
-    assert sizes == [500_000 >> halves for halves in range(len(sizes))]
-    assert len(sizes) > 1
-    assert relay.stop() == 0
-    assert workers.stop() == 0
-
-
 def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:
     """The relay cannot read the topic, nor a worker write it; a reader can write no document."""
     it, topic = guarded, guarded.world.settings.kafka.topic
@@ -272,31 +249,6 @@ def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:
         reader = client_of_all.options(api_key=(it.folder / "reader-key").read_text().strip())
         with pytest.raises(AuthorizationException):
             reader.index(index=it.world.index_of(), id="1", document={"title": "x"})
-
-
-def test_locks_need_the_privileges_that_their_page_names(guarded: Guarded) -> None:
-    """Those will do; a holder that lacks the privileges for the documents is refused at once."""
-    it, index = guarded, f"{guarded.world.alias}-locked"
-    (needs,) = re.findall(r"needs (`create_index`.*?) on `syncer-locks`, and (.*?) on", " ".join(LOCKS_PAGE.split()))
-    on_locks, on_documents = (re.findall(r"`(\w+)`", privileges) for privileges in needs)
-    with it.world.elasticsearch() as client:
-        owner = client.options(basic_auth=("owner", f"{HOSTILE}owner"))
-        owner.indices.create(index=index, settings={"index.gc_deletes": "1h"})
-
-        def change(documents: str) -> None:
-            rights = [
-                {"names": [documents], "privileges": on_documents},
-                {"names": [f"{index}-locks"], "privileges": on_locks},
-            ]
-            key = owner.security.create_api_key(name="locker", role_descriptors={"locker": {"indices": rights}})
-            locks = Locks(client.options(api_key=key["encoded"]), owner="locker", index=f"{index}-locks")
-            with locks.everything() as held:
-                held.write([Edit(index=index, id="1", source={"name": "a"})])
-
-        change(index)
-        with pytest.raises(LockError, match="unauthorized"):
-            change("other")
-        owner.indices.delete(index=[index, f"{index}-locks"])
 
 
 def test_a_wrong_login_is_refused_and_not_shown(guarded: Guarded) -> None:

@@ -11,8 +11,7 @@ from syncer.base.postgres import Connection, names_as_written
 from syncer.documents import analyze
 from syncer.documents.definition import Definition
 from syncer.lineage import fingerprint
-from syncer.sandbox import Endpoints, Sandbox
-from tests.support.world import World, made
+from tests.support.world import World
 
 TABLES = """
 CREATE SCHEMA "Other";
@@ -145,14 +144,11 @@ INDIRECT = {
 
 
 @pytest.fixture(scope="module")
-def connection(
-    sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Connection]:
+def connection(module_world: World) -> Iterator[Connection]:
     """A database with tables of every kind of column that counts; each test takes its changes back."""
-    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("shape"))) as world:
-        world.sql(TABLES)
-        with world.connect() as connection:
-            yield connection
+    module_world.sql(TABLES)
+    with module_world.connect() as connection:
+        yield connection
 
 
 @pytest.mark.parametrize(("select", "change", "difference"), INDIRECT.values(), ids=INDIRECT.keys())

@@ -11,15 +11,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
-from rich.console import Console
 
 from syncer.base import metrics
-from syncer.base.lifecycle import Stop
 from syncer.base.settings import PostgresSettings
-from syncer.cli.verify import compared
-from syncer.documents.registry import current
-from syncer.monitoring import daemons, gauges, status
-from syncer.monitoring.daemons import Reporter
+from syncer.monitoring import gauges
 from syncer.monitoring.status import ALL_SECONDS, IndexFault, Reader, Status
 from tests.support.world import World, wait_until
 
@@ -110,32 +105,6 @@ def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
     reader.close()
 
 
-def test_a_daemon_is_known_by_what_it_reports(world: World) -> None:
-    """Its components, its silence and its end; one that is gone is dropped after a while."""
-    stop = Stop()
-    reporter = Reporter(connect=world.connect, stop=stop)
-    reporter.components = ("relay", "worker-1")
-    reporter.run_once()
-    found = read(world).stored
-    assert found is not None
-    (daemon,) = found.daemons
-    assert (daemon.components, daemon.workers, daemon.is_silent) == (("relay", "worker-1"), 1, False)
-    world.sql("UPDATE syncer.daemon SET reported_at = now() - interval '10 s'")
-    silent = read(world)
-    assert scraped(silent)["syncer_trouble_seconds"]["daemon", daemon.host] >= 10
-    reporter.run_once()
-    reporter.leave()
-    assert world.sql("SELECT count(*) FROM syncer.daemon") == [(0,)]
-    world.sql(
-        "INSERT INTO syncer.daemon SELECT gen_random_uuid(), 'gone', 7, '1', now(), now() - make_interval(secs => %s), "
-        "'{}', false, 0, '[]'",
-        daemons.DROP_SECONDS,
-    )
-    reporter.run_once()
-    reporter.leave()
-    assert world.sql("SELECT count(*) FROM syncer.daemon") == [(0,)]
-
-
 def test_an_index_of_which_a_shard_is_away_is_not_counted_in_part(world: World) -> None:
     """Else fewer documents would be shown, and all would be well."""
     name = world.index_of()
@@ -152,36 +121,3 @@ def test_an_index_of_which_a_shard_is_away_is_not_counted_in_part(world: World) 
         assert (document.targets, document.faults) == ({name: None}, {name: IndexFault.SHARDS_AWAY})
         client.indices.close(index=name, wait_for_active_shards=0)
         assert read(world).documents[0].faults == {name: IndexFault.CLOSED}
-
-
-def test_the_last_verification_is_seen(world: World) -> None:
-    """How many documents were left different."""
-    world.sql(BLOG)
-    world.backfill()
-    with world.elasticsearch() as client:
-        client.index(index=world.alias, id="77", document={"title": "of another client"}, refresh=True)
-    assert "syncer_drifted_documents" not in scraped(read(world))
-    world.sql("TRUNCATE syncer.outbox")  # nothing is on its way
-    verify(world)
-    assert scraped(read(world))["syncer_drifted_documents"] == {("blogpost",): 1}
-    verify(world, repair=True)
-    found = read(world)
-    assert scraped(found)["syncer_drifted_documents"] == {("blogpost",): 0}
-    assert found.stored is not None
-    assert [(last.repaired, last.is_complete) for last in found.stored.verifications] == [(1, True)]
-
-
-def verify(world: World, **options: Any) -> None:
-    """What ``syncer verify`` does."""
-    with world.connect() as connection, world.elasticsearch() as client:
-        parts = world.parts(connection, client)
-        compared(parts, current(connection)["blogpost"], err=Console(quiet=True), settle_seconds=0, **options)
-
-
-def test_two_statements_of_postgres_and_two_requests_of_elasticsearch(world: World) -> None:
-    """However many documents there are."""
-    with world.connect() as connection, world.elasticsearch() as client:
-        stored = status.ask_postgres(connection)
-        held = status.ask_elasticsearch(client, stored.targets)
-    assert held.searched == {world.alias: [world.index_of()]}
-    assert held.counts == {world.index_of(): 0}

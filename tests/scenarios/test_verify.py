@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -12,18 +11,14 @@ import pytest
 from elasticsearch import Elasticsearch
 from rich.console import Console
 
-from syncer.base.errors import DocumentError
-from syncer.base.model import NUMBER_SHIFT
-from syncer.base.postgres import Connection
-from syncer.capture import progress
-from syncer.capture.progress import moment
 from syncer.cli.verify import compared
 from syncer.jobs import listing, queue
-from syncer.jobs.model import JobKind, JobState
+from syncer.jobs.model import JobKind
 from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
+from tests.support.job_worker import ChunkWorker
 from tests.support.routing import document, put, put_shards
 from tests.support.world import World
 
@@ -83,8 +78,8 @@ def run(
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many ranges and pages for few documents."""
-    monkeypatch.setattr(compare, "_PAGE", 7)
-    monkeypatch.setattr(compare, "_FIRST_ROWS", 7)
+    monkeypatch.setattr(compare, "PAGE", 7)
+    monkeypatch.setattr(compare, "FIRST_ROWS", 7)
 
 
 @pytest.fixture
@@ -208,17 +203,6 @@ def test_no_extra_hides(blog: World, client: Elasticsearch) -> None:
     assert blog.differences() == []
 
 
-def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
-    """A SELECT whose join multiplies its rows is not called equal."""
-    blog.sql("DELETE FROM comments WHERE id >= 60")
-    select = blog.document_folder / "select.sql"
-    select.write_text("SELECT p.id AS _id, c.name AS title FROM posts AS p JOIN comments AS c ON c.post_id = p.id")
-    blog.apply()
-    blog.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (100, 1, 'again', '')")
-    with pytest.raises(DocumentError, match="more than once"):
-        run(blog)
-
-
 def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None:
     """Where somebody else put copies of one that is there, and of one that is not, whatever led to them."""
     put_shards(empty_world, 3)
@@ -235,18 +219,6 @@ def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None
     assert {drift.id: drift.kind for drift in report.repaired} == {"7": DriftKind.MISPLACED, "99": DriftKind.EXTRA}
     assert report.holds
     assert empty_world.differences() == []
-
-
-def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsearch) -> None:
-    """Between a restore and the first writer after it, versions of the life before are greater than any assigned."""
-    lost = version(client, blog) + (1 << 40)
-    _overwrite(client, blog, source(client, blog) | {"title": "lost"}, lost)
-    (found,) = run(blog).drifts
-    assert found.cause is Cause.FOREIGN_AHEAD
-    blog.sql("UPDATE syncer.cluster_identity SET timeline = timeline + 1")
-    (found,) = run(blog).drifts
-    assert found.cause is Cause.LOST
-    assert run(blog, repair=True).holds
 
 
 # Beside live traffic
@@ -271,39 +243,6 @@ def test_what_is_in_flight_is_not_drift(blog: World) -> None:
     assert len(pauses) == 3
 
 
-class _Busy:
-    """A document that is changed before each comparison, and written as it was before: never equal, never at rest."""
-
-    def __init__(self, world: World, client: Elasticsearch) -> None:
-        self._world, self._client = world, client
-        self.comparisons = 0
-
-    def __call__(self, connection: Connection) -> str:
-        """What `progress.moment` does, after another change."""
-        self.comparisons += 1
-        before = source(self._client, self._world)
-        self._world.sql("UPDATE posts SET title = %s WHERE id = 7", f"title {self.comparisons}")
-        handled(self._world)
-        number = version(self._client, self._world) + (1 << NUMBER_SHIFT)
-        late = before | {"title": f"title {self.comparisons - 1}"}
-        self._client.index(index=self._world.alias, id="7", document=late, version=number, version_type="external")
-        return moment(connection)
-
-
-def test_a_document_that_is_written_all_the_while_is_busy(
-    blog: World, client: Elasticsearch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is told from drift, though it differed in each of four comparisons."""
-    blog.sql("SELECT count(nextval('syncer.version')) FROM generate_series(1, 1000)")
-    blog.sql("UPDATE posts SET title = 'title 0' WHERE id = 7")
-    handled(blog)
-    busy = _Busy(blog, client)
-    monkeypatch.setattr(progress, "moment", busy)
-    report = run(blog)
-    assert busy.comparisons == 4
-    assert (report.drifts, [drift.id for drift in report.busy], report.holds) == ([], ["7"], False)
-
-
 def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) -> None:
     """Whether it has drifted is undecided, unless no write replaces it; a repair writes it."""
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
@@ -319,16 +258,18 @@ def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) ->
     assert ({drift.id for drift in report.repaired}, report.busy) == ({"7", "8"}, [])
 
 
-def test_a_job_holds_what_its_listing_has_not_passed(blog: World, client: Elasticsearch) -> None:
-    """A backfill is listed up to the id 10, and written up to the id 6: what differs behind that has drifted."""
+def test_a_job_holds_what_its_listing_has_not_passed(
+    blog: World, client: Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backfill is listed up to the id 19, and written up to the id 6: what differs behind that has drifted."""
+    monkeypatch.setattr(listing, "CHUNKS_AHEAD", 2)
     with blog.connect() as connection:
         job = queue.create(connection, document(blog), JobKind.BACKFILL)
         assert job is not None
-        for first, last in ((0, 6), (7, 10)):
-            ids = [str(id_) for id_ in range(first, last + 1)]
-            listing._put_chunk(connection, job.id, ids, JobState.NEW)
-        connection.execute("UPDATE syncer.job SET state = 'writing', listed_to = '10' WHERE id = $1", (job.id,))
-        connection.execute("DELETE FROM syncer.job_chunk WHERE job = $1 AND number = 0", (job.id,))
+        assert listing.list_ids(connection, job, document(blog), chunk=1)
+        job_worker = ChunkWorker(connection)
+        for _ in range(7):
+            assert job_worker.turn()
     for id_ in ("5", "8", "30"):
         client.delete(index=blog.alias, id=id_)
     client.index(index=blog.alias, id="ghost", document={})
@@ -438,41 +379,3 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
         report = compared(parts, before, err=Console(quiet=True), settle_seconds=0)
         assert (report.holds, report.documents) == (True, 60)
         assert [last.drifted for last in ask_postgres(connection).verifications] == [0]
-
-
-# Odd documents
-
-
-def test_an_id_that_no_document_can_have_is_a_drift_of_its_own(world: World) -> None:
-    """A row whose id is empty is missing, and dead-lettered; all others are compared."""
-    (world.document_folder / "select.sql").write_text("SELECT p.body AS _id, p.title FROM posts AS p")
-    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
-    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'a', 'a'), (2, 1, 'b', '')")
-    world.apply()
-    handled(world)
-    report = run(world)
-    assert report.documents == 2
-    assert [(drift.id, drift.kind, drift.cause) for drift in report.drifts] == [
-        ("", DriftKind.MISSING, Cause.DEAD_LETTERED)
-    ]
-
-
-def test_documents_nested_hundreds_deep_are_compared(world: World, client: Elasticsearch) -> None:
-    """What differs in them is named, and explained, and shown, as far as that can be."""
-    levels = 900
-    (world.document_folder / "select.sql").write_text("SELECT p.id AS _id, p.body::json AS deep FROM posts AS p")
-    body = {"mappings": {"properties": {"deep": {"type": "object", "enabled": False}}}}
-    (world.document_folder / "index.json").write_text(json.dumps(body))
-    ours, theirs = (f"{'[' * levels}{leaf}{']' * levels}" for leaf in (1, 2))
-    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
-    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'a', %s)", ours)
-    world.apply()
-    handled(world)
-    assert run(world).holds
-    client.index(index=world.alias, id="1", document={"deep": json.loads(theirs)})
-    (found,) = run(world, values=True).drifts
-    (value,) = found.differences
-    assert (value.path, value.expected, value.held) == (f"deep{'[0]' * levels}", "1", "2")
-    for command in (("verify",), ("explain", "blogpost", "1")):
-        ended = world.syncer(*command, "--values", "--json")
-        assert (ended.returncode, ended.stderr) == (1, ""), ended.stderr[-2000:]

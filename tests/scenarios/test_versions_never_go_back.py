@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from uuid import UUID
 
 import psycopg
 import pytest
+from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import Action, decide
 from syncer.base.errors import IndexingError
@@ -21,7 +21,6 @@ from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version
 from syncer.indexing.failover import Origin
-from syncer.indexing.writer import Session
 from syncer.worker.job_loop import JobWorker
 from tests.support.versions import assign
 from tests.support.world import DEADLINE_SECONDS, World
@@ -69,22 +68,6 @@ def installation(world: World) -> UUID:
 
 
 # Within a cluster identity
-
-
-def assign_in_turns(world: World) -> list[int]:
-    """Assigns of many connections, one after the other."""
-    order = random.Random(1)
-    with ExitStack() as stack:
-        connections = [stack.enter_context(world.connect()) for _ in range(THREADS)]
-        return [assign(order.choice(connections)) for _ in range(ASSIGNS)]
-
-
-@pytest.mark.parametrize("cache", [1, 20])
-def test_assigns_of_many_connections_grow_in_the_order_in_which_they_were_made(database: World, cache: int) -> None:
-    """An assign that begins after another has ended is greater; not so with numbers that are fetched in advance."""
-    database.sql(f"ALTER SEQUENCE syncer.version CACHE {cache}")
-    assigned = assign_in_turns(database)
-    assert (assigned == sorted(set(assigned))) is (cache == 1)
 
 
 def test_assigns_of_many_threads_at_once_keep_the_order_of_time(database: World, index: Index) -> None:
@@ -143,13 +126,13 @@ def test_another_cluster_identity_assigns_greater_versions(database: World, inde
     for _ in range(2):
         database.sql(OTHER_TIMELINE)
         assert enter(database, index).has_changed
-    before = assign_in_turns(database)
+    before = assign_alone(database)
     database.sql(change)
     entered = enter(database, index)
     assert entered.epoch == 4
     assert index.read_epoch(installation(database)) == 4
     assert database.sql(EPOCH) == [(4,)]
-    assert min(assign_in_turns(database)) > max(before)
+    assert assign_alone(database) > before
     again = enter(database, index)
     assert not again.has_changed
     assert again.epoch == 4
@@ -179,38 +162,8 @@ def test_writers_that_find_the_change_together_enter_one_epoch(database: World, 
     assert assign_alone(database) >> EPOCH_SHIFT == 2
 
 
-SET_BACK = {
-    "behind_a_note": (),
-    "behind_what_elasticsearch_keeps": ("TRUNCATE syncer.version_time",),
-    "behind_the_record": ("TRUNCATE syncer.version_time", "UPDATE syncer.cluster_identity SET epoch = epoch - 1"),
-}
-
-
-@pytest.mark.parametrize("also", SET_BACK.values(), ids=SET_BACK.keys())
-def test_a_life_that_was_set_back_is_found_out(
-    database: World, index: Index, also: tuple[str, ...], request: pytest.FixtureRequest
-) -> None:
-    """The server is the same to all that it says of itself; what was kept elsewhere is ahead of it."""
-    enter(database, index)
-    database.sql(OTHER_TIMELINE)
-    enter(database, index)
-    with database.connect() as connection:
-        before = assign(connection)
-        noted = version.note(connection)
-        if "behind_the_record" not in request.node.name:
-            index.write_assigned(*noted)
-    assert not enter(database, index).has_changed
-    for query in ("SELECT setval('syncer.version', 1)", *also):
-        database.sql(query)
-    assert enter(database, index).has_changed
-    assert assign_alone(database) > before
-
-
 class _Crashes(Index):
     """A record whose writer dies right after the epoch is kept."""
-
-    def __init__(self, index: Index) -> None:
-        super().__init__(index._client, bulk_bytes_max=1)
 
     def write_epoch(self, installation: UUID, epoch: int) -> None:
         """Write it, and die."""
@@ -224,8 +177,12 @@ def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(dat
     before = assign_alone(database)
     database.sql(OTHER_TIMELINE)
     for _ in range(2):
-        with database.connect() as connection, pytest.raises(ConnectionAbortedError):
-            failover.enter_cluster_identity(connection, _Crashes(index))
+        with (
+            database.connect() as connection,
+            database.elasticsearch() as client,
+            pytest.raises(ConnectionAbortedError),
+        ):
+            failover.enter_cluster_identity(connection, _Crashes(client))
     assert database.sql(EPOCH) == [(1,)]
     entered = enter(database, index)
     assert entered.epoch == index.read_epoch(installation(database)) == 4
@@ -244,26 +201,11 @@ def test_the_record_never_goes_back(database: World, index: Index) -> None:
     assert index.read_epoch(own) == 5
 
 
-def test_a_connection_on_which_no_identity_could_be_entered_is_closed(database: World, index: Index) -> None:
-    """However often a writer tries, it leaves no connection behind."""
-    opened: list[Connection] = []
-
-    def connect() -> Connection:
-        opened.append(database.connect())
-        return opened[-1]
-
-    session = Session(connect=connect, index=_Crashes(index))
-    for _ in range(2):
-        with pytest.raises(ConnectionAbortedError):
-            _ = session.composer
-    assert [connection.closed for connection in opened] == [True, True]
-
-
 class _Slow(Index):
     """A record that is asked while somebody else enters the cluster identity."""
 
-    def __init__(self, index: Index, meanwhile: Callable[[], object]) -> None:
-        super().__init__(index._client, bulk_bytes_max=1)
+    def __init__(self, client: Elasticsearch, meanwhile: Callable[[], object]) -> None:
+        super().__init__(client)
         self._meanwhile = meanwhile
 
     def read_assigned(self, installation: UUID) -> int:
@@ -282,8 +224,8 @@ def test_a_writer_that_waits_for_the_record_holds_no_lock(database: World, index
             connection.execute("SET lock_timeout = '2s'")
             entered.append(failover.enter_cluster_identity(connection, index))
 
-    with database.connect() as connection:
-        found = failover.enter_cluster_identity(connection, _Slow(index, others_enter))
+    with database.connect() as connection, database.elasticsearch() as client:
+        found = failover.enter_cluster_identity(connection, _Slow(client, others_enter))
     assert [found.epoch] == [identity.epoch for identity in entered] == [1]
 
 

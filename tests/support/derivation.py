@@ -207,13 +207,9 @@ def _read(image: str) -> dict[str, Any]:
 
 @contextmanager
 def judging(world: World, tables: str) -> Iterator[Judge]:
-    """One database with these tables, captured whole, and one connection to it."""
-    world.make()
-    try:
-        world.sql(tables)
-        with world.connect() as connection:
-            judge = Judge(connection)
-            judge.set_up()
-            yield judge
-    finally:
-        world.unmake()
+    """A database with these tables, captured whole, and one connection to it."""
+    world.sql(tables)
+    with world.connect() as connection:
+        judge = Judge(connection)
+        judge.set_up()
+        yield judge

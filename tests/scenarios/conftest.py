@@ -1,0 +1,25 @@
+"""What the tests of derivations share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.derivation import Judge, judging
+from tests.support.random_tables import MORE_SCHEMA, SCHEMA
+from tests.support.world import World
+
+HELPERS = """
+CREATE FUNCTION one_more(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT coalesce($1, 0) + 1';
+CREATE FUNCTION alike(int, int) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT coalesce($1, 0) = $2';
+CREATE OPERATOR "other.one".= (FUNCTION = alike, LEFTARG = int, RIGHTARG = int);
+CREATE FUNCTION twice(int) RETURNS SETOF int LANGUAGE sql IMMUTABLE AS 'SELECT $1 UNION ALL SELECT $1 + 1';
+"""
+
+
+@pytest.fixture(scope="module")
+def judge(module_world: World) -> Iterator[Judge]:
+    """One database, and one connection to it, for all tests of a module."""
+    with judging(module_world, SCHEMA + MORE_SCHEMA + HELPERS) as judge:
+        yield judge

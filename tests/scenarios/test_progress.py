@@ -20,12 +20,17 @@ from syncer.capture.reader import OutboxReader
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.verify.wait import Waiter
 from tests.faults.test_waiting import committed
-from tests.support.in_process import handling
+from tests.support.in_process import following, handling
 from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
 
 WAITING = """
 SELECT h.id, (SELECT max(changes) FROM syncer.cursor) - h.changes, h.waiting_since FROM syncer.handled AS h
 """
+WRITTEN_TABLES = """
+SELECT oid::regclass FROM pg_class
+WHERE relnamespace = 'syncer'::regnamespace AND relkind = 'r' AND relname <> 'version_lock'
+"""
+"""All but the one of which only the lock is used."""
 
 
 def test_merging_what_waits_keeps_what_is_handled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +139,18 @@ def test_progress_is_saved_in_the_order_in_which_changes_were_received(world: Wo
             index.may_go.set()
             wait_until(lambda: progress.is_handled(connection, moment), what="both are handled")
     assert world.differences() == []
+
+
+def test_a_publication_of_all_tables_prevents_no_write_of_syncer(world: World) -> None:
+    """Postgres refuses to update or delete rows of a published table without a replica identity; the outbox is adopted."""
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'waits in the outbox', '')")
+    world.sql("CREATE PUBLICATION everything FOR ALL TABLES")
+    for (table,) in world.sql(WRITTEN_TABLES):
+        world.sql(f"DELETE FROM {table} WHERE false")
+    with world.connect() as connection:
+        progress.adopt(connection)
+    with following(world):
+        world.wait_until_level()
 
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"

@@ -142,7 +142,7 @@ def test_progress_is_saved_in_the_order_in_which_changes_were_received(world: Wo
 
 
 def test_a_publication_of_all_tables_prevents_no_write_of_syncer(world: World) -> None:
-    """Postgres refuses to update or delete rows of a published table without a replica identity; the outbox is adopted."""
+    """Postgres refuses to change or delete rows of a published table without a replica identity."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'waits in the outbox', '')")
     world.sql("CREATE PUBLICATION everything FOR ALL TABLES")
     for (table,) in world.sql(WRITTEN_TABLES):

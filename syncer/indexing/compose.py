@@ -52,9 +52,12 @@ _CHECK = """
 SELECT NULL AS id, json_build_array({state}, ({fingerprint}), ARRAY({uncaptured})), NULL, NULL
 FROM syncer.document AS d WHERE d.index_name = {index_name}
 """
-_AFTER = """
-SELECT {flushed}, {state} FROM (VALUES (1)) AS one LEFT JOIN syncer.document AS d ON d.index_name = {index_name}
+_PREPARE_AFTER = f"""
+PREPARE syncer_after (text) AS
+SELECT {FLUSHED}, {registry.STATE_COLUMNS}
+FROM (VALUES (1)) AS row LEFT JOIN syncer.document AS d ON d.index_name = $1
 """
+_AFTER = "EXECUTE syncer_after ({index_name})"
 
 DOCUMENT_BYTES_MAX = 100 * 1024 * 1024
 """Maximum size of a document, equal to Elasticsearch's default limit for a request. A larger one is never fetched."""
@@ -137,6 +140,7 @@ class Composer:
         self._connection = connection
         self._connection.prepare_threshold = None
         self._connection.execute(lock_timeout(COMPONENT_LOCK_SECONDS))
+        self._connection.execute(_PREPARE_AFTER)
         self._catalogue = Catalogue()
         self._plans: dict[str, _Plan] = {}
         self._numbers = count(1)
@@ -202,9 +206,7 @@ class Composer:
         Raises:
             psycopg.Error: Postgres is unavailable. What was built may have been taken back.
         """
-        query = sql.SQL(_AFTER).format(
-            flushed=sql.SQL(FLUSHED), state=sql.SQL(registry.STATE_COLUMNS), index_name=sql.Literal(index_name)
-        )
+        query = sql.SQL(_AFTER).format(index_name=sql.Literal(index_name))
         row = self._connection.execute(query).fetchone()
         assert row is not None  # the query always returns one row
         return DocumentState.of(row[1:])

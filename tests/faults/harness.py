@@ -198,14 +198,6 @@ GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role};
 """What a role needs that owns nothing, and does the work of a daemon."""
 
 
-def make_anew(client: Elasticsearch, name: str, settings: Mapping[str, object]) -> None:
-    """Make an empty index anew with settings that leave shards unassigned: those that are there are not put away."""
-    (made,) = client.indices.get(index=name, expand_wildcards="all").body.values()
-    client.indices.delete(index=name)
-    kept = {part: made[part] for part in ("mappings", "aliases")}
-    client.indices.create(index=name, settings={"number_of_replicas": 0, **settings}, wait_for_active_shards=0, **kept)
-
-
 @contextmanager
 def index_settings(world: World, settings: Mapping[str, object]) -> Iterator[None]:
     """The index that searches use has these settings until the block ends."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from syncer.capture import triggers
 from syncer.documents import registry
-from syncer.indexing import compose, dead_letters
+from syncer.indexing import compose
 from syncer.indexing.writer import Slice, Writer
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind, JobState, find, unfinished
@@ -70,35 +69,6 @@ def test_rows_and_documents_at_fault_are_dead_lettered(dividing: World) -> None:
     assert letters(dividing) == {}
 
 
-MAPPINGS = {
-    "in a new index": ('"created": { "type": "date" }', '"created": {"type": "keyword"}'),
-    "in place": ('"title": { "type": "text" },', '"title": { "type": "text" }, "body": { "type": "text" },'),
-}
-
-
-@pytest.mark.parametrize("change", MAPPINGS.values(), ids=MAPPINGS)
-def test_what_a_mapping_refuses_is_written_once_the_mapping_is_changed(
-    empty_world: World, change: tuple[str, str]
-) -> None:
-    """`syncer apply` writes them all, and no dead letter is left."""
-    index_json = empty_world.document_folder / "index.json"
-    if "body" in change[1]:  # a strict mapping lacks it at first
-        index_json.write_text(index_json.read_text().replace('"body": { "type": "text" },', ""))
-    empty_world.set_up()
-    harness.add_posts(empty_world, 5)
-    empty_world.sql("UPDATE posts SET created = 'infinity'")
-    empty_world.backfill()
-    before = empty_world.index_of()
-    assert len(letters(empty_world)) == 5
-    if "body" in change[1]:
-        empty_world.sql("UPDATE posts SET created = now()")
-    index_json.write_text(index_json.read_text().replace(*change))
-    empty_world.apply()
-    assert (empty_world.index_of() == before) is ("body" in change[1])
-    assert empty_world.differences() == []
-    assert letters(empty_world) == {}
-
-
 # A refusal or a failure that comes late
 
 
@@ -124,25 +94,6 @@ def test_a_refusal_that_comes_late_dead_letters_nothing(blog: World, fix: str) -
         assert again == ["1"]
         slow.write(name, again)
     require_holds(blog)
-
-
-def test_a_failure_that_is_late_dead_letters_nothing(dividing: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another writer has written the fixed row before it was dead-lettered: it does not stay dead-lettered."""
-    harness.add_posts(dividing, 2)
-    dividing.sql("UPDATE posts SET views = 13 WHERE id = 1")
-    dead_letter = dead_letters.dead_letter
-    with dividing.index() as index, dividing.writer(index) as slow, dividing.writer(index) as quick:
-        name = dividing.index_of()
-
-        def late(*arguments: Any) -> None:
-            monkeypatch.setattr(dead_letters, "dead_letter", dead_letter)
-            dividing.sql("UPDATE posts SET views = 0")
-            quick.write(name, ["1"])
-            dead_letter(*arguments)
-
-        monkeypatch.setattr(dead_letters, "dead_letter", late)
-        slow.write(name, ["1", "2"])
-    require_holds(dividing)
 
 
 @pytest.mark.parametrize("fault", ["views = 13", "created = 'infinity'"], ids=["select", "mapping"])
@@ -298,33 +249,6 @@ def test_a_number_in_json_leads_where_its_text_does(empty_world: World, type_: s
             empty_world.sql(change)
             assert len(empty_world.differences()) > 1
             empty_world.drain(relay, worker)
-
-
-KEPT = {
-    "half a surrogate pair": r"""'{"title": "cut \ud83d", "a": [{"_source": {"b": "]}"}}]}'""",
-    "the other half": r"""'{"\udc00": "\udc00\ud83d"}'""",
-    "a number beyond all bounds": """'{"a": 1e999999, "b": -0, "c": 12345678901234567890123.10}'""",
-    "nested deep": """('{"a":' || repeat('[', 900) || '"\\ud83d"' || repeat(']', 900) || '}')::json""",
-    "escapes and control characters": r"""'{"a": "\u0001\b\f\/\"\\", "b\n": "\u2028"}'""",
-}
-"""Texts of type json that Elasticsearch keeps as they are, and parsers differ about."""
-
-
-def test_whatever_elasticsearch_keeps_is_compared(empty_world: World) -> None:
-    """Verify and a rebuild read such documents, and notice one that differs."""
-    folder = empty_world.document_folder
-    (folder / "select.sql").write_text("SELECT p.id AS _id, p.doc FROM papers AS p")
-    (folder / "index.json").write_text('{"mappings": {"enabled": false}}')
-    empty_world.sql("CREATE TABLE papers (id int PRIMARY KEY, doc json)")
-    for number, doc in enumerate(KEPT.values()):
-        empty_world.sql(f"INSERT INTO papers VALUES ({number}, {doc})")
-    empty_world.set_up()
-    for command in (("verify",), ("index", "rebuild", "blogpost"), ("explain", "blogpost", "0")):
-        done = empty_world.syncer(*command)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-    with empty_world.elasticsearch() as client:
-        client.index(index=empty_world.alias, id="0", document={"doc": "other"}, refresh=True)
-    assert empty_world.syncer("verify").returncode == 1
 
 
 VALUES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,14 +10,11 @@ from typing import Any
 import pytest
 from elasticsearch import ApiError, Elasticsearch
 
-from syncer.documents import registry
-from syncer.monitoring import problems
-from syncer.monitoring.status import Reader
-from syncer.sandbox import Endpoints, Reporter, Sandbox
+from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.elasticsearch import ElasticsearchServer
 from tests.faults.harness import DEAD_LETTERS, elsewhere, require_holds, require_quiet, wait_for_trouble
 from tests.support.elasticsearch_proxy import Proxy, cut, emptied, page, refused, swallowed, truncated
-from tests.support.world import World, wait_until
+from tests.support.world import World, sandbox_of_its_own, wait_until
 from tests.support.writers import fill, writing
 
 _REQUEST_BYTES_MAX = 1024 * 1024
@@ -31,19 +27,12 @@ _SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def server(sandbox: Sandbox, endpoints: Endpoints) -> Iterator[ElasticsearchServer]:  # noqa: ARG001 - it loads the cache
+def server() -> Iterator[ElasticsearchServer]:
     """A narrow Elasticsearch that no other module uses."""
-    with tempfile.TemporaryDirectory(prefix="syncer-elasticsearch-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        account = sandbox.elasticsearch._account
-        started = ElasticsearchServer(Path(folder) / "server", sandbox._cache, account, report=Reporter())
-        started.settings |= _SETTINGS | {"path.repo": f"{folder}/snapshots"}
-        started._account.own(Path(folder) / "snapshots")
-        started.start()
-        try:
-            yield started
-        finally:
-            started.stop()
+    with sandbox_of_its_own() as own:
+        own.elasticsearch.settings |= _SETTINGS | {"path.repo": str(own.elasticsearch.folder / "snapshots")}
+        own.elasticsearch.start()
+        yield own.elasticsearch
 
 
 @pytest.fixture
@@ -116,15 +105,6 @@ def test_whatever_becomes_of_a_request_it_is_made_again(narrow: World, proxy: Pr
     daemon.wait_for("component.recovered")
     require_quiet(daemon, lines=3 * (len(ANSWERS) + 2))
     assert daemon.stop() == 0
-
-
-def test_a_command_waits_until_elasticsearch_has_room(narrow: World, proxy: Proxy) -> None:
-    """A refusal with 429 is repeated, and the user is told why it takes long."""
-    narrow.backfill()
-    with proxy.spoiling(refused(429, "circuit_breaking_exception"), times=3, path="/"):
-        verified = narrow.syncer("verify")
-    assert proxy.is_through
-    assert "has no room for the request" in verified.stderr
 
 
 def test_what_is_too_large_is_split_or_dead_lettered(narrow: World) -> None:
@@ -208,43 +188,3 @@ def test_an_alias_that_is_deleted_is_given_back(blog: World, by_hand: Callable[[
     assert "aliases" in applied.stdout + applied.stderr
     require_holds(blog)
     assert daemon.stop() == 0
-
-
-def test_an_alias_that_leads_to_two_indices_is_reported_and_fixed(blog: World) -> None:
-    """Every hit comes twice, though all documents equal their SELECT: status and verify say so, and apply fixes it."""
-
-    def actions() -> list[str]:
-        reader = Reader(blog.settings)
-        try:
-            return [problem.action for problem in problems.problems(reader.read())]
-        finally:
-            reader.close()
-
-    with blog.connect() as connection, blog.indices() as indices:
-        installation = registry.installation(connection)
-        second = indices.create(
-            document="blogpost", alias=blog.alias, body={}, revision=9, installation=installation
-        ).index_name
-    assert "Run: syncer apply" not in actions()
-    with blog.elasticsearch() as client:
-        client.indices.put_alias(index=second, name=blog.alias)
-        verified = blog.syncer("verify")
-        assert verified.returncode == 1
-        assert f"Searches find {blog.index_of()} and {second} instead of {blog.index_of()} alone" in verified.stdout
-        assert "Run: syncer apply" in actions()
-        blog.apply()
-        assert list(client.indices.get_alias(name=blog.alias).body) == [blog.index_of()]
-    assert blog.syncer("verify").returncode == 0
-
-
-def test_an_index_where_the_alias_was_is_left(blog: World) -> None:
-    """Apply does not delete what is not its own; once it is deleted by hand, apply gives the alias back."""
-    with blog.elasticsearch() as client:
-        delete_alias(client, blog)
-        client.index(index=blog.alias, document={"title": "of a script that knows nothing of aliases"})
-        refusal = blog.syncer("apply", "--yes")
-        assert refusal.returncode == 1
-        assert f"{blog.alias} is an index" in refusal.stderr
-        client.indices.delete(index=blog.alias)
-    blog.apply()
-    assert blog.differences() == []

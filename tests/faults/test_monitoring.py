@@ -6,7 +6,6 @@ All tests of a deployment share one, with one daemon, and leave it with all well
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -155,26 +154,6 @@ def test_changes_that_wait_in_a_job_are_lag(operator: Operator, blog: World) -> 
         operator.over()
 
 
-def test_a_frozen_elasticsearch_lets_the_lag_grow_with_the_time(operator: Operator, blog: World) -> None:
-    """SIGSTOP for some seconds: the lag is what has passed since the edit, and is gone soon after SIGCONT."""
-    server = blog.sandbox.elasticsearch
-    server.pause()
-    try:
-        blog.sql(EDIT)
-        edited = time.time()
-        for seconds in (4, 8):
-            wait_until(lambda due=edited + seconds: time.time() >= due, what="it is frozen")  # type: ignore[misc]
-            before = time.time() - edited
-            lag = operator.lag()
-            assert before - 2 <= lag <= time.time() - edited + 1, (before, lag)
-        assert operator.page()["lag_seconds"] >= 8 - 2
-    finally:
-        server.resume()
-    wait_until(lambda: operator.lag() < 1, what="the lag is gone", seconds=10)
-    operator.over()
-    require_holds(blog)
-
-
 HOUR = 3600.0
 
 
@@ -237,15 +216,6 @@ def test_an_index_that_is_lost_is_one_problem(operator: Operator, blog: World) -
     problem = operator.problem(f"The index {name} (of blogpost) is gone.")
     command = problem["action"].removeprefix("Run: syncer ").split()
     assert blog.syncer(*command, "--yes").returncode == 0
-    operator.over()
-    require_holds(blog)
-
-
-def test_a_full_disk_is_named_at_once(operator: Operator, blog: World) -> None:
-    """With Elasticsearch's words; the other document is not held up."""
-    with harness.index_settings(blog, {"index.blocks.read_only_allow_delete": True}):
-        blog.sql(EDIT)
-        operator.problem("disk", seconds=8)
     operator.over()
     require_holds(blog)
 

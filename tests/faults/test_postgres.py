@@ -6,10 +6,8 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
-import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,20 +21,17 @@ from pydantic import SecretStr
 
 from syncer.base import postgres
 from syncer.base.errors import SourceError
-from syncer.base.model import Composition, Target
 from syncer.base.settings import ElasticsearchSettings, PostgresSettings
-from syncer.elasticsearch.bulk import BulkOutcome
 from syncer.elasticsearch.client import connect
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.sandbox.account import server_account
 from syncer.sandbox.postgres import PostgresServer
-from tests.faults.harness import GRANTS, Write, elsewhere, require_holds, require_quiet, spoilt, wait_for_trouble
+from tests.faults.harness import GRANTS, elsewhere, require_holds, require_quiet, wait_for_trouble
 from tests.support.breakpoints import Plan
 from tests.support.elasticsearch_proxy import Forward, Proxy
 from tests.support.pooler import pooled
 from tests.support.standbys import ask, standbys
-from tests.support.world import DEADLINE_SECONDS, World, postgres_server, running, wait_until
-from tests.support.writers import fill, writing
+from tests.support.world import DEADLINE_SECONDS, World, postgres_server, wait_until
+from tests.support.writers import fill
 
 ROLE = "syncer_worker"
 PASSWORD = "one"  # noqa: S105 - of a server that ends with the test
@@ -245,33 +240,6 @@ def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(own: World, serv
         own.drain(relay, worker)
 
 
-def test_what_was_composed_before_a_crash_is_composed_again(own: World, server: PostgresServer) -> None:
-    """A batch that waits for another one, which waits for Postgres, is read again in the life that has begun."""
-    is_next, is_time = threading.Event(), threading.Event()
-
-    def crash_before_the_answer(write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-        outcome = write(target, compositions)
-        if is_next.is_set() and compositions[0].id == "1":
-            is_next.clear()
-            assert is_time.wait(DEADLINE_SECONDS)
-            crash(server)
-        return outcome
-
-    with own.relay() as relay, spoilt(own, crash_before_the_answer) as index, own.worker(index) as worker:
-        own.drain(relay, worker)
-        is_next.set()
-        with running(worker):
-            own.sql("UPDATE posts SET title = 'slow' WHERE id = 1")
-            relay.run_once()
-            wait_until(lambda: own.held()["1"]["title"] == "slow", what="the first is written")
-            lazily(own, "UPDATE posts SET title = 'on no disk' WHERE id = 2")
-            relay.run_once()
-            wait_until(lambda: own.held()["2"]["title"] == "on no disk", what="the second is written")
-            is_time.set()
-            wait_until(lambda: not worker._batches, what="both are done")
-    assert own.differences() == []
-
-
 def test_a_prepared_transaction_outlives_a_crash(own: World, server: PostgresServer) -> None:
     """Its changes are new when they are committed, however far the cursor has come meanwhile."""
     own.daemon()
@@ -288,67 +256,6 @@ def test_a_prepared_transaction_outlives_a_crash(own: World, server: PostgresSer
         connection.execute(f"COMMIT PREPARED '{own.name}'")
     require_holds(own)
     assert own.held()["1"]["title"] == "prepared"
-
-
-# Its disk is full
-
-DISK_MB = 100
-APART = ("unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "/bin/sh", "-c")
-"""Runs a command that may mount, and whose mounts nobody else sees."""
-# The log is on another disk: without room for that Postgres ends, which is a crash as any other.
-ON_A_SMALL_DISK = """
-cp -a "$1/." "$1.seed" && mount -t tmpfs -o size="$3"m,mode=700 tmpfs "$1" && cp -a "$1.seed/." "$1" &&
-rm -r "$1/pg_wal" && ln -s "$1.seed/pg_wal" "$1/pg_wal" && exec "$2" -D "$1"
-"""
-
-
-class SmallServer(PostgresServer):
-    """A Postgres whose tables are on a small disk of their own, for one start."""
-
-    def _command(self) -> Sequence[str]:
-        program = str(self.bin_folder / "postgres")
-        return [*APART, ON_A_SMALL_DISK, "sh", str(self.data_folder), program, str(DISK_MB)]
-
-
-@pytest.fixture
-def small(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> Iterator[World]:
-    """The blog on such a server, where the kernel lets an ordinary user have a disk."""
-    mount = [*APART, "mount -t tmpfs tmpfs /tmp"]
-    account = server_account().popen_arguments()
-    tried = subprocess.run(mount, capture_output=True, text=True, check=False, cwd="/", **account)
-    if tried.returncode:
-        pytest.skip(f"no user namespaces here: {tried.stderr.strip()}")
-    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        server = SmallServer(Path(folder), sandbox._cache, sandbox.postgres._account, report=sandbox.postgres._report)
-        server.start()
-        try:
-            with elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=server.address) as world:
-                yield world
-        finally:
-            server.stop("immediate")
-
-
-def test_a_full_disk_is_waited_for(small: World) -> None:
-    """Nothing is skipped meanwhile, and it is logged once, not each time that it is tried."""
-    fill(small)
-    daemon = small.daemon(program=TRIMS.program)
-    small.wait_until_level()
-    with psycopg.connect(small.endpoints.postgres_dsn, autocommit=True) as connection:
-        with writing(small):
-            connection.execute("CREATE TABLE filler (content text STORAGE PLAIN)")
-            for size in (1000, 100, 1):  # all the room that there is, to the last page
-                with suppress(psycopg.errors.DiskFull):
-                    while True:
-                        fillers = "INSERT INTO filler SELECT repeat('x', 7000) FROM generate_series(1, %s)"
-                        connection.execute(fillers, (size,))
-            wait_for_trouble(daemon, "No space left")
-        connection.execute("DROP TABLE filler")
-    with writing(small):
-        small.sql("UPDATE users SET name = 'room' WHERE id = 1")
-    require_holds(small)
-    require_quiet(daemon)
-    assert daemon.stop() == 0
 
 
 # It is behind a pooler

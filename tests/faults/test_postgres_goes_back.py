@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from elasticsearch.helpers import scan
 
 from syncer.base import migrations
 from syncer.base.errors import SourceError, SyncerError
@@ -19,7 +18,7 @@ from syncer.sandbox import Endpoints, Sandbox
 from tests.faults.harness import elsewhere, require_holds
 from tests.support.doctor import fix, is_well, look
 from tests.support.standbys import Standbys, standbys
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World
 from tests.support.writers import fill
 
 MANY_NUMBERS = "SELECT count(nextval('syncer.version')) FROM generate_series(1, 300000)"
@@ -37,11 +36,6 @@ def epoch(world: World) -> int:
     """The epoch that Postgres has active."""
     found: int = world.sql("SELECT epoch FROM syncer.cluster_identity")[0][0]
     return found
-
-
-def title(world: World, id_: str) -> str:
-    """What searches see."""
-    return str(world.held().get(id_, {}).get("title"))
 
 
 def test_files_that_are_put_back_do_not_freeze_documents(
@@ -74,37 +68,6 @@ def test_a_sequence_that_is_set_back_does_not_freeze_documents(world: World) -> 
     world.sql("UPDATE users SET name = 'after'")
     require_holds(world)
     assert epoch(world) == 2
-
-
-def test_versions_of_another_client_cost_one_refresh(world: World) -> None:
-    """The first is taken for one of a life that the database has lost; those of the next hour are left to verify."""
-
-    def is_noted() -> bool:
-        noted = "SELECT max(version) >> 51 = (SELECT epoch FROM syncer.cluster_identity) FROM syncer.version_time"
-        return bool(world.sql(noted)[0][0])
-
-    def versions() -> dict[str, int]:
-        with world.elasticsearch() as client:
-            client.indices.refresh(index=world.alias)
-            return {hit["_id"]: hit["_version"] for hit in scan(client, index=world.alias, version=True)}
-
-    fill(world)
-    world.daemon()
-    for number in range(2):
-        world.sql("UPDATE posts SET title = 'ahead' WHERE id = 2")
-        wait_until(lambda: title(world, "2") == "ahead" and is_noted(), what="what came ahead is written and noted")
-        made_up = max(versions().values()) + 100_000_000
-        with world.elasticsearch() as client:
-            client.index(index=world.alias, id="1", document={}, version=made_up, version_type="external", refresh=True)
-        world.sql("UPDATE posts SET title = %s WHERE id = 1", f"title {number}")
-        world.sql("UPDATE posts SET title = 'behind' WHERE id = 2")
-        wait_until(lambda: title(world, "2") == "behind" and world.is_handled(), what="what came behind is written")
-    assert epoch(world) == 2
-    assert versions()["1"] == made_up
-    world.sql("UPDATE syncer.version_time SET assigned_before = assigned_before - interval '2 hours'")
-    world.sql("UPDATE posts SET title = 'found' WHERE id = 1")
-    require_holds(world)
-    assert epoch(world) == 3
 
 
 # Restored to before what Elasticsearch has been prepared for

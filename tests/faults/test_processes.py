@@ -69,7 +69,7 @@ def finish(world: World) -> None:
 RELAY = (
     Point(at="syncer.kafka.producer:ChangeProducer.flush"),
     Point(at="syncer.capture.reader:OutboxReader.save"),
-    Point(at="syncer.capture.outbox:_truncate_seen"),
+    Point(at="syncer.capture.outbox:trim"),
 )
 WORKER = (
     Point(at="syncer.worker.resolve:Resolver.resolve"),
@@ -82,7 +82,7 @@ FAN_OUT = (
     Point(at="syncer.jobs.queue:create_fan_out", when="after"),
 )
 JOB_WORKER = (
-    Point(at="syncer.jobs.listing:_list_range", when="after"),
+    Point(at="syncer.jobs.listing:list_ids", when="after"),
     Point(at=WRITE, seconds=1),
     Point(at="syncer.jobs.chunks:Chunks.finish"),
 )
@@ -181,7 +181,6 @@ def physical(world: World) -> set[str]:
 
 
 SWITCH = (
-    Point(at="syncer.elasticsearch.indices:Indices._create", when="after", turn=2),  # the first one is a trial
     Point(at="syncer.documents.registry:put_document"),
     Point(at="syncer.elasticsearch.indices:Indices.settle"),
     Point(at="syncer.elasticsearch.indices:Indices.swap"),
@@ -224,22 +223,17 @@ def test_a_rebuild_that_was_killed_is_given_up(blog: World, point: Point) -> Non
     assert blog.differences() == []
 
 
-COMMANDS = {
-    "backfill": ("backfill", "blogpost"),
-    "repair": ("verify", "--repair"),
-}
+COMMANDS = {("backfill", "blogpost"): "syncer.jobs.chunks:Chunks.finish", ("verify", "--repair"): WRITE}
 
 
-AFTER_A_CHUNK = {"backfill": "syncer.jobs.chunks:Chunks.finish", "verify": WRITE}
-
-
-@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_that_was_killed_goes_on_from_where_it_was(blog: World, arguments: Sequence[str]) -> None:
-    """Twice, without a daemon: what is done stays done, and each document counts once."""
+@pytest.mark.parametrize(("arguments", "after_a_chunk"), COMMANDS.items(), ids=["backfill", "repair"])
+def test_a_command_that_was_killed_goes_on_from_where_it_was(
+    blog: World, arguments: Sequence[str], after_a_chunk: str
+) -> None:
+    """Without a daemon: what is done stays done, and each document counts once."""
     blog.worker_settings["SYNCER_WORKER_BATCH_DOCUMENTS_MAX"] = "10"
     blog.sql("DELETE FROM syncer.outbox")
-    for turn in (1, 2):
-        run_killed(blog, *arguments, point=Point(at=AFTER_A_CHUNK[arguments[0]], when="after", turn=turn))
+    run_killed(blog, *arguments, point=Point(at=after_a_chunk, when="after", turn=2))
     run(blog, *arguments)
     assert blog.differences() == []
     jobs = blog.sql(
@@ -254,9 +248,7 @@ HANGS = Point(at=WRITE, seconds=3600)
 STARTING = (
     Point(at="syncer.recovery.lost_records:require_original", send="SIGTERM"),
     Point(at="syncer.daemon:run", send="SIGTERM"),
-    Point(at="syncer.capture.reader:OutboxReader._begin", send="SIGTERM"),
     Point(at="syncer.capture.progress:places", send="SIGTERM"),
-    Point(at="syncer.kafka.consumer:ChangeConsumer._seek", send="SIGTERM"),
 )
 
 
@@ -284,15 +276,6 @@ def test_a_daemon_that_hangs_ends_when_it_is_told_to(blog: World) -> None:
     patient.process.send_signal(signal.SIGINT)
     assert patient.process.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
     finish(blog)
-
-
-def test_a_process_that_hangs_while_it_exits_is_ended(blog: World) -> None:
-    """It says where."""
-    hangs_at_exit = Point(at="syncer.monitoring.daemons:Reporter.leave", seconds=3600)
-    constants = {"syncer.daemon:STOP_SECONDS": 3, "syncer.cli.app:_EXIT_SECONDS": 1}
-    daemon = blog.daemon(program=Plan(points=(hangs_at_exit,), constants=constants).program)
-    assert daemon.stop() == 1
-    assert "breakpoints.py" in daemon.log_file.read_text()
 
 
 def test_a_daemon_is_told_to_end_while_it_starts(blog: World) -> None:

@@ -299,25 +299,6 @@ def analyse(world: World, select: str, *, options: str = "") -> str:
         return analyze.analyse(connection, asked).canonical_select
 
 
-SHOP = """
-CREATE SCHEMA shop;
-CREATE TABLE shop.posts (id int PRIMARY KEY, title text, status text);
-CREATE FUNCTION shop.title(shop.posts) RETURNS text LANGUAGE sql IMMUTABLE RETURN upper($1.title);
-"""
-
-
-@pytest.mark.parametrize("how", ["database", "connection string"])
-def test_names_are_found_by_the_search_path_of_who_applies(empty_world: World, how: str) -> None:
-    """As in every other session of that role; what is stored does not depend on it."""
-    empty_world.sql(SHOP)
-    if how == "database":
-        empty_world.sql(f'ALTER DATABASE "{empty_world.name}" SET search_path = shop, public')
-    options = "-c search_path=shop,public" if how == "connection string" else ""
-    stored = analyse(empty_world, "SELECT p.id AS _id, title(p) AS title FROM posts AS p", options=options)
-    assert "shop.title(p.*)" in stored
-    assert "FROM shop.posts p" in stored
-
-
 MOODS = """
 CREATE TYPE public.status AS ENUM ('well', 'WELL', 'ill');
 CREATE FUNCTION public.alike(public.status, public.status) RETURNS boolean LANGUAGE sql IMMUTABLE

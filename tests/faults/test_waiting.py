@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,14 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.base.errors import TokenError, WaitTimeoutError
-from syncer.base.lifecycle import Stop
-from syncer.capture import progress
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
-from syncer.verify.wait import Waited, Waiter
+from syncer.verify.wait import Waiter
 from tests.faults.harness import elsewhere, require_holds
-from tests.faults.test_kafka import let_expire, make_anew
 from tests.scenarios.test_fan_outs import BLOG, follow, worker
 from tests.scenarios.test_jobs import new_revision
-from tests.support.in_process import refreshes
+from tests.support.in_process import let_expire, refreshes
 from tests.support.routing import document
 from tests.support.standbys import Standbys, standbys
 from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
@@ -120,21 +116,6 @@ def test_what_is_truncated_is_waited_for(blog: World, waiter: Waiter) -> None:
         assert client.count(index=blog.alias)["count"] == 0
 
 
-def test_what_was_adopted_is_waited_for(world: World) -> None:
-    """Rows of the outbox belong to another transaction since, and the saved cursor sees the one that wrote them."""
-    world.sql(BLOG)
-    token = renamed(world, 1, "renamed")
-    with Waiter(world.settings) as waiter:
-        with world.connect() as connection:
-            progress.adopt(connection)
-        assert component(waiter, token) == "relay"
-        with world.index() as index:
-            follow(world, index)
-            world.refresh(index)
-        assert waiter.wait(token).is_complete
-    assert names(world, 1) == {"renamed"}
-
-
 def test_what_is_left_to_an_initial_load_is_waited_for(blog: World, waiter: Waiter) -> None:
     """The apply that makes the load has not seen the change; the worker that has finds the next revision."""
     locks = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
@@ -155,66 +136,19 @@ def test_what_is_left_to_an_initial_load_is_waited_for(blog: World, waiter: Wait
 # Kafka or Postgres loses what is waited for
 
 
-class HeldUp:
-    """A client that waits for transactions: it has checked once, and checks again when released."""
-
-    def __init__(self, world: World) -> None:
-        self._rests = threading.Semaphore(0)
-        self._goes, self._stop = threading.Event(), Stop()
-        self._waiter = Waiter(world.settings, pause=self._pause)
-        self._pool = ThreadPoolExecutor()
-
-    def _pause(self, seconds: float) -> None:
-        self._rests.release()
-        self._goes.wait()
-        self._stop.pause(seconds)
-
-    def wait(self, *tokens: str) -> list[Future[Waited]]:
-        """Begin to wait for each of these; none is there yet."""
-        begun = [self._pool.submit(self._waiter.wait, token, timeout_seconds=2 * DEADLINE_SECONDS) for token in tokens]
-        for _ in begun:
-            assert self._rests.acquire(timeout=DEADLINE_SECONDS), [each for each in begun if each.done()]
-        return begun
-
-    def go(self) -> None:
-        """Look again."""
-        self._goes.set()
-
-    def close(self) -> None:
-        """Wait no longer, whatever has come of it."""
-        self._stop.request()
-        self.go()
-        self._pool.shutdown()
-        self._waiter.close()
-
-
-@contextmanager
-def held_up(world: World) -> Iterator[HeldUp]:
-    """A waiting client, until the block ends."""
-    held = HeldUp(world)
-    try:
-        yield held
-    finally:
-        held.close()
-
-
-@pytest.mark.parametrize("lose", [let_expire, make_anew])
-def test_what_kafka_has_lost_is_not_taken_for_indexed(
-    blog: World, waiter: Waiter, lose: Callable[[World], None]
-) -> None:
+def test_what_kafka_has_lost_is_not_taken_for_indexed(blog: World, waiter: Waiter) -> None:
     """The client waits for the job that makes up for it, and reads its own write after that."""
-    with held_up(blog) as client, blog.index() as index:
-        token = renamed(blog, 3, "renamed")
-        with blog.relay() as relay:
-            assert relay.run_once().published == 1
-        (waiting,) = client.wait(token)
-        lose(blog)
-        client.go()
+    token = renamed(blog, 3, "renamed")
+    with blog.relay() as relay:
+        assert relay.run_once().published == 1
+    assert component(waiter, token) == "workers"
+    let_expire(blog)
+    with blog.index() as index:
         with blog.relay() as relay, blog.worker(index) as made, running(relay), running(made):
             wait_until(lambda: component(waiter, token) == "jobs", what="it waits for the job")
-        assert (refreshes(blog), names(blog, 3), waiting.done()) == (1, {"name 3"}, False)
+        assert (refreshes(blog), names(blog, 3)) == (1, {"name 3"})
         blog.refresh(index)
-        assert waiting.result(DEADLINE_SECONDS).is_complete
+    assert waiter.wait(token).is_complete
     assert names(blog, 3) == {"renamed"}
 
 
@@ -231,29 +165,25 @@ def test_what_postgres_has_lost_is_not_taken_for_indexed(
     """What survives a crash is waited for; whoever waits for what a failover has lost gets an error."""
     with elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=servers.primary.address) as world:
         world.sql(BLOG)
-        with held_up(world) as client:
-            (waiting,) = client.wait(renamed(world, 3, "renamed"))
-            servers.primary.kill()
-            servers.primary.start()
-            client.go()
+        token = renamed(world, 3, "renamed")
+        servers.primary.kill()
+        servers.primary.start()
+        with Waiter(world.settings) as waiter:
+            assert component(waiter, token) == "relay"
             with world.index() as index:
                 follow(world, index, many=1000)
                 world.refresh(index)
-            assert waiting.result(DEADLINE_SECONDS).is_complete
+            assert waiter.wait(token).is_complete
         assert names(world, 3) == {"renamed"}
         fail_over = servers.keep_standby()
         token = renamed(world, 3, "lost")
         xid = token.partition(".")[0]
-        with held_up(world) as client:
-            both = client.wait(token, xid)
-            fail_over()
-            with psycopg.connect(world.dsn, autocommit=True) as connection:
-                while int(str(connection.execute("SELECT pg_current_xact_id()::text").fetchall()[0][0])) <= int(xid):
-                    pass
-            client.go()
-            for each in both:
-                with pytest.raises(TokenError, match="before a failover"):
-                    each.result(DEADLINE_SECONDS)
+        fail_over()
+        with psycopg.connect(world.dsn, autocommit=True) as connection:
+            while int(str(connection.execute("SELECT pg_current_xact_id()::text").fetchall()[0][0])) <= int(xid):
+                pass
+        with Waiter(world.settings) as waiter, pytest.raises(TokenError, match="before a failover"):
+            waiter.wait(token)
 
 
 # Random writers
@@ -322,12 +252,8 @@ def test_random_writers_read_what_they_wrote(world: World) -> None:
                 read_on()
 
 
-HELD_UP_SECONDS = 30.0
-"""How long a busy machine may keep a change from its document, which is no drift."""
-
-
 def test_verify_takes_nothing_that_is_in_flight_for_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Again and again, while everything changes on both sides."""
+    """Again and again, while everything changes on both sides; a busy machine may hold a change up for long."""
     monkeypatch.setattr(compare, "PAGE", 7)
     monkeypatch.setattr(compare, "FIRST_ROWS", 7)  # so that much happens between small ranges
     fill(world)
@@ -336,7 +262,7 @@ def test_verify_takes_nothing_that_is_in_flight_for_drift(world: World, monkeypa
     with world.index() as index:
 
         def verified() -> VerifyReport:
-            return verify(world.connect, document(world), index=index, settle_seconds=HELD_UP_SECONDS)
+            return verify(world.connect, document(world), index=index, settle_seconds=30)
 
         with writing(world):
             while time.monotonic() < deadline:

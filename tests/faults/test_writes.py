@@ -8,22 +8,20 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from elasticsearch import Elasticsearch
 
 from syncer.base.errors import DocumentError
 from syncer.base.model import Composition, Target
 from syncer.base.settings import WorkerSettings
 from syncer.documents import registry
-from syncer.elasticsearch.bulk import BulkOutcome, Index
+from syncer.elasticsearch.bulk import BulkOutcome
 from syncer.indexing.writer import Session
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
 from tests.faults.harness import Hold, Write, require_holds, spoilt, stalled_writer
 from tests.support.routing import put_routing, put_shards, shards, users_on_two_shards, verified
-from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, running
 
 DELETE = "DELETE FROM posts WHERE id = 2"
 WRITERS, STATES = 3, 400
@@ -67,49 +65,6 @@ def test_a_writer_that_stalls_before_a_move_leaves_no_copy_on_the_other_shard(ro
                 assert resume().skipped == 1, name
             assert routed.differences() == [], name
     assert verified(routed).holds
-
-
-class _Impatient(Elasticsearch):
-    """A client that does not wait for a shard that is away."""
-
-    def bulk(self, **options: Any) -> Any:
-        return super().bulk(**options | {"timeout": "100ms"})
-
-
-def test_a_document_is_not_written_while_the_shard_that_it_left_is_away(routed: World) -> None:
-    """A late writer could still put it there: it is written again once that shard has deleted it."""
-    with _Impatient(routed.endpoints.elasticsearch_url, request_timeout=60) as client:
-        name = routed.index_of()
-        away = _lose_a_shard(client, name)
-        index = Index(client, bulk_bytes_max=1_000_000)
-        known = shards(routed, index)
-        here = next(user for user in range(100) if known.shard(str(user)) == away)
-        there = next(user for user in range(100) if known.shard(str(user)) != away)
-        routed.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, %s, 'old', '')", here)
-        with routed.writer(index) as writer, stalled_writer(routed, Hold()) as resume:
-            routed.sql(MOVE.format(there=there, id=2))
-            with pytest.raises(DocumentError, match="unavailable_shards"):
-                writer.write(name, ["2"])
-            client.indices.put_settings(index=name, settings={"index.routing.allocation.total_shards_per_node": -1})
-            client.cluster.health(index=name, wait_for_status="green", timeout="50s")
-            assert writer.write(name, ["2"]).indexed == 1
-            assert resume().skipped == 1
-    require_holds(routed)
-
-
-def _lose_a_shard(client: Elasticsearch, name: str) -> int:
-    """Make the empty index anew, so that one of its three shards is nowhere; which one."""
-    harness.make_anew(client, name, {"number_of_shards": 3, "routing.allocation.total_shards_per_node": 2})
-
-    def states() -> dict[str, list[int]]:
-        seen: Any = client.cat.shards(index=name, format="json", h="shard,state").body
-        found: dict[str, list[int]] = {}
-        for each in seen:
-            found.setdefault(each["state"], []).append(int(each["shard"]))
-        return found
-
-    wait_until(lambda: len(states().get("STARTED", [])) == 2, what="two of three shards are there")
-    return states()["UNASSIGNED"][0]
 
 
 def test_a_deleted_document_does_not_come_back_with_a_suspension(blog: World) -> None:

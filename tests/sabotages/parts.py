@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from elasticsearch import Elasticsearch
 from syncer.base.model import Composition, Operation, Place, Target
 from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
-from syncer.capture.outbox import Page
+from syncer.capture.outbox import Page, Row
 from syncer.capture.reader import OutboxReader
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.elasticsearch.reader import Holdings
@@ -124,6 +124,14 @@ class DiesBeforeSaving(OutboxReader):
     def save(self, page: Page, numbers: Mapping[int, int]) -> None:
         """Save nothing."""
         raise KilledError(page.cursor, numbers)
+
+
+class DiesBeforeSending(ChangeProducer):
+    """The process is killed before Kafka has anything of it."""
+
+    def produce(self, rows: Iterable[Row]) -> None:
+        """Queue nothing."""
+        raise KilledError(rows)
 
 
 class OldTerm(ChangeProducer):

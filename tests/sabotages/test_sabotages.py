@@ -11,18 +11,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 
 from syncer.base.postgres import Link
 from syncer.elasticsearch.bulk import Index
 from syncer.kafka import producer
-from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop as relay_loop
 from syncer.worker.loop import Worker
 from tests.sabotages import parts
 from tests.sabotages.parts import Counting, KilledError
-from tests.support.in_process import admin, ends, handling, publish
-from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.in_process import handling, let_expire, publish
+from tests.support.world import World, wait_until
 from tests.support.writers import fill
 
 POST = "UPDATE posts SET title = %s WHERE id = 2"
@@ -166,10 +164,7 @@ def published(world: World) -> World:
 def lose(world: World) -> None:
     """Have Kafka lose a change that is not handled."""
     publish(world, "UPDATE posts SET body = 'lost' WHERE id = 1")
-    places = [TopicPartition(world.settings.kafka.topic, partition, end) for partition, end in ends(world).items()]
-    client = admin(world)
-    for deleted in client.delete_records(places).values():
-        deleted.result(DEADLINE_SECONDS)
+    let_expire(world)
 
 
 def handle_next(world: World, *, is_sabotaged: bool) -> None:
@@ -195,10 +190,10 @@ def test_no_number_is_used_twice(published: World, is_sabotaged: bool, monkeypat
     """A relay dies before it saves the numbers of its records; Kafka loses a record of the next one."""
     numbers = "SELECT sum(number) FROM syncer.partition"
     before = published.sql(numbers)
-    with monkeypatch.context() as dying, published.relay() as relay:
+    with monkeypatch.context() as dying:
         dying.setattr(producer, "QUIET_SECONDS", 0)
-        dying.setattr(relay, "_reader", parts.DiesBeforeSaving(published.connect))
-        with pytest.raises(KilledError):
+        dying.setattr(relay_loop, "OutboxReader", parts.DiesBeforeSaving)
+        with published.relay() as relay, pytest.raises(KilledError):
             relay.run_once()
     with handling(published):
         wait_until(lambda: published.sql(numbers) > before, what="the records without a change are handled")
@@ -216,15 +211,10 @@ def test_the_cursor_is_saved_after_the_acknowledgement(
     with monkeypatch.context() as dying:
         if is_sabotaged:
             dying.setattr(relay_loop, "OutboxReader", parts.SavesUnacknowledged)
-        dying.setattr(ChangeProducer, "flush", _die)
-        dying.setattr(ChangeProducer, "_send", lambda *_: None)
+        dying.setattr(relay_loop, "ChangeProducer", parts.DiesBeforeSending)
         with published.relay() as relay, pytest.raises(KilledError):
             relay.run_once()
     handle_next(published, is_sabotaged=is_sabotaged)
-
-
-def _die(_: ChangeProducer) -> None:
-    raise KilledError
 
 
 # What is written

@@ -36,6 +36,14 @@ def ends(world: World) -> dict[int, int]:
     return found
 
 
+def let_expire(world: World) -> None:
+    """What retention does: all records go."""
+    places = [TopicPartition(world.settings.kafka.topic, partition, end) for partition, end in ends(world).items()]
+    client = admin(world)  # answers only as long as it lives
+    for deleted in client.delete_records(places).values():
+        deleted.result()
+
+
 def publish(world: World, *changes: str) -> None:
     """Make changes, and relay them."""
     with world.relay() as relay:

@@ -3,8 +3,8 @@
 Each process adds one to two documents under a lock: it reads them, waits a little, and writes both. What it read and
 wrote, and in which term, it appends to a file. `violations` reads these files afterwards.
 
-    python -m tests.support.locking URL INDEX FOLDER crowd KIND NAME          locks again and again until it is killed
-    python -m tests.support.locking URL INDEX FOLDER holder|burier 0 steps    see `stop_at_each_request`
+    python -m tests.support.locking URL INDEX FOLDER crowd KIND NAME    locks again and again until it is killed
+    python -m tests.support.locking URL INDEX FOLDER steps              see `stop_at_each_request`
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ FILES_INDEX: dict[str, Any] = {
 }
 """The guide's index of files."""
 CROWD_LEASE_SECONDS, STEPS_LEASE_SECONDS = 1.0, 5.0
-STEPS = {"holder": 15, "burier": 12}
-"""More than the requests that each sends, so that some processes come to their end."""
+STEPS = 15
+"""More than the requests that a holder sends, so that some processes come to their end."""
 
 
 def page_example(url: str, index: str) -> dict[str, Any]:
@@ -144,16 +144,15 @@ def lock_forever(url: str, index: str, folder: Path, kind: str, name: str) -> No
             take_turn(client, held, index, folder / f"{name}.jsonl")
 
 
-def stop_at_each_request(url: str, index: str, folder: Path, role: str) -> None:
+def stop_at_each_request(url: str, index: str, folder: Path) -> None:
     """Run processes of which number N stops before its request N; once all have stopped, wait for a line, and continue.
 
-    Each process has a pair of documents and a path of its own. A *holder* takes the lock, writes both documents, each
-    as a page of its own, and leaves. A *burier* takes over from a holder that was killed between the two documents; it
-    stops at a request of the burial. Their clocks stand still, so only Elasticsearch tells them what they have lost.
+    Each takes a lock of its own, writes its pair of documents, each as a page of its own, and leaves. Their clocks
+    stand still, so only Elasticsearch tells them what they have lost.
     """
     edits.PAGE_EDITS_MAX = 1
     held_module.clock = lambda: 0.0  # type: ignore[attr-defined]
-    children = [_fork(partial(_act, url, index, folder, role, number)) for number in range(1, STEPS[role] + 1)]
+    children = [_fork(partial(_lock_once, url, index, folder, number)) for number in range(1, STEPS + 1)]
     stopped = [child for child in children if os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])]
     print("stopped", flush=True)  # noqa: T201 - the test waits for it
     sys.stdin.readline()
@@ -162,41 +161,19 @@ def stop_at_each_request(url: str, index: str, folder: Path, role: str) -> None:
         os.waitpid(child, 0)
 
 
-def _act(url: str, index: str, folder: Path, role: str, number: int) -> None:
-    if role == "burier":
-        os.waitpid(_fork(partial(_lock_once, url, index, folder, "dead", number, dies=True)), 0)
-    _lock_once(url, index, folder, role, number)
-
-
-def _lock_once(url: str, index: str, folder: Path, role: str, number: int, *, dies: bool = False) -> None:
-    perform, write, bury = Transport.perform_request, edits.write, Locks._bury
-    requests, pages, buries = count(1), count(1), threading.Event()
+def _lock_once(url: str, index: str, folder: Path, number: int) -> None:
+    perform, requests = Transport.perform_request, count(1)
 
     def perform_or_stop(*arguments: Any, **named: Any) -> Any:
-        counts = threading.current_thread() is threading.main_thread() and (role == "holder" or buries.is_set())
-        if counts and next(requests) == number:
+        if threading.current_thread() is threading.main_thread() and next(requests) == number:
             os.kill(os.getpid(), signal.SIGSTOP)
         return perform(*arguments, **named)
 
-    def write_or_die(*arguments: Any, **named: Any) -> Any:
-        if dies and next(pages) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return write(*arguments, **named)
-
-    def bury_and_count(*arguments: Any, **named: Any) -> bool:
-        buries.set()
-        try:
-            return bury(*arguments, **named)
-        finally:
-            buries.clear()
-
     Transport.perform_request = perform_or_stop  # type: ignore[method-assign]
-    edits.write = write_or_die
-    Locks._bury = bury_and_count  # type: ignore[method-assign]
     with Elasticsearch(url, request_timeout=30) as client:
-        locks = Locks(client, owner=role, index=f"{index}-locks", lease_seconds=STEPS_LEASE_SECONDS)
+        locks = Locks(client, owner="holder", index=f"{index}-locks", lease_seconds=STEPS_LEASE_SECONDS)
         with locks.tree(f"/{number}/file", timeout=60) as held:
-            take_turn(client, held, index, folder / f"{role}-{number}.jsonl", pair=numbered_pair(number))
+            take_turn(client, held, index, folder / f"holder-{number}.jsonl", pair=numbered_pair(number))
 
 
 def numbered_pair(number: int) -> Sequence[str]:
@@ -221,4 +198,4 @@ if __name__ == "__main__":
     if what[0] == "crowd":
         lock_forever(address, index_name, Path(folder_name), *what[1:])
     else:
-        stop_at_each_request(address, index_name, Path(folder_name), what[0])
+        stop_at_each_request(address, index_name, Path(folder_name))

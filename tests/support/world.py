@@ -101,15 +101,22 @@ def postgres_with(endpoints: Endpoints, settings: Mapping[str, str]) -> Iterator
 @contextmanager
 def postgres_server(settings: Mapping[str, str]) -> Iterator[PostgresServer]:
     """A Postgres of its own with other settings."""
+    with sandbox_of_its_own() as own:
+        own.postgres.settings |= settings
+        own.postgres.start()
+        yield own.postgres
+
+
+@contextmanager
+def sandbox_of_its_own() -> Iterator[Sandbox]:
+    """Servers that no other test uses; they are to be started, and are stopped."""
     with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        server = Sandbox(Path(folder) / "servers", versions=VERSIONS).postgres
-        server.settings |= settings
-        server.start()
+        own = Sandbox(Path(folder) / "servers", versions=VERSIONS)
         try:
-            yield server
+            yield own
         finally:
-            server.stop()
+            own.stop()
 
 
 @contextmanager
@@ -591,17 +598,17 @@ class World:
                 found[name] = hit["_source"] | _routing(routing)
         return found
 
-    def differences(self) -> list[str]:
-        """How the two differ, in words."""
-        return [difference for name in self.documents for difference in self._differences(name)]
-
-    def _differences(self, document: str) -> list[str]:
-        expected, held = self.expected(document), self.held(document)
-        return [
-            f"{id_}: postgres {expected.get(id_)} elasticsearch {held.get(id_)}"
-            for id_ in sorted(expected.keys() | held.keys())
-            if expected.get(id_) != held.get(id_)
-        ]
+    def differences(self, *documents: str) -> list[str]:
+        """How the two differ, in words: of these documents, or of all."""
+        found = []
+        for document in documents or self.documents:
+            expected, held = self.expected(document), self.held(document)
+            found += [
+                f"{id_}: postgres {expected.get(id_)} elasticsearch {held.get(id_)}"
+                for id_ in sorted(expected.keys() | held.keys())
+                if expected.get(id_) != held.get(id_)
+            ]
+        return found
 
     def wait_until_level(self, *, seconds: float = DEADLINE_SECONDS) -> None:
         """Return once every document equals its SELECT; fail the test if that does not come."""

@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed, ranked
+from tests.model.explorer import Model, Rule, Step, processes, put
 
 _COMMITS = 2
 _NEW, _TOLD, _COUNTED, _LISTED, _WRITTEN, _CLEANED_UP, _DONE = range(7)
 _NO_CHUNK, _FREE, _LOCKED = range(3)
-_IDLE, _HOLDS, _ASSIGNED, _READ, _SENT = range(5)
+_IDLE, _HOLDS, _READ, _SENT = range(4)
 
 
 class Job(NamedTuple):
@@ -35,7 +35,6 @@ class Job(NamedTuple):
     phase: int = _NEW
     chunk: int = _NO_CHUNK
     is_touched: bool = False  # the document was written since the job read the sequence numbers
-    is_unsaved: bool = False  # the lister has yet to store the chunk of a range that counts as listed
 
 
 class Hand(NamedTuple):
@@ -44,7 +43,7 @@ class Hand(NamedTuple):
     phase: int = _IDLE
     task: int = 0  # the number of its event, or of the job whose chunk it has
     version: int = 0  # that it has assigned
-    listings: int = 0  # how many listings had been announced in its snapshot
+    is_overtaken: bool = False  # a listing was announced since its snapshot
     is_there: bool = False  # the document is in its snapshot
     is_late: bool = False  # its session has ended
 
@@ -54,21 +53,19 @@ class State(NamedTuple):
 
     is_there: bool = True  # the document is in Postgres
     events: tuple[tuple[bool, bool], ...] = ()  # for each commit: it was a TRUNCATE, it is saved as handled
-    listings: int = 0  # how many listings have been announced
     jobs: tuple[Job, ...] = (Job(),)
     version: int = 0  # that Elasticsearch has or remembers
     is_shown: bool = False  # Elasticsearch has the document
-    worker: Hand = Hand()
+    workers: tuple[Hand, ...] = (Hand(),)
     job_workers: tuple[Hand, ...] = (Hand(), Hand())
-    is_unmade: bool = False  # the worker has saved a TRUNCATE as handled without creating the job
     has_stalled: bool = False  # a job worker has
 
 
 class CleaningUp(Model[State]):
-    """A job beside live traffic."""
+    """A job beside live traffic leaves no orphan behind."""
 
-    name = "cleaning_up"
-    about = "a job beside live traffic leaves no orphan behind"
+    first = State()
+    identical = ("job_workers",)
     bounds = f"1 worker, 2 job workers, {_COMMITS} commits, a load, any crashes, one stall"
 
     cleanup_at_the_end = Rule(
@@ -112,40 +109,35 @@ class CleaningUp(Model[State]):
         otherwise="what it read before a TRUNCATE, and writes during the cleanup, stays for good",
     )
 
-    def initial(self) -> State:
-        return State()
-
     def protocol(self, state: State) -> Iterator[Step[State]]:
         yield from self._work(state)
-        for at, job_worker in enumerate(state.job_workers):
-            yield from self._work_on_jobs(state, at, job_worker, f"job worker {'AB'[at]}")
+        for at, job_worker, name in processes(state.job_workers, "job worker"):
+            yield from self._work_on_jobs(state, at, job_worker, name)
         for at, job in enumerate(state.jobs):
             yield from self._advance(state, at, job, f"job {at + 1}")
 
     # The worker
 
     def _work(self, state: State) -> Iterator[Step[State]]:
-        hand = state.worker
-        if state.is_unmade:
-            yield "the worker creates the job", self._refresh(state)._replace(is_unmade=False)
-        elif hand.phase == _IDLE:
+        (hand,) = state.workers
+        if hand.phase == _IDLE:
             for number, (is_truncate, is_done) in enumerate(state.events):
                 name = f"event {number + 1}"
                 if is_done:
                     continue
                 if not is_truncate:
-                    yield f"the worker receives {name}", state._replace(worker=Hand(phase=_HOLDS, task=number))
-                elif self.the_job_before_the_offset:
-                    after = _handled(self._refresh(state), number)
-                    yield f"the worker creates a refresh for {name}, and saves it as handled", after
-                else:
-                    yield f"the worker saves {name} as handled", _handled(state, number)._replace(is_unmade=True)
-        elif hand.phase == _SENT and not self._has_to_check(state, hand):
-            after = _handled(state, hand.task)._replace(worker=Hand())
+                    yield f"the worker receives {name}", _worker(state, Hand(phase=_HOLDS, task=number))
+                    continue
+                after = _handled(self._refresh(state), number)
+                yield f"the worker creates a refresh for {name}, and saves it as handled", after
+                if not self.the_job_before_the_offset:
+                    yield f"the worker saves {name} as handled, and dies", _handled(state, number)
+        elif hand.phase == _SENT and not self._has_to_check(hand):
+            after = _worker(_handled(state, hand.task), Hand())
             yield f"the worker saves event {hand.task + 1} as handled", after
         else:
             what, after, moved = self._write(state, hand, "the worker")
-            yield what, after._replace(worker=moved)
+            yield what, _worker(after, moved)
 
     def _refresh(self, state: State) -> State:
         last = _NEW if self.join_only_a_new_refresh else _CLEANED_UP
@@ -159,28 +151,29 @@ class CleaningUp(Model[State]):
             for number, job in enumerate(state.jobs):
                 if job.chunk == _FREE:
                     chunk = _LOCKED if self.a_chunk_is_done_when_written else _NO_CHUNK
-                    taken = _with_job(state, number, job._replace(chunk=chunk))
+                    taken = put(state, "jobs", number, job._replace(chunk=chunk))
                     hand = Hand(phase=_HOLDS, task=number)
-                    yield f"{name} takes the chunk of job {number + 1}", _with(taken, at, hand)
-        elif job_worker.phase == _SENT and not self._has_to_check(state, job_worker):
-            after = _with(state, at, Hand())
+                    yield f"{name} takes the chunk of job {number + 1}", put(taken, "job_workers", at, hand)
+        elif job_worker.phase == _SENT and not self._has_to_check(job_worker):
+            after = put(state, "job_workers", at, Hand())
             if job_worker.is_late:
                 yield f"{name} finds its session ended", after
             else:
                 job = state.jobs[job_worker.task]._replace(chunk=_NO_CHUNK)
-                yield f"{name} deletes the chunk", _with_job(after, job_worker.task, job)
+                yield f"{name} deletes the chunk", put(after, "jobs", job_worker.task, job)
         else:
             what, after, moved = self._write(state, job_worker, name)
-            yield what, _with(after, at, moved)
+            yield what, put(after, "job_workers", at, moved)
 
     def _write(self, state: State, hand: Hand, name: str) -> tuple[str, State, Hand]:
         """Assign, read and write; if a listing has begun meanwhile, start again."""
         if hand.phase == _HOLDS:
-            version = max(state.version, state.worker.version, *(one.version for one in state.job_workers)) + 1
-            return f"{name} assigns version {version}", state, hand._replace(phase=_ASSIGNED, version=version)
-        if hand.phase == _ASSIGNED:
-            read = hand._replace(phase=_READ, listings=state.listings, is_there=state.is_there)
-            return f"{name} reads: the document is {'' if state.is_there else 'not '}there", state, read
+            version = 1 + max(state.version, *(one.version for one in (*state.workers, *state.job_workers)))
+            read = hand._replace(phase=_READ, version=version, is_there=state.is_there)
+            what = (
+                f"{name} assigns version {version}, and reads: the document is {'' if state.is_there else 'not '}there"
+            )
+            return what, state, read
         if hand.phase == _SENT:
             again = Hand(phase=_HOLDS, task=hand.task, is_late=hand.is_late)
             return f"{name} finds that a listing has begun, and starts again", state, again
@@ -193,8 +186,8 @@ class CleaningUp(Model[State]):
         )
         return what, state._replace(version=hand.version, is_shown=hand.is_there, jobs=jobs), sent
 
-    def _has_to_check(self, state: State, hand: Hand) -> bool:
-        return hand.is_there and hand.listings != state.listings and self.late_writers_ask_for_listings
+    def _has_to_check(self, hand: Hand) -> bool:
+        return hand.is_there and hand.is_overtaken and self.late_writers_ask_for_listings
 
     # Jobs
 
@@ -204,53 +197,50 @@ class CleaningUp(Model[State]):
 
     def _advance(self, state: State, at: int, job: Job, name: str) -> Iterator[Step[State]]:
         if job.phase <= _TOLD and job.phase != self._counts_at:
-            told = _with_job(state, at, job._replace(phase=job.phase + 1))
-            yield f"{name} announces its listing", told._replace(listings=state.listings + 1)
+            told = put(state, "jobs", at, job._replace(phase=job.phase + 1))
+            workers, job_workers = (
+                tuple(hand._replace(is_overtaken=hand.phase >= _READ) for hand in hands)
+                for hands in (state.workers, state.job_workers)
+            )
+            yield f"{name} announces its listing", told._replace(workers=workers, job_workers=job_workers)
         elif job.phase == self._counts_at:
             counted = job._replace(phase=job.phase + 1, is_touched=False)
-            yield f"{name} reads the sequence numbers", _with_job(state, at, counted)
+            yield f"{name} reads the sequence numbers", put(state, "jobs", at, counted)
         elif job.phase == _COUNTED:
-            listed = job._replace(phase=_LISTED)
-            if state.is_there and self.a_range_is_saved_with_its_chunks:
-                listed = listed._replace(chunk=_FREE)
-            elif state.is_there:
-                listed = listed._replace(is_unsaved=True)
-            what = f"{name} lists the range of the document: {'one chunk' if state.is_there else 'no chunk'}"
-            yield what, _with_job(state, at, listed)
-        elif job.is_unsaved:
-            yield f"{name} stores the chunk", _with_job(state, at, job._replace(chunk=_FREE, is_unsaved=False))
+            listed = job._replace(phase=_LISTED, chunk=_FREE if state.is_there else _NO_CHUNK)
+            what = f"{name} lists the range of the document"
+            yield f"{what}: {'one chunk' if state.is_there else 'no chunk'}", put(state, "jobs", at, listed)
+            if not self.a_range_is_saved_with_its_chunks:
+                lost = put(state, "jobs", at, job._replace(phase=_LISTED))
+                yield f"{what}, and the lister dies before it stores the chunk", lost
         elif job.phase == _LISTED and job.chunk == _NO_CHUNK:
-            yield f"{name} has written its documents", _with_job(state, at, job._replace(phase=_WRITTEN))
+            yield f"{name} has written its documents", put(state, "jobs", at, job._replace(phase=_WRITTEN))
         elif job.phase == _WRITTEN:
             is_orphan = state.is_shown and not state.is_there and not job.is_touched and self.cleanup_at_the_end
             cleaned_up = Job(phase=_CLEANED_UP, chunk=_FREE if is_orphan else _NO_CHUNK)
             what = f"{name} cleans up, and finds {'an orphan' if is_orphan else 'no orphan'}"
-            yield what, _with_job(state, at, cleaned_up)
+            yield what, put(state, "jobs", at, cleaned_up)
         elif job.phase == _CLEANED_UP and job.chunk == _NO_CHUNK:
-            yield f"{name} is done", _with_job(state, at, Job(phase=_DONE))
+            yield f"{name} is done", put(state, "jobs", at, Job(phase=_DONE))
 
     # The world
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:
             yield from self._commit(state)
-        if state.worker.phase or state.is_unmade:
-            yield "the worker is killed", state._replace(worker=Hand(), is_unmade=False)
-        for at, job in enumerate(state.jobs):
-            if job.is_unsaved:
-                yield f"the lister of job {at + 1} is killed", _with_job(state, at, job._replace(is_unsaved=False))
-        for at, job_worker in enumerate(state.job_workers):
-            name = f"job worker {'AB'[at]}"
+        if state.workers[0].phase:
+            yield "the worker is killed", _worker(state, Hand())
+        for at, job_worker, name in processes(state.job_workers, "job worker"):
             if job_worker.is_late:
                 if not self.a_late_job_worker_lives:
-                    yield f"{name} is killed", _with(state, at, Hand())
+                    yield f"{name} is killed", put(state, "job_workers", at, Hand())
             elif job_worker.phase:
                 job = state.jobs[job_worker.task]
                 chunk = _FREE if job.chunk == _LOCKED else job.chunk
-                free = _with_job(state, job_worker.task, job._replace(chunk=chunk))
-                yield f"{name} is killed, and its chunk is free", _with(free, at, Hand())
+                free = put(state, "jobs", job_worker.task, job._replace(chunk=chunk))
+                yield f"{name} is killed, and its chunk is free", put(free, "job_workers", at, Hand())
                 if not state.has_stalled and job_worker.task == 0:
-                    late = _with(free, at, job_worker._replace(is_late=True))._replace(has_stalled=True)
+                    late = put(free, "job_workers", at, job_worker._replace(is_late=True))._replace(has_stalled=True)
                     yield f"{name} stalls, and Postgres ends its session: its chunk is free", late
 
     def _commit(self, state: State) -> Iterator[Step[State]]:
@@ -270,26 +260,10 @@ class CleaningUp(Model[State]):
             return f"Elasticsearch {'has' if state.is_shown else 'lacks'} the document for good, unlike Postgres"
         return None
 
-    def canonical(self, state: State) -> State:
-        hands = (state.worker, *state.job_workers)
-        rank = ranked((state.version, *(one.version for one in hands)))
-        # Of the listings that a hand has seen, all that matters is whether there was another one since.
-        worker, *job_workers = (
-            one._replace(version=rank[one.version], listings=int(one.phase >= _READ and one.listings == state.listings))
-            for one in hands
-        )
-        return state._replace(
-            version=rank[state.version], listings=1, worker=worker, job_workers=tuple(sorted(job_workers))
-        )
-
 
 def _handled(state: State, number: int) -> State:
-    return state._replace(events=placed(state.events, number, (state.events[number][0], True)))
+    return put(state, "events", number, (state.events[number][0], True))
 
 
-def _with(state: State, at: int, job_worker: Hand) -> State:
-    return state._replace(job_workers=placed(state.job_workers, at, job_worker))
-
-
-def _with_job(state: State, at: int, job: Job) -> State:
-    return state._replace(jobs=placed(state.jobs, at, job))
+def _worker(state: State, hand: Hand) -> State:
+    return state._replace(workers=(hand,))

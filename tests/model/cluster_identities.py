@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed
+from tests.model.explorer import Model, Rule, Step, processes, put
 
 _IDLE, _ENTERING, _CONNECTED, _ASSIGNED, _READ = range(5)
 _EPOCH = 100
@@ -32,9 +32,9 @@ class Worker(NamedTuple):
     """What a worker is doing."""
 
     phase: int = _IDLE
-    ticket: int = 0  # the last change that its write handles
+    covers_all: bool = False  # its write will show every change that there is
     is_cut: bool = False  # its connection is gone, after a crash, a failover or a restore
-    version: int = 0  # that it has assigned, or the epoch that it enters
+    number: int = 0  # that it has assigned, or the epoch that it enters
     state: int = 0  # of the database that it has read
 
 
@@ -45,20 +45,19 @@ class State(NamedTuple):
     flushed: int = 0  # the last number of the sequence that survives a crash
     identity: int = 1  # of the cluster
     recorded: int = 1  # the epoch recorded in Elasticsearch
-    asked: int = 1  # how many changes and refreshes there have been
-    done: int = 0  # the last of them that is handled
+    is_due: bool = True  # a change or a refresh is still to be handled
     commits: int = 0
-    version: int = 0  # that Elasticsearch has
+    number: int = 0  # that Elasticsearch has
     shown: int = 0  # the state that Elasticsearch shows
     workers: tuple[Worker, ...] = (Worker(), Worker())
     troubles: int = 3  # how many more times Postgres may crash, fail over or be restored
 
 
 class ClusterIdentities(Model[State]):
-    """Crash, fail over, restore."""
+    """After a crash, failover or restore, versions keep growing and lost commits disappear."""
 
-    name = "cluster_identities"
-    about = "after a crash, failover or restore, versions keep growing and lost commits disappear"
+    first = State()
+    identical = ("workers",)
     bounds = f"2 workers, {1 + _COMMITS} changes, 3 crashes, failovers or restores in any order"
 
     a_new_identity_has_a_greater_epoch = Rule(
@@ -87,36 +86,33 @@ class ClusterIdentities(Model[State]):
         otherwise="documents keep showing commits that the database has lost",
     )
 
-    def initial(self) -> State:
-        return State()
-
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        for at, worker in enumerate(state.workers):
-            yield from self._work(state, at, worker, f"worker {'AB'[at]}")
+        for at, worker, name in processes(state.workers, "worker"):
+            yield from self._work(state, at, worker, name)
 
     def _work(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         database = state.database
         if worker.phase == _IDLE:
             yield from self._connect(state, at, name)
         elif worker.phase == _ENTERING:
-            yield self._enter(state, at, worker.version, name)
-        elif worker.phase == _CONNECTED and state.done < state.asked:
+            yield self._enter(state, at, worker.number, name)
+        elif worker.phase == _CONNECTED and state.is_due:
             number = database.assigned + 1
-            assigned = Worker(phase=_ASSIGNED, ticket=state.asked, version=database.epoch * _EPOCH + number)
-            what = f"{name} receives all pending changes, and assigns {_named(assigned.version)}"
-            yield what, _assigned(_with(state, at, assigned), number)
+            assigned = Worker(phase=_ASSIGNED, covers_all=True, number=database.epoch * _EPOCH + number)
+            what = f"{name} receives all pending changes, and assigns {_named(assigned.number)}"
+            yield what, _assigned(put(state, "workers", at, assigned), number)
         elif worker.phase == _ASSIGNED:
             read = worker._replace(phase=_READ, state=database.states[-1])
-            yield f"{name} reads state {read.state}", _with(state, at, read)
+            yield f"{name} reads state {read.state}", put(state, "workers", at, read)
         elif worker.phase == _READ:
-            what = f"{name} writes state {worker.state} as {_named(worker.version)}"
+            what = f"{name} writes state {worker.state} as {_named(worker.number)}"
             # If its connection is gone, it notices after the write and starts again.
-            after = _with(state, at, Worker() if worker.is_cut else Worker(phase=_CONNECTED))
-            after = after._replace(done=max(state.done, worker.ticket))
-            if worker.version <= state.version:
-                yield f"{what}, which is rejected: {_named(state.version)} is there", after
+            after = put(state, "workers", at, Worker() if worker.is_cut else Worker(phase=_CONNECTED))
+            after = after._replace(is_due=state.is_due and not worker.covers_all)
+            if worker.number <= state.number:
+                yield f"{what}, which is rejected: {_named(state.number)} is there", after
             else:
-                yield what, after._replace(version=worker.version, shown=worker.state)
+                yield what, after._replace(number=worker.number, shown=worker.state)
 
     def _connect(self, state: State, at: int, name: str) -> Iterator[Step[State]]:
         if any(one.phase == _ENTERING for one in state.workers):
@@ -126,7 +122,7 @@ class ClusterIdentities(Model[State]):
             return
         recorded = state.recorded if self.the_epoch_is_kept_in_elasticsearch else 0
         epoch = max(state.database.epoch, recorded) + 1
-        entering = _with(state, at, Worker(phase=_ENTERING, version=epoch))
+        entering = put(state, "workers", at, Worker(phase=_ENTERING, number=epoch))
         if self.the_record_comes_first:
             what = f"{name} connects, and records epoch {epoch} in Elasticsearch"
             yield what, entering._replace(recorded=max(state.recorded, epoch))
@@ -136,24 +132,21 @@ class ClusterIdentities(Model[State]):
 
     def _enter(self, state: State, at: int, epoch: int, name: str) -> Step[State]:
         after = self._connected(state, at)  # here the refresh exists at once
-        return f"{name} enters epoch {epoch}", after._replace(
-            database=after.database._replace(identity=state.identity, epoch=epoch),
-            recorded=max(state.recorded, epoch),
-            asked=state.asked + self.a_new_identity_refreshes_all,
-        )
+        database = after.database._replace(identity=state.identity, epoch=epoch)
+        after = after._replace(database=database, recorded=max(state.recorded, epoch))
+        return f"{name} enters epoch {epoch}", _due(after) if self.a_new_identity_refreshes_all else after
 
     def _connected(self, state: State, at: int) -> State:
         # In this model, at most one number is not on disk.
         number = state.database.assigned + (2 if self.skip_unflushed_numbers else 0)
-        return _assigned(_with(state, at, Worker(phase=_CONNECTED)), number)
+        return _assigned(put(state, "workers", at, Worker(phase=_CONNECTED)), number)
 
     def world(self, state: State) -> Iterator[Step[State]]:
         database = state.database
         if state.commits < _COMMITS:
             number = state.commits + 1
-            after = state._replace(commits=number, asked=state.asked + 1)
             states = database._replace(states=(*database.states, number))
-            yield f"state {number} is committed", after._replace(database=states)
+            yield f"state {number} is committed", _due(state)._replace(commits=number, database=states)
         if state.troubles:
             cut = _cut(state)
             what = f"Postgres crashes, and its sequence continues after {state.flushed}"
@@ -170,12 +163,6 @@ class ClusterIdentities(Model[State]):
             return f"Elasticsearch shows state {state.shown} for good, and Postgres is at {state.database.states[-1]}"
         return None
 
-    def canonical(self, state: State) -> State:
-        # The number of handled changes does not matter.
-        done = state.done
-        workers = tuple(sorted(one._replace(ticket=max(0, one.ticket - done)) for one in state.workers))
-        return state._replace(asked=state.asked - done, done=0, workers=workers)
-
 
 def _assigned(state: State, number: int) -> State:
     database = state.database._replace(assigned=number)
@@ -184,18 +171,20 @@ def _assigned(state: State, number: int) -> State:
 
 def _cut(state: State) -> State:
     """Close all connections; a worker may still send the document that it has built."""
-    workers = tuple(one._replace(ticket=0, is_cut=True) if one.phase == _READ else Worker() for one in state.workers)
-    return state._replace(workers=workers, troubles=state.troubles - 1)
+    sends = Worker(phase=_READ, is_cut=True)
+    workers = (sends._replace(number=one.number, state=one.state) for one in state.workers if one.phase == _READ)
+    return state._replace(workers=(*workers, Worker(), Worker())[:2], troubles=state.troubles - 1)
 
 
 def _set_back(state: State, database: Database) -> State:
     """Replace the database; the pending changes are lost with the old one."""
-    return state._replace(database=database, flushed=database.assigned, done=state.asked)
+    return state._replace(database=database, flushed=database.assigned, is_due=False)
 
 
 def _named(version: int) -> str:
     return f"version {version // _EPOCH}.{version % _EPOCH}"
 
 
-def _with(state: State, at: int, worker: Worker) -> State:
-    return state._replace(workers=placed(state.workers, at, worker))
+def _due(state: State) -> State:
+    workers = tuple(one._replace(covers_all=False) for one in state.workers)
+    return state._replace(is_due=True, workers=workers)

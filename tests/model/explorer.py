@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 State = TypeVar("State", bound=tuple[object, ...])
 Item = TypeVar("Item")
@@ -47,42 +47,47 @@ class Rule:
         """Take the attribute's name."""
         self.name = name.replace("_", "-")
 
-    @overload
-    def __get__(self, model: None, owner: type) -> Rule: ...
-    @overload
-    def __get__(self, model: Model[Any], owner: type) -> bool: ...
-    def __get__(self, model: Model[Any] | None, owner: type) -> Rule | bool:
+    def __get__(self, model: Model[Any] | None, owner: type) -> Any:
         """The rule itself, of the class; whether it is kept, of a model."""
         return self if model is None else model.without != self.name
 
 
 class Model(ABC, Generic[State]):
-    """A part of the protocol.
+    """A part of the protocol. Its docstring says what it shows; its module's name is its name.
 
     Args:
         without: The name of a rule to leave out.
 
     Attributes:
-        about: What it shows.
         bounds: How much happens in it.
+        first: The first state.
+        identical: The fields of a state that hold identical processes.
         rules: Its rules and assumptions; each can be left out.
     """
 
-    name: ClassVar[str]
-    about: ClassVar[str]
     bounds: ClassVar[str]
+    first: ClassVar[Any]
+    identical: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[tuple[Rule, ...]]
 
     def __init__(self, *, without: str = "") -> None:
         self.without = without
 
     def __init_subclass__(cls) -> None:
-        """Collect the rules."""
+        """Collect the rules, and the fields of a state that are versions, or whose items have one."""
+        cls.name = cls.__module__.rpartition(".")[2]
+        cls.about = (cls.__doc__ or "")[0].lower() + (cls.__doc__ or "")[1:].rstrip(".")
         cls.rules = tuple(value for value in vars(cls).values() if isinstance(value, Rule))
+        fields = cls.first._asdict()
+        cls._versions = [field for field in fields if field.endswith("version")]
+        cls._versioned = [
+            field for field, held in fields.items() if isinstance(held, tuple) and held and hasattr(held[0], "version")
+        ]
 
-    @abstractmethod
-    def initial(self) -> State:
-        """Return the first state."""
+    name: ClassVar[str]
+    about: ClassVar[str]
+    _versions: ClassVar[list[str]]
+    _versioned: ClassVar[list[str]]
 
     @abstractmethod
     def protocol(self, state: State) -> Iterator[Step[State]]:
@@ -100,9 +105,18 @@ class Model(ABC, Generic[State]):
     def unequal(self, state: State) -> str | None:
         """Return what is wrong with a state that has no work left, in words."""
 
-    def canonical(self, state: State) -> State:
-        """Return the state that represents all states that behave alike."""
-        return state
+    def canonical(self, state: Any) -> Any:
+        """Return the state that represents all that behave alike: it has ranks for versions, and sorted processes."""
+        versions = {0, *(getattr(state, field) for field in self._versions)}
+        versions.update(item.version for field in self._versioned for item in getattr(state, field))
+        ranks = {version: rank for rank, version in enumerate(sorted(versions))}
+        changed: dict[str, Any] = {field: ranks[getattr(state, field)] for field in self._versions}
+        for field in {*self._versioned, *self.identical}:
+            items = getattr(state, field)
+            if field in self._versioned:
+                items = tuple(item._replace(version=ranks[item.version]) for item in items)
+            changed[field] = tuple(sorted(items)) if field in self.identical else items
+        return state._replace(**changed)
 
 
 class Explored(NamedTuple):
@@ -123,7 +137,7 @@ class Explored(NamedTuple):
 
 def explore(model: Model[State]) -> Explored:
     """Visit every state, or stop at the first wrong one."""
-    first = model.canonical(model.initial())
+    first = model.canonical(model.first)
     before: dict[State, State | None] = {first: None}
     queue = [first]
     steps = ends = 0
@@ -148,7 +162,7 @@ def _path(model: Model[State], before: dict[State, State | None], last: State) -
     states = [last]
     while (previous := before[states[-1]]) is not None:
         states.append(previous)
-    words, state = [], model.initial()
+    words, state = [], model.first
     for wanted in reversed(states[:-1]):
         steps = chain(model.protocol(state), model.world(state))
         what, state = next(step for step in steps if model.canonical(step[1]) == wanted)
@@ -156,9 +170,15 @@ def _path(model: Model[State], before: dict[State, State | None], last: State) -
     return words
 
 
-def ranked(versions: Iterable[int]) -> dict[int, int]:
-    """Map versions to their ranks: versions are only compared, so only their order counts. 0 means none and stays 0."""
-    return {version: rank for rank, version in enumerate(sorted({0, *versions}))}
+def processes(items: Iterable[Item], kind: str) -> Iterator[tuple[int, Item, str]]:
+    """Yield each of some identical processes with its place and its name."""
+    return ((at, item, f"{kind} {'AB'[at]}") for at, item in enumerate(items))
+
+
+def put(state: State, field: str, at: int, item: object) -> State:
+    """Return the state with one item of a field replaced."""
+    changed: State = cast("Any", state)._replace(**{field: placed(getattr(state, field), at, item)})
+    return changed
 
 
 def placed(items: tuple[Item, ...], at: int, item: Item) -> tuple[Item, ...]:

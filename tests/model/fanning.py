@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed
+from tests.model.explorer import Model, Rule, Step, processes, put
 
 _COMMITS = 3
 _NEW, _LISTING, _LISTED, _LOCKED, _DELETED = range(5)
@@ -50,10 +50,10 @@ class State(NamedTuple):
 
 
 class Fanning(Model[State]):
-    """Fan-outs that other changes join."""
+    """Fan-outs that others join reach every document."""
 
-    name = "fanning"
-    about = "fan-outs that others join reach every document"
+    first = State()
+    identical = ("job_workers",)
     bounds = f"{_COMMITS} changes, 2 job workers, any deaths and stalls"
 
     join_only_a_new_fan_out = Rule(
@@ -77,16 +77,13 @@ class Fanning(Model[State]):
         otherwise="a chunk that two job workers have written counts twice",
     )
 
-    def initial(self) -> State:
-        return State()
-
     def protocol(self, state: State) -> Iterator[Step[State]]:
         if state.asked < state.commits:
             yield self._ask(state)
         for at, job in enumerate(state.jobs):
             yield from self._list(state, at, job)
-        for at, job_worker in enumerate(state.job_workers):
-            yield from self._work(state, at, job_worker, f"job worker {'AB'[at]}")
+        for at, job_worker, name in processes(state.job_workers, "job worker"):
+            yield from self._work(state, at, job_worker, name)
 
     def _ask(self, state: State) -> Step[State]:
         number = state.asked + 1
@@ -95,18 +92,18 @@ class Fanning(Model[State]):
         for at, job in enumerate(state.jobs):
             if job.phase <= last:
                 joined = job._replace(causes=job.causes | {number})
-                return f"a worker lets change {number} join job {at + 1}", _with_job(after, at, joined)
+                return f"a worker lets change {number} join job {at + 1}", put(after, "jobs", at, joined)
         jobs = (*state.jobs, Job(causes=frozenset({number})))
         return f"a worker creates job {len(jobs)} for change {number}", after._replace(jobs=jobs)
 
     def _list(self, state: State, at: int, job: Job) -> Iterator[Step[State]]:
         if job.phase == _NEW and self.begin_before_listing:
-            yield f"the listing of job {at + 1} begins", _with_job(state, at, job._replace(phase=_LISTING))
+            yield f"the listing of job {at + 1} begins", put(state, "jobs", at, job._replace(phase=_LISTING))
         elif job.phase in (_NEW, _LISTING) and not job.documents:
             read = job._replace(documents=job.causes | {0})
-            yield f"the lister of job {at + 1} reads its causes and their documents", _with_job(state, at, read)
+            yield f"the lister of job {at + 1} reads its causes and their documents", put(state, "jobs", at, read)
         elif job.phase in (_NEW, _LISTING):
-            yield f"job {at + 1} is listed", _with_job(state, at, job._replace(phase=_LISTED))
+            yield f"job {at + 1} is listed", put(state, "jobs", at, job._replace(phase=_LISTED))
 
     def _work(self, state: State, at: int, job_worker: JobWorker, name: str) -> Iterator[Step[State]]:
         job = state.jobs[job_worker.job] if state.jobs else Job()
@@ -114,27 +111,30 @@ class Fanning(Model[State]):
             for number, seen in enumerate(state.jobs):
                 if seen.phase == _LISTED:
                     sees = JobWorker(phase=_SEES, job=number)
-                    yield f"{name} sees the chunk of job {number + 1}", _with(state, at, sees)
+                    yield f"{name} sees the chunk of job {number + 1}", put(state, "job_workers", at, sees)
         elif job_worker.phase == _SEES and job.phase == _LOCKED:
-            yield f"{name} finds the chunk locked", _with(state, at, JobWorker())
+            yield f"{name} finds the chunk locked", put(state, "job_workers", at, JobWorker())
         elif job_worker.phase == _SEES:
-            locked = _with_job(state, job_worker.job, job._replace(phase=max(job.phase, _LOCKED)))
-            yield f"{name} locks the chunk", _with(locked, at, job_worker._replace(phase=_HOLDS))
+            locked = put(state, "jobs", job_worker.job, job._replace(phase=max(job.phase, _LOCKED)))
+            yield f"{name} locks the chunk", put(locked, "job_workers", at, job_worker._replace(phase=_HOLDS))
         elif job_worker.phase == _HOLDS:
             read = job_worker._replace(phase=_READ, state=state.commits)
-            yield f"{name} assigns a version, and reads state {state.commits}", _with(state, at, read)
+            yield f"{name} assigns a version, and reads state {state.commits}", put(state, "job_workers", at, read)
         else:
             shown = tuple(
                 max(one, job_worker.state) if document in job.documents else one
                 for document, one in enumerate(state.shown)
             )
-            after, what = _with(state._replace(shown=shown), at, JobWorker()), f"{name} writes state {job_worker.state}"
+            after, what = (
+                put(state._replace(shown=shown), "job_workers", at, JobWorker()),
+                f"{name} writes state {job_worker.state}",
+            )
             if job_worker.is_late:
                 yield f"{what}, and finds its session ended", after
             else:
                 counts = job.phase != _DELETED or not self.count_what_you_delete
                 deleted = job._replace(phase=_DELETED, counted=job.counted + counts)
-                yield f"{what}, and deletes the chunk", _with_job(after, job_worker.job, deleted)
+                yield f"{what}, and deletes the chunk", put(after, "jobs", job_worker.job, deleted)
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if state.commits < _COMMITS:
@@ -142,21 +142,18 @@ class Fanning(Model[State]):
         for at, job in enumerate(state.jobs):
             if job.phase <= _LISTING and job.documents:
                 begun_anew = job._replace(documents=frozenset())
-                yield f"the lister of job {at + 1} is killed", _with_job(state, at, begun_anew)
-        for at, job_worker in enumerate(state.job_workers):
-            name = f"job worker {'AB'[at]}"
+                yield f"the lister of job {at + 1} is killed", put(state, "jobs", at, begun_anew)
+        for at, job_worker, name in processes(state.job_workers, "job worker"):
             if job_worker.phase == _IDLE:
                 continue
             job, free = state.jobs[job_worker.job], state
             holds = job_worker.phase > _SEES and not job_worker.is_late
             if holds and job.phase == _LOCKED and self.a_chunk_in_hand_is_a_lock:
-                free = _with_job(state, job_worker.job, job._replace(phase=_LISTED))
+                free = put(state, "jobs", job_worker.job, job._replace(phase=_LISTED))
             if holds:
-                yield (
-                    f"{name} stalls, and Postgres ends its session",
-                    _with(free, at, job_worker._replace(is_late=True)),
-                )
-            yield f"{name} is killed", _with(free, at, JobWorker())
+                late = put(free, "job_workers", at, job_worker._replace(is_late=True))
+                yield f"{name} stalls, and Postgres ends its session", late
+            yield f"{name} is killed", put(free, "job_workers", at, JobWorker())
 
     def wrong(self, state: State) -> str | None:
         for at, job in enumerate(state.jobs):
@@ -170,14 +167,3 @@ class Fanning(Model[State]):
             if document <= state.commits and shown < wanted:
                 return f"document {document} shows state {shown} for good, and not change {wanted}"
         return None
-
-    def canonical(self, state: State) -> State:
-        return state._replace(job_workers=tuple(sorted(state.job_workers)))
-
-
-def _with_job(state: State, at: int, job: Job) -> State:
-    return state._replace(jobs=placed(state.jobs, at, job))
-
-
-def _with(state: State, at: int, job_worker: JobWorker) -> State:
-    return state._replace(job_workers=placed(state.job_workers, at, job_worker))

@@ -47,7 +47,6 @@ class State(NamedTuple):
     handled: int = 0  # the number that is saved
     done: int = 0  # which changes were written
     covered: int = 0  # up to which change a refresh covers all
-    owes: bool = False  # it has yet to create a refresh
     # What may still happen
     losses: int = _LOSSES
     deaths: int = _DEATHS  # of a leader
@@ -55,12 +54,9 @@ class State(NamedTuple):
 
 
 class Progressing(Model[State]):
-    """What counts as handled is written, or refreshed."""
+    """Whatever Kafka loses, and whichever process dies, what counts as handled is written, or a refresh covers it."""
 
-    name = "progressing"
-    about = (
-        "whatever Kafka loses, and whichever process dies, what counts as handled is written, or a refresh covers it"
-    )
+    first = State()
     bounds = (
         f"{_COMMITS} changes, losses: {_LOSSES}, deaths of a leader: {_DEATHS}, any of the worker, "
         "Kafka turned off and on"
@@ -96,9 +92,6 @@ class Progressing(Model[State]):
         kept_by="syncer.worker.source",
         otherwise="changes that only the topic has are never handled",
     )
-
-    def initial(self) -> State:
-        return State()
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         if not state.leads:
@@ -155,9 +148,7 @@ class Progressing(Model[State]):
     # The worker
 
     def _work(self, state: State) -> Iterator[Step[State]]:
-        if state.owes:
-            yield "the worker creates a refresh", state._replace(owes=False, covered=state.commits)
-        elif state.position < 0:
+        if state.position < 0:
             yield "a worker begins", state._replace(position=state.offset, number=state.handled)
         elif state.position > len(state.log):
             yield "the worker finds that its offset is gone, and begins with the oldest", state._replace(position=0)
@@ -172,7 +163,7 @@ class Progressing(Model[State]):
             counted = state._replace(number=record.previous, handled=max(state.handled, record.previous))
             if self.the_refresh_is_committed_with_the_number:
                 return "the worker meets a gap, and creates a refresh", counted._replace(covered=state.commits)
-            return "the worker meets a gap", counted._replace(owes=True)
+            return "the worker meets a gap, and dies", counted._replace(position=-1, number=0)
         what = f"change {record.change}" if record.change else "an empty record"
         return f"the worker handles {what}", state._replace(
             position=state.position + 1,
@@ -189,13 +180,13 @@ class Progressing(Model[State]):
         if state.leads and state.deaths:
             yield "the leader dies", without_leader._replace(deaths=state.deaths - 1)
         if state.position >= 0:
-            yield "the worker dies", state._replace(position=-1, number=0, owes=False)
+            yield "the worker dies", state._replace(position=-1, number=0)
         if state.losses:
             for end in range(len(state.log)):
                 fewer = state._replace(log=state.log[:end], losses=state.losses - 1)
                 yield f"Kafka loses all records from offset {end} on", fewer
         if state.switches:
-            restarted = without_leader._replace(position=-1, number=0, owes=False)
+            restarted = without_leader._replace(position=-1, number=0)
             switched = restarted._replace(has_kafka=not state.has_kafka, switches=state.switches - 1)
             yield f"Kafka is turned {'off' if state.has_kafka else 'on'}", switched
 

@@ -2,8 +2,8 @@
 
 Index A is current. Index B is created, and one commit activates it and creates its initial load. Once B is loaded, the
 alias moves to B. The commit that records that deactivates A, which is then dropped. A worker reads which indices are
-active after it has received its event. It writes them one after the other, each with its own version and snapshot, and
-the snapshot shows whether the index is still active.
+active after it has received its event. It writes them one after the other. A version and its snapshot are one step here
+(see `tests.model.writing`), and the snapshot shows whether the index is still active.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed, ranked
+from tests.model.explorer import Model, Rule, Step, placed, processes, put
 
 _A, _B = 0, 1
-_IDLE, _HOLDS, _ASSIGNED, _READ = range(4)
+_IDLE, _HOLDS, _READ = range(3)
 _LOAD = -1
 # The phases of the new index.
 _NONE, _CREATED, _ACTIVE, _LOADED, _MOVED, _CURRENT, _DROPPED = range(7)
@@ -52,10 +52,10 @@ class State(NamedTuple):
 
 
 class Reindexing(Model[State]):
-    """Write two indices, and move the alias between them."""
+    """A new index replaces the old one beside live traffic."""
 
-    name = "reindexing"
-    about = "a new index replaces the old one beside live traffic"
+    first = State()
+    identical = ("workers",)
     bounds = f"2 workers, {_COMMITS} commits, a rebuild, any crashes"
 
     ask_for_indices_after_receiving = Rule(
@@ -89,12 +89,9 @@ class Reindexing(Model[State]):
         otherwise="workers retry forever to write to an index that no longer exists",
     )
 
-    def initial(self) -> State:
-        return State()
-
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        for at, worker in enumerate(state.workers):
-            yield from self._work(state, at, worker, f"worker {'AB'[at]}")
+        for at, worker, name in processes(state.workers, "worker"):
+            yield from self._work(state, at, worker, name)
         if state.phase == _MOVED:
             active = (False, True) if self.out_of_force_before_dropping else state.active
             yield "a commit makes B the current index, and deactivates A", state._replace(phase=_CURRENT, active=active)
@@ -112,22 +109,18 @@ class Reindexing(Model[State]):
             for number, is_done in enumerate(state.events):
                 if not is_done:
                     what = f"{name} receives event {number + 1}, for {' and '.join('AB'[one] for one in indices)}"
-                    yield what, _with(state, at, Worker(phase=_HOLDS, task=number, indices=indices))
+                    yield what, put(state, "workers", at, Worker(phase=_HOLDS, task=number, indices=indices))
             if state.is_loading:
                 taken = Worker(phase=_HOLDS, task=_LOAD, indices=(_B,))
-                yield f"{name} takes the load's chunk", _with(state, at, taken)
+                yield f"{name} takes the load's chunk", put(state, "workers", at, taken)
         elif not worker.indices:
-            after = _with(state, at, Worker())
+            after = put(state, "workers", at, Worker())
             if worker.task == _LOAD:
                 yield f"{name} finishes the load's chunk", after._replace(is_loading=False)
             else:
                 events = placed(state.events, worker.task, item=True)
                 yield f"{name} saves that event {worker.task + 1} is handled", after._replace(events=events)
         elif worker.phase == _HOLDS:
-            version = 1 + max(_versions(state))
-            assigned = worker._replace(phase=_ASSIGNED, version=version)
-            yield f"{name} assigns version {version}", _with(state, at, assigned)
-        elif worker.phase == _ASSIGNED:
             yield self._read(state, at, worker, name)
         else:
             yield self._send(state, at, worker, name)
@@ -135,30 +128,38 @@ class Reindexing(Model[State]):
     def _read(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
         index = worker.indices[0]
         if not state.active[index] and (worker.task != _LOAD or self.load_the_new_index_after_the_commit):
-            return f"{name} finds {'AB'[index]} no longer active, and skips it", _with(state, at, _next(worker))
-        read = worker._replace(phase=_READ, state=len(state.events))
-        return f"{name} reads state {read.state} for {'AB'[index]}", _with(state, at, read)
+            return f"{name} finds {'AB'[index]} no longer active, and skips it", put(
+                state, "workers", at, _next(worker)
+            )
+        version = 1 + max(*(one.version for one in state.holds), *(one.version for one in state.workers))
+        read = worker._replace(phase=_READ, version=version, state=len(state.events))
+        what = f"{name} assigns version {version}, and reads state {read.state} for {'AB'[index]}"
+        return what, put(state, "workers", at, read)
 
     def _send(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
         index = worker.indices[0]
         what = f"{name} writes state {worker.state} to {'AB'[index]} as version {worker.version}"
         if not state.exists[index] and self.writes_require_the_alias:
             again = Worker(phase=_HOLDS, task=worker.task, indices=worker.indices)
-            return f"{what}, which is rejected: there is no such alias; it starts again", _with(state, at, again)
+            return f"{what}, which is rejected: there is no such alias; it starts again", put(
+                state, "workers", at, again
+            )
         if state.exists[index] and worker.version <= state.holds[index].version:
-            return f"{what}, which is rejected", _with(state, at, _next(worker))
+            return f"{what}, which is rejected", put(state, "workers", at, _next(worker))
         written = state._replace(
             exists=placed(state.exists, index, item=True),
             holds=placed(state.holds, index, Held(worker.version, worker.state)),
         )
-        return what if state.exists[index] else f"{what}, which creates it again", _with(written, at, _next(worker))
+        return what if state.exists[index] else f"{what}, which creates it again", put(
+            written, "workers", at, _next(worker)
+        )
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:
             yield f"state {len(state.events) + 1} is committed", state._replace(events=(*state.events, False))
-        for at, worker in enumerate(state.workers):
+        for at, worker, name in processes(state.workers, "worker"):
             if worker.phase:
-                yield f"worker {'AB'[at]} is killed", _with(state, at, Worker())
+                yield f"{name} is killed", put(state, "workers", at, Worker())
         loads_after = self.load_the_new_index_after_the_commit
         if state.phase == _NONE:
             created = state._replace(phase=_CREATED, exists=(True, True), is_loading=not loads_after)
@@ -187,21 +188,6 @@ class Reindexing(Model[State]):
                 return f"{name} holds state {held} for good, and Postgres is at state {len(state.events)}"
         return None
 
-    def canonical(self, state: State) -> State:
-        rank = ranked(_versions(state))
-        return state._replace(
-            holds=tuple(one._replace(version=rank[one.version]) for one in state.holds),
-            workers=tuple(sorted(one._replace(version=rank[one.version]) for one in state.workers)),
-        )
-
-
-def _versions(state: State) -> list[int]:
-    return [held.version for held in state.holds] + [worker.version for worker in state.workers]
-
 
 def _next(worker: Worker) -> Worker:
     return Worker(phase=_HOLDS, task=worker.task, indices=worker.indices[1:])
-
-
-def _with(state: State, at: int, worker: Worker) -> State:
-    return state._replace(workers=placed(state.workers, at, worker))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed
+from tests.model.explorer import Model, Rule, Step, put
 
 _OPEN, _WRITTEN, _COMMITTED = range(3)
 _DOWN, _LEADS, _READ, _PUBLISHED = range(4)
@@ -56,10 +56,9 @@ class State(NamedTuple):
 
 
 class Relaying(Model[State]):
-    """Publish, wait for the acknowledgement, save."""
+    """Every committed change is published, however transactions overlap and whichever process dies."""
 
-    name = "relaying"
-    about = "every committed change is published, however transactions overlap and whichever process dies"
+    first = State()
     bounds = f"{_TRANSACTIONS} transactions, a crash or a restore of Postgres, any crashes of the relay"
 
     the_cursor_is_a_snapshot = Rule(
@@ -88,9 +87,6 @@ class Relaying(Model[State]):
         otherwise="a row that is not yet committed is removed together with published ones",
     )
 
-    def initial(self) -> State:
-        return State()
-
     def protocol(self, state: State) -> Iterator[Step[State]]:
         if state.phase == _DOWN:
             yield self._lead(state)
@@ -102,8 +98,9 @@ class Relaying(Model[State]):
                 for at, one in enumerate(state.transactions)
             )
             published = state._replace(phase=_PUBLISHED, transactions=transactions)
-            after = published if self.save_after_acknowledgement else self._rest(published)
-            yield f"Kafka acknowledges the changes of {_names(state.rows)}", after
+            yield f"Kafka acknowledges the changes of {_names(state.rows)}", published
+            if not self.save_after_acknowledgement:
+                yield "the relay saves the cursor, and dies", _down(state._replace(saved=state.seen, is_own=True))
         else:
             yield "the relay saves the cursor", self._rest(state._replace(saved=state.seen, is_own=True))
 
@@ -125,8 +122,6 @@ class Relaying(Model[State]):
         if rows:
             taken = seen if self.the_cursor_is_what_was_read else _NOTHING
             after = state._replace(phase=_READ, rows=rows, seen=taken)
-            if not self.save_after_acknowledgement:
-                after = after._replace(saved=taken, is_own=True)
             yield f"the relay reads the changes of {_names(rows)}", after
         elif seen != state.cursor:
             yield "the relay finds nothing new", state._replace(cursor=seen)
@@ -153,19 +148,15 @@ class Relaying(Model[State]):
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.transactions) < _TRANSACTIONS:
             begun = (*state.transactions, Transaction(xid=state.next_xid))
-            yield (
-                f"transaction {len(begun)} begins, as xid {state.next_xid}",
-                state._replace(transactions=begun, next_xid=state.next_xid + 1),
-            )
+            after = state._replace(transactions=begun, next_xid=state.next_xid + 1)
+            yield f"transaction {len(begun)} begins, as xid {state.next_xid}", after
         for at, one in enumerate(state.transactions):
             if one.phase == _OPEN:
                 number = 1 + max(other.id for other in state.transactions)
-                yield (
-                    f"transaction {at + 1} writes row {number}",
-                    _with(state, at, one._replace(id=number, phase=_WRITTEN)),
-                )
+                written = put(state, "transactions", at, one._replace(id=number, phase=_WRITTEN))
+                yield f"transaction {at + 1} writes row {number}", written
             elif one.phase == _WRITTEN:
-                committed = _with(state, at, one._replace(phase=_COMMITTED))
+                committed = put(state, "transactions", at, one._replace(phase=_COMMITTED))
                 yield f"transaction {at + 1} commits", committed._replace(durable=_lasting(state))
         if state.phase != _DOWN:
             yield "the relay is killed", _down(state)
@@ -174,15 +165,11 @@ class Relaying(Model[State]):
                 transactions=tuple(one for one in state.transactions if one.phase == _COMMITTED),
                 troubles=state.troubles - 1,
             )
-            is_foreign = state.durable == _FOREIGN
-            yield (
-                "Postgres crashes: open transactions are rolled back, and the last cursor may be lost",
-                committed._replace(is_own=False) if is_foreign else committed._replace(saved=state.durable),
-            )
-            yield (
-                "Postgres is dumped and restored into another cluster",
-                committed._replace(next_xid=1, is_own=False, durable=_FOREIGN),
-            )
+            lost = {"is_own": False} if state.durable == _FOREIGN else {"saved": state.durable}
+            what = "Postgres crashes: open transactions are rolled back, and the last cursor may be lost"
+            yield what, committed._replace(**lost)
+            elsewhere = committed._replace(next_xid=1, is_own=False, durable=_FOREIGN)
+            yield "Postgres is dumped and restored into another cluster", elsewhere
 
     def unequal(self, state: State) -> str | None:
         for at, one in enumerate(state.transactions):
@@ -198,10 +185,6 @@ def _lasting(state: State) -> Cursor:
 
 def _in_progress(state: State) -> tuple[int, ...]:
     return tuple(sorted(one.xid for one in state.transactions if one.phase != _COMMITTED))
-
-
-def _with(state: State, at: int, one: Transaction) -> State:
-    return state._replace(transactions=placed(state.transactions, at, one))
 
 
 def _down(state: State) -> State:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed
+from tests.model.explorer import Model, Rule, Step, processes, put
 
 _LINK, _TAG = "link", "tag"
 _POSTS = (1, 2)
@@ -41,10 +41,10 @@ class State(NamedTuple):
 
 
 class Routing(Model[State]):
-    """Find the documents that a change affects."""
+    """Every document that shows a changed row is found, even if rows on the path change meanwhile."""
 
-    name = "routing"
-    about = "every document that shows a changed row is found, even if rows on the path change meanwhile"
+    first = State()
+    identical = ("workers",)
     bounds = f"2 posts, a link, a tag, {_COMMITS} transactions, 2 workers"
 
     both_images = Rule(
@@ -63,33 +63,24 @@ class Routing(Model[State]):
         otherwise="a row on the path changes, and no event leads to the documents that it connects or disconnects",
     )
 
-    def initial(self) -> State:
-        return State()
-
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        for at, worker in enumerate(state.workers):
-            name = f"worker {'AB'[at]}"
+        for at, worker, name in processes(state.workers, "worker"):
             if worker:
                 number, found = worker[0], worker[1:]
                 shown = tuple(
                     _name(state, post) if post in found else shown
                     for post, shown in zip(_POSTS, state.shown, strict=True)
                 )
-                events = placed(state.events, number, state.events[number]._replace(is_done=True))
-                workers = placed(state.workers, at, ())
-                yield (
-                    f"{name} writes the posts that it found, and saves that change {number + 1} is handled",
-                    state._replace(shown=shown, events=events, workers=workers),
-                )
+                after = put(state, "events", number, state.events[number]._replace(is_done=True))
+                what = f"{name} writes the posts that it found, and saves that change {number + 1} is handled"
+                yield what, put(after._replace(shown=shown), "workers", at, ())
                 continue
             for number, event in enumerate(state.events):
                 if not event.is_done:
                     found = self._affected(state, event)
                     posts = " and ".join(f"post {post}" for post in found) or "no post"
-                    yield (
-                        f"{name} receives change {number + 1}, of the {event.table}, and finds {posts}",
-                        state._replace(workers=placed(state.workers, at, (number, *found))),
-                    )
+                    what = f"{name} receives change {number + 1}, of the {event.table}, and finds {posts}"
+                    yield what, put(state, "workers", at, (number, *found))
 
     def _affected(self, state: State, event: Event) -> tuple[int, ...]:
         if event.table == _TAG:
@@ -100,9 +91,9 @@ class Routing(Model[State]):
         return tuple(sorted(images - {0}))
 
     def world(self, state: State) -> Iterator[Step[State]]:
-        for at, worker in enumerate(state.workers):
+        for at, worker, name in processes(state.workers, "worker"):
             if worker:
-                yield f"worker {'AB'[at]} is killed", state._replace(workers=placed(state.workers, at, ()))
+                yield f"{name} is killed", put(state, "workers", at, ())
         if state.commits == _COMMITS:
             return
         number = state.commits + 1
@@ -129,9 +120,6 @@ class Routing(Model[State]):
             if shown != _name(state, post):
                 return f"post {post} shows name {shown} for good, and not {_name(state, post)}; 0 is none"
         return None
-
-    def canonical(self, state: State) -> State:
-        return state._replace(workers=tuple(sorted(state.workers)))
 
 
 def _name(state: State, post: int) -> int:

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed, ranked
+from tests.model.explorer import Model, Rule, Step, processes, put
 
-_IDLE, _RECEIVED, _ASSIGNED, _READ, _FAILED = range(5)
+_IDLE, _RECEIVED, _RESOLVED, _READ, _FAILED = range(5)
+_JOB, _FORMER_JOB = -1, -2
 _NONE, _CAPTURED, _APPLIED, _ENDED = range(4)
 _AS_APPLIED, _LOCKED, _ALTERED, _ALTERED_BACK = range(4)
 _CAUSES_MAX = 1
@@ -28,7 +29,7 @@ class Worker(NamedTuple):
     """What a worker is doing."""
 
     phase: int = _IDLE
-    task: int = 0  # the number of its event; below 0, that of its job
+    task: int = 0  # the number of its event; below 0, a chunk of the job, or of one that is gone since
     revision: int = 0  # that it takes as active, or has built the document with; 0 if it is yet to read it
     version: int = 0  # that it has assigned
     state: int = 0  # of the database that it has read
@@ -45,8 +46,7 @@ class State(NamedTuple):
     table: int = _AS_APPLIED  # while it is altered or locked, the first revision's SELECT fails
     applying: int = _NONE  # the phase of `syncer apply`
     is_captured: bool = False  # the other table
-    jobs: int = 0  # how many were created: loads, refreshes and fan-outs; each writes the one document
-    job: int = 0  # the number of the one that is still to be written; 0 for none
+    has_job: bool = False  # a load, refresh or fan-out, which writes the one document
     causes: int = 0  # how many changes the waiting fan-out has taken up
     losses: int = 1  # how many more changes Kafka may lose
     version: int = 0  # that Elasticsearch has
@@ -55,12 +55,10 @@ class State(NamedTuple):
 
 
 class Suspending(Model[State]):
-    """Suspend a document, resume it, and apply a new revision."""
+    """A fan-out, a refresh or a load writes what changed while a document was suspended or its definition changed."""
 
-    name = "suspending"
-    about = (
-        "a fan-out, a refresh or a load writes what changed while a document was suspended or its definition changed"
-    )
+    first = State()
+    identical = ("workers",)
     bounds = (
         f"2 workers, {_COMMITS} commits, a table locked, or altered and altered back, an apply, fan-outs of "
         f"{_CAUSES_MAX} cause, a change lost, any crashes"
@@ -107,9 +105,6 @@ class Suspending(Model[State]):
         otherwise="a change between the load and the creation of the triggers produces no event",
     )
 
-    def initial(self) -> State:
-        return State()
-
     def protocol(self, state: State) -> Iterator[Step[State]]:
         yield from self._apply(state)
         if state.is_suspended and (state.revision == 2 or state.table in (_AS_APPLIED, _ALTERED_BACK)):
@@ -117,16 +112,14 @@ class Suspending(Model[State]):
             yield "the document is resumed", resumed._replace(is_suspended=False, is_stale=False, causes=0)
         if state.table == _ALTERED and state.revision == 1 and not state.is_stale:
             yield "the watch suspends revision 1", state._replace(is_suspended=True, is_stale=True)
-        for at, worker in enumerate(state.workers):
-            yield from self._work(state, at, worker, f"worker {'AB'[at]}")
+        for at, worker, name in processes(state.workers, "worker"):
+            yield from self._work(state, at, worker, name)
 
     def _apply(self, state: State) -> Iterator[Step[State]]:
         if state.applying == _NONE:
             return
-        captures_now = (
-            state.applying == (_CAPTURED if self.capture_before_the_revision else _APPLIED) and not state.is_captured
-        )
-        if captures_now:
+        captures_at = _CAPTURED if self.capture_before_the_revision else _APPLIED
+        if state.applying == captures_at and not state.is_captured:
             yield "apply captures the other table", state._replace(is_captured=True)
         elif state.applying == _CAPTURED:
             active = _with_job(state) if self.load_after_the_commit else state
@@ -140,10 +133,10 @@ class Suspending(Model[State]):
             yield from self._take(state, at, worker, name)
         elif worker.phase == _RECEIVED and not worker.revision:
             known = worker._replace(revision=state.revision)
-            yield f"{name} reads that revision {state.revision} is active", _with(state, at, known)
+            yield f"{name} reads that revision {state.revision} is active", put(state, "workers", at, known)
         elif worker.phase == _RECEIVED:
             yield from self._resolve(state, at, worker, name)
-        elif worker.phase == _ASSIGNED:
+        elif worker.phase == _RESOLVED:
             yield self._read(state, at, worker, name)
         elif worker.phase == _READ:
             said = f"{name} writes state {worker.state} in form {worker.revision} as version {worker.version}"
@@ -155,18 +148,15 @@ class Suspending(Model[State]):
         else:
             suspended, said = self._suspend(state, worker, name)
             again = Worker(phase=_RECEIVED, task=worker.task) if worker.task >= 0 else Worker()
-            yield said, _with(suspended, at, again)
+            yield said, put(suspended, "workers", at, again)
 
     def _resolve(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
-        version = max(state.version, *(one.version for one in state.workers)) + 1
-        assigned = _with(state, at, worker._replace(phase=_ASSIGNED, version=version))
-        if worker.task < 0:
-            yield f"{name} assigns version {version}", assigned
-        elif worker.revision != state.revision:
+        if worker.revision != state.revision:
             # Whatever is older than the active revision is written by its load.
             yield f"{name} leaves the change to the load of revision {state.revision}", self._done(state, at, worker)
         elif not state.is_suspended:
-            yield f"{name} assigns version {version}", assigned
+            resolved = put(state, "workers", at, worker._replace(phase=_RESOLVED))
+            yield f"{name} resolves the change", resolved
         elif state.is_stale:
             yield f"{name} leaves the change to the refresh to come", self._done(state, at, worker)
         elif not self.a_change_that_cannot_be_written_joins_a_fan_out:
@@ -175,25 +165,19 @@ class Suspending(Model[State]):
             joined = _with_job(state)._replace(causes=state.causes + 1)
             yield f"{name} adds the change to the fan-out", self._done(joined, at, worker)
         else:
-            dropped = state._replace(job=0, causes=0, is_stale=self.a_full_fan_out_becomes_a_refresh)
+            dropped = _without_job(state)._replace(is_stale=self.a_full_fan_out_becomes_a_refresh)
             yield f"{name} drops the full fan-out: the document is stale", self._done(dropped, at, worker)
 
     def _take(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         # Without the rule, a worker keeps what it first read about revisions until it dies.
-        knows = (
-            Worker() if self.ask_for_revisions_after_receiving else Worker(revision=worker.revision or state.revision)
-        )
+        knows = Worker(revision=0 if self.ask_for_revisions_after_receiving else worker.revision or state.revision)
         for number, is_done in enumerate(state.events):
             if not is_done:
                 received = knows._replace(phase=_RECEIVED, task=number)
-                yield f"{name} receives event {number + 1}", _with(state, at, received)
-        if state.job and not (state.is_suspended and self.load_after_the_commit):
-            taken = Worker(
-                phase=_RECEIVED,
-                task=-state.job,
-                revision=0 if self.the_revision_is_read_in_the_snapshot else state.revision,
-            )
-            yield f"{name} takes the chunk of job {state.job}", _with(state, at, taken)
+                yield f"{name} receives event {number + 1}", put(state, "workers", at, received)
+        if state.has_job and not (state.is_suspended and self.load_after_the_commit):
+            taken = Worker(phase=_RESOLVED, task=_JOB, revision=state.revision)
+            yield f"{name} takes the job's chunk", put(state, "workers", at, taken)
 
     def _read(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
         revision = state.revision if self.the_revision_is_read_in_the_snapshot else worker.revision
@@ -201,12 +185,14 @@ class Suspending(Model[State]):
             revision = 2
         elif state.is_suspended:
             failed = worker._replace(phase=_FAILED, revision=revision, is_altered=False)
-            return f"{name} finds the document suspended", _with(state, at, failed)
+            return f"{name} finds the document suspended", put(state, "workers", at, failed)
         if state.table in (_LOCKED, _ALTERED) and revision == 1:
             failed = Worker(phase=_FAILED, task=worker.task, revision=1, is_altered=state.table == _ALTERED)
-            return f"{name} cannot read: revision 1 fails", _with(state, at, failed)
-        read = worker._replace(phase=_READ, revision=revision, state=len(state.events))
-        return f"{name} reads state {read.state} in form {revision}", _with(state, at, read)
+            return f"{name} cannot read: revision 1 fails", put(state, "workers", at, failed)
+        version = max(state.version, *(one.version for one in state.workers)) + 1
+        read = worker._replace(phase=_READ, revision=revision, version=version, state=len(state.events))
+        what = f"{name} assigns version {version}, and reads state {read.state} in form {revision}"
+        return what, put(state, "workers", at, read)
 
     @staticmethod
     def _suspend(state: State, worker: Worker, name: str) -> tuple[State, str]:
@@ -216,12 +202,11 @@ class Suspending(Model[State]):
         return state, f"{name} would suspend revision {worker.revision}, which is no longer active"
 
     def _done(self, state: State, at: int, worker: Worker) -> State:
-        after = _with(
-            state, at, Worker() if self.ask_for_revisions_after_receiving else Worker(revision=worker.revision)
-        )
+        knows = Worker(revision=0 if self.ask_for_revisions_after_receiving else worker.revision)
+        after = put(state, "workers", at, knows)
         if worker.task < 0:
-            return after._replace(job=0, causes=0) if worker.task == -state.job else after
-        return after._replace(events=placed(state.events, worker.task, item=True))
+            return _without_job(after) if worker.task == _JOB else after
+        return put(after, "events", worker.task, item=True)
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:
@@ -241,15 +226,15 @@ class Suspending(Model[State]):
             if not self.load_after_the_commit:
                 begun = _with_job(begun)
             yield "syncer apply begins, with revision 2", begun
-        for at, worker in enumerate(state.workers):
+        for at, worker, name in processes(state.workers, "worker"):
             if worker.phase:
-                yield f"worker {'AB'[at]} is killed", _with(state, at, Worker())
+                yield f"{name} is killed", put(state, "workers", at, Worker())
 
     def _lose(self, state: State) -> Iterator[Step[State]]:
         is_made_up_for = self.a_loss_is_made_up_for_in_a_suspended_document or not state.is_suspended
         for number, is_done in enumerate(state.events):
             if state.losses and not is_done:
-                lost = state._replace(events=placed(state.events, number, item=True), losses=state.losses - 1)
+                lost = put(state, "events", number, item=True)._replace(losses=state.losses - 1)
                 what = f"Kafka loses event {number + 1}, which is found out"
                 yield what, _with_job(lost) if is_made_up_for else lost
 
@@ -272,22 +257,12 @@ class Suspending(Model[State]):
             )
         return None
 
-    def canonical(self, state: State) -> State:
-        rank = ranked((state.version, *(one.version for one in state.workers)))
-        jobs = ranked((state.job, *(-one.task for one in state.workers if one.task < 0)))
-        workers = (
-            one._replace(version=rank[one.version], task=-jobs[-one.task] if one.task < 0 else one.task)
-            for one in state.workers
-        )
-        return state._replace(
-            version=rank[state.version], workers=tuple(sorted(workers)), jobs=len(jobs) - 1, job=jobs[state.job]
-        )
-
-
-def _with(state: State, at: int, worker: Worker) -> State:
-    return state._replace(workers=placed(state.workers, at, worker))
-
 
 def _with_job(state: State) -> State:
     """With a new job, which takes the place of another one."""
-    return state._replace(jobs=state.jobs + 1, job=state.jobs + 1)
+    return _without_job(state)._replace(has_job=True, causes=state.causes)
+
+
+def _without_job(state: State) -> State:
+    workers = (one._replace(task=_FORMER_JOB) if one.task == _JOB else one for one in state.workers)
+    return state._replace(has_job=False, causes=0, workers=tuple(workers))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed, ranked
+from tests.model.explorer import Model, Rule, Step, placed, processes, put
 
 _IDLE, _RECEIVED, _ASSIGNED, _READ, _SENT = range(5)
 _COMMITS = 3
@@ -41,7 +41,7 @@ class State(NamedTuple):
     events: tuple[bool, ...] = ()  # for each commit, whether its event is saved as handled
     is_there: bool = False  # the document, in Postgres
     version: int = 0  # that Elasticsearch has or remembers
-    last: int = 0  # version that was assigned
+    last_version: int = 0  # that was assigned
     shown: int = 0  # the state that Elasticsearch shows
     is_shown: bool = False  # whether it has the document
     seen: int = 0  # the newest state that it has shown
@@ -52,10 +52,10 @@ class State(NamedTuple):
 
 
 class Writing(Model[State]):
-    """Receive, assign, read, write."""
+    """The version rule holds for two workers and one document, with any delay, repetition, order and crash."""
 
-    name = "writing"
-    about = "the version rule holds for two workers and one document, with any delay, repetition, order and crash"
+    first = State()
+    identical = ("workers",)
     bounds = (
         f"2 workers, {_COMMITS} commits, deletes forgotten once, a version raised once; "
         "any number of crashes and deliveries"
@@ -113,12 +113,9 @@ class Writing(Model[State]):
         otherwise="a document keeps an old state",
     )
 
-    def initial(self) -> State:
-        return State()
-
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        for at, worker in enumerate(state.workers):
-            yield from self._work(state, at, worker, f"worker {'AB'[at]}")
+        for at, worker, name in processes(state.workers, "worker"):
+            yield from self._work(state, at, worker, name)
 
     def _work(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         phase = worker.phase
@@ -127,50 +124,51 @@ class Writing(Model[State]):
         elif phase == _RECEIVED:
             read = _read(state, worker)
             if self.assign_and_read_in_turn:
-                read = read._replace(version=state.last + 1)
+                read = read._replace(version=state.last_version + 1)
                 state = _assigned(state)
                 name = f"{name} assigns version {read.version} and"
-            yield f"{name} reads state {read.state}: {_seen(read)}", _with(state, at, read)
+            yield f"{name} reads state {read.state}: {_seen(read)}", put(state, "workers", at, read)
         elif phase == _ASSIGNED:
             read = _read(state, worker)
-            yield f"{name} reads state {read.state}: {_seen(read)}", _with(state, at, read)
+            yield f"{name} reads state {read.state}: {_seen(read)}", put(state, "workers", at, read)
         elif phase == _READ and not worker.version:
-            assigned = worker._replace(version=state.last + 1)
-            yield f"{name} assigns version {assigned.version}", _with(_assigned(state), at, assigned)
+            assigned = worker._replace(version=state.last_version + 1)
+            yield f"{name} assigns version {assigned.version}", put(_assigned(state), "workers", at, assigned)
         elif phase == _READ:
             yield self._send(state, at, worker, name)
         elif worker.created and state.is_there:
-            yield f"{name} finds that the row still exists", _with(state, at, worker._replace(created=False))
+            yield f"{name} finds that the row still exists", put(state, "workers", at, worker._replace(created=False))
         elif worker.created:
-            yield f"{name} finds that the row is gone, and starts again", _with(state, at, _again(worker))
+            yield f"{name} finds that the row is gone, and starts again", put(state, "workers", at, _again(worker))
         else:
-            yield f"{name} saves that event {worker.event} is handled", _with(_save(state, worker), at, Worker())
+            yield (
+                f"{name} saves that event {worker.event} is handled",
+                put(_save(state, worker), "workers", at, Worker()),
+            )
 
     def _receive(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         for number, is_done in enumerate(state.events, 1):
             if not is_done:
                 received = worker._replace(phase=worker.phase or _RECEIVED, event=number)
-                after = _with(state, at, received)
-                yield (
-                    f"{name} receives event {number}",
-                    after if self.write_before_saving_progress else _save(after, received),
-                )
+                yield f"{name} receives event {number}", put(state, "workers", at, received)
+                if not self.write_before_saving_progress:
+                    yield f"{name} saves that event {number} is handled, and dies", _save(state, received)
         if not self.assign_after_receiving and worker.phase == _IDLE and len(state.events) < _COMMITS:
-            assigned = Worker(phase=_ASSIGNED, version=state.last + 1)
-            yield f"{name} assigns version {assigned.version}", _with(_assigned(state), at, assigned)
+            assigned = Worker(phase=_ASSIGNED, version=state.last_version + 1)
+            yield f"{name} assigns version {assigned.version}", put(_assigned(state), "workers", at, assigned)
 
     def _send(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
         sent = worker._replace(phase=_SENT, version=0, state=0, is_there=False)
         what = f"{name} {'writes' if worker.is_there else 'deletes'} state {worker.state} as version {worker.version}"
         if self.external_versions and worker.version <= state.version:
             what += f", which is rejected: {state.version} is there"
-            is_unsure = worker.version == state.version or state.version > state.last
+            is_unsure = worker.version == state.version or state.version > state.last_version
             if self.write_again_over_what_was_not_assigned and is_unsure:
-                return f"{what}, and starts again", _with(state, at, _again(worker))
-            return what, _with(state, at, sent)
+                return f"{what}, and starts again", put(state, "workers", at, _again(worker))
+            return what, put(state, "workers", at, sent)
         if worker.is_there and not state.is_shown and self.late_creations_are_done_again:
             sent = sent._replace(created=True)
-        return what, _with(state, at, sent)._replace(
+        return what, put(state, "workers", at, sent)._replace(
             version=worker.version if worker.is_there or self.deletes_have_versions else 0,
             shown=worker.state,
             is_shown=worker.is_there,
@@ -185,16 +183,16 @@ class Writing(Model[State]):
                 yield f"the row is deleted: state {number}", state._replace(events=events, is_there=False)
             else:
                 yield f"the row is inserted: state {number}", state._replace(events=events, is_there=True)
-        for at, worker in enumerate(state.workers):
+        for at, worker, name in processes(state.workers, "worker"):
             if worker.phase and not (worker.is_late and self.a_late_creator_lives):
-                yield f"worker {'AB'[at]} is killed", _with(state, at, Worker())
+                yield f"{name} is killed", put(state, "workers", at, Worker())
         if state.forgets and not state.is_shown:
             workers = tuple(one._replace(is_late=one.phase >= _ASSIGNED) for one in state.workers)
             # A late writer may show a deleted document once more, until it has checked with Postgres.
             after = state._replace(version=0, seen=0, forgets=state.forgets - 1, workers=workers)
             yield "Elasticsearch forgets deletes: it restarts, or an hour passes", after
         if state.others:
-            what = f"version {state.last + 1} is assigned for another document"
+            what = f"version {state.last_version + 1} is assigned for another document"
             yield what, _assigned(state)._replace(others=state.others - 1)
         if state.bumps and state.is_shown:
             yield from self._bump(state)
@@ -202,11 +200,11 @@ class Writing(Model[State]):
     def _bump(self, state: State) -> Iterator[Step[State]]:
         """Raise the version of the document to another one. Within a gap it changes no order, and has no step."""
         held = sorted(one.version for one in state.workers if one.version)
-        for raised in range(state.version + 1, state.last + 2):
+        for raised in range(state.version + 1, state.last_version + 2):
             after = state._replace(version=raised, bumps=state.bumps - 1)
             if not self.gaps_between_versions or not self.bumps_meet_no_assigned_version:
                 yield f"other clients raise the version to {raised}", after
-            elif raised == (held or [state.last + 1])[0]:
+            elif raised == (held or [state.last_version + 1])[0]:
                 yield f"other clients raise the version across gaps, to {raised}", after._replace(others=0)
 
     def wrong(self, state: State) -> str | None:
@@ -221,14 +219,9 @@ class Writing(Model[State]):
             return f"Elasticsearch shows state {state.shown} for good, and Postgres is at state {len(state.events)}"
         return None
 
-    def canonical(self, state: State) -> State:
-        rank = ranked((state.version, state.last, *(one.version for one in state.workers)))
-        workers = tuple(sorted(one._replace(version=rank[one.version]) for one in state.workers))
-        return state._replace(version=rank[state.version], last=rank[state.last], workers=workers)
-
 
 def _assigned(state: State) -> State:
-    return state._replace(last=state.last + 1)
+    return state._replace(last_version=state.last_version + 1)
 
 
 def _read(state: State, worker: Worker) -> Worker:
@@ -237,10 +230,6 @@ def _read(state: State, worker: Worker) -> Worker:
 
 def _again(worker: Worker) -> Worker:
     return Worker(phase=_RECEIVED, event=worker.event, is_late=worker.is_late)
-
-
-def _with(state: State, at: int, worker: Worker) -> State:
-    return state._replace(workers=placed(state.workers, at, worker))
 
 
 def _save(state: State, worker: Worker) -> State:

@@ -10,7 +10,8 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -49,25 +50,19 @@ def swallowed(forward: Forward) -> None:
 
 def cut(forward: Forward) -> Answer:
     """It is applied, and the connection is cut in the middle of the answer."""
-    answer = forward()
-    return Answer(
-        status=answer.status,
-        body=answer.body[: len(answer.body) // 2],
-        headers=answer.headers,
-        length=len(answer.body),
-    )
+    answer = truncated(forward)
+    return replace(answer, length=2 * len(answer.body))
 
 
 def truncated(forward: Forward) -> Answer:
     """It is applied, and the answer is half of itself, and says so."""
     answer = forward()
-    return Answer(status=answer.status, body=answer.body[: len(answer.body) // 2], headers=answer.headers)
+    return replace(answer, body=answer.body[: len(answer.body) // 2])
 
 
 def emptied(forward: Forward) -> Answer:
     """It is applied, and the answer is an object with nothing in it."""
-    answer = forward()
-    return Answer(status=answer.status, body=b"{}", headers=answer.headers)
+    return replace(forward(), body=b"{}")
 
 
 def page(status: int) -> Fault:
@@ -96,11 +91,7 @@ _OWN = {"Content-Type": "application/vnd.elasticsearch+json;compatible-with=8", 
 
 
 class Proxy:
-    """A proxy before one Elasticsearch.
-
-    Attributes:
-        bulks: How many bulk requests have come.
-    """
+    """A proxy before one Elasticsearch."""
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
@@ -108,7 +99,6 @@ class Proxy:
         self._fault: Fault | None = None
         self._spoilt = ""
         self._left = 0
-        self.bulks = 0
         self._server = _Server(("127.0.0.1", 0), self._handler())
 
     @property
@@ -167,13 +157,7 @@ class Proxy:
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(handler.path).path)
-        if path.endswith("/_bulk"):
-            self.bulks += 1
-        fault = self._next_fault(path)
-
-        def forward() -> Answer:
-            return self._forward(handler, body)
-
+        fault, forward = self._next_fault(path), partial(self._forward, handler, body)
         answer = forward() if fault is None else fault(forward)
         if answer is None or answer.length is not None:
             handler.close_connection = True

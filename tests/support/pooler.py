@@ -10,118 +10,109 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedIOBase
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from typing import cast
 
 _LENGTH = struct.Struct("!I")
 _ENCRYPTION_REQUESTS = (80877103, 80877104)
 _ENDS_A_REQUEST = b"QSF"
-_READY, _TERMINATE = b"Z", b"X"
+_KEY, _READY, _TERMINATE = b"K", b"Z", b"X"
 _IDLE = b"I"
 _MADE_UP_KEY = _LENGTH.pack(1) + _LENGTH.pack(2)
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = connection.recv(size - len(found))
-        if not part:
-            raise ConnectionError
-        found += part
-    return found
-
-
-def _message(connection: socket.socket) -> tuple[bytes, bytes]:
+def _message(stream: BufferedIOBase) -> tuple[bytes, bytes]:
     """The kind of the next message, and all of it."""
-    kind, length = _exactly(connection, 1), _exactly(connection, 4)
-    return kind, kind + length + _exactly(connection, _LENGTH.unpack(length)[0] - 4)
-
-
-def _startup(client: socket.socket) -> bytes:
-    """The message that a client begins with; it gets no encryption."""
-    while True:
-        length = _exactly(client, 4)
-        rest = _exactly(client, _LENGTH.unpack(length)[0] - 4)
-        if _LENGTH.unpack(rest[:4])[0] not in _ENCRYPTION_REQUESTS:
-            return length + rest
-        client.sendall(b"N")
+    kind, length = stream.read(1), stream.read(4)
+    if not length:
+        raise ConnectionError
+    return kind, kind + length + stream.read(_LENGTH.unpack(length)[0] - 4)
 
 
 class _Session:
     """A session of the server."""
 
     def __init__(self, server: tuple[str, int], startup: bytes) -> None:
-        self.connection = socket.create_connection(server)
-        self.connection.sendall(startup)
+        self._connection = socket.create_connection(server)
+        self._answers = self._connection.makefile("rb")
+        self.send(startup)
         self.greeting = b""
         kind = b""
         while kind != _READY:
-            kind, message = _message(self.connection)
-            if kind == b"K":
-                message = message[:5] + _MADE_UP_KEY
-            self.greeting += message
+            kind, message = _message(self._answers)
+            self.greeting += message[:5] + _MADE_UP_KEY if kind == _KEY else message
 
-    def answer(self, client: socket.socket) -> bool:
+    def send(self, message: bytes) -> None:
+        """Hand a message on."""
+        self._connection.sendall(message)
+
+    def answer(self, client: BufferedIOBase) -> bool:
         """Hand on the answer to a request; whether no transaction is left open."""
         while True:
-            kind, message = _message(self.connection)
-            client.sendall(message)
+            kind, message = _message(self._answers)
+            client.write(message)
             if kind == _READY:
                 return message[-1:] == _IDLE
 
+    def close(self) -> None:
+        """End it."""
+        self._answers.close()
+        self._connection.close()
 
-class Pooler:
-    """Listens until it is closed."""
+
+class _Pooler(ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, server: tuple[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), _Client)
         self._server = server
-        self._free: list[_Session] = []
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listening.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.free: list[_Session] = []
 
-    def close(self) -> None:
-        """Take no more clients, and give the sessions back."""
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        for one in self._free:
-            one.connection.close()
+    def session(self, startup: bytes) -> _Session:
+        """The session that was given back last, or a new one."""
+        return self.free.pop() if self.free else _Session(self._server, startup)
 
-    def _accept(self) -> None:
+
+class _Client(StreamRequestHandler):
+    def handle(self) -> None:
+        """Begin a session for the client, and have each of its transactions done in any that is free."""
+        pooler, session = cast("_Pooler", self.server), None
         with suppress(OSError):
+            startup = self._startup()
+            session = pooler.session(startup)
+            self.wfile.write(session.greeting)
             while True:
-                client, _ = self._listening.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        session: _Session | None = None
-        with client, suppress(OSError):
-            startup = _startup(client)
-            session = self._taken(startup)
-            client.sendall(session.greeting)
-            while True:
-                kind, message = _message(client)
+                kind, message = _message(self.rfile)
                 if kind == _TERMINATE:
                     break
-                session = session or self._taken(startup)
-                session.connection.sendall(message)
-                if kind in _ENDS_A_REQUEST and session.answer(client):
-                    self._free.append(session)
+                session = session or pooler.session(startup)
+                session.send(message)
+                if kind in _ENDS_A_REQUEST and session.answer(self.wfile):
+                    pooler.free.append(session)
                     session = None
         if session is not None:
-            session.connection.close()
+            session.close()
 
-    def _taken(self, startup: bytes) -> _Session:
-        """The session that was given back last, or a new one."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return _Session(self._server, startup)
+    def _startup(self) -> bytes:
+        """The message that a client begins with; it gets no encryption."""
+        while True:
+            length = self.rfile.read(4)
+            rest = self.rfile.read(_LENGTH.unpack(length)[0] - 4)
+            if _LENGTH.unpack(rest[:4])[0] not in _ENCRYPTION_REQUESTS:
+                return length + rest
+            self.wfile.write(b"N")
 
 
 @contextmanager
 def pooled(host: str, port: int) -> Iterator[int]:
     """The port of a pooler before that server."""
-    pooler = Pooler((host, port))
-    try:
-        yield pooler.port
-    finally:
-        pooler.close()
+    with _Pooler((host, port)) as pooler:
+        threading.Thread(target=pooler.serve_forever, daemon=True).start()
+        try:
+            yield int(pooler.server_address[1])
+        finally:
+            pooler.shutdown()
+            for session in pooler.free:
+                session.close()

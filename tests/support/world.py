@@ -622,10 +622,6 @@ class World:
     def _last_words(self) -> str:
         return "".join(f"\n--- {one.log_file.name}\n{one.log_file.read_text()[-3000:]}" for one in self.daemons)
 
-    def outbox(self) -> list[tuple[Any, ...]]:
-        """The outbox: relation, operation, old and new image, in the order of ids."""
-        return self.sql("SELECT relation, operation::text, old, new FROM syncer.outbox ORDER BY id")
-
     def drain(self, relay: Relay, worker: Worker) -> None:
         """Run relay, worker and job worker until every document equals its SELECT and every record is handled."""
 

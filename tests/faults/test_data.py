@@ -80,13 +80,12 @@ def blog(world: World) -> World:
     return world
 
 
-@pytest.mark.parametrize("fix", ["UPDATE posts SET created = now()", "DELETE FROM posts"])
-def test_a_refusal_that_comes_late_dead_letters_nothing(blog: World, fix: str) -> None:
+def test_a_refusal_that_comes_late_dead_letters_nothing(blog: World) -> None:
     """A slow writer sends what a quick one has overtaken: Elasticsearch refuses it, and nothing is wrong."""
     name = blog.index_of()
     with blog.index() as index, blog.writer(index) as slow, blog.writer(index) as quick:
         slow.build(attempt := Slice(index_name=name, ids=["1"]))
-        blog.sql(fix)
+        blog.sql("DELETE FROM posts")
         quick.write(name, ["1"])
         slow.send(attempt)
         assert attempt.outcome.rejections
@@ -96,11 +95,10 @@ def test_a_refusal_that_comes_late_dead_letters_nothing(blog: World, fix: str) -
     require_holds(blog)
 
 
-@pytest.mark.parametrize("fault", ["views = 13", "created = 'infinity'"], ids=["select", "mapping"])
-def test_what_cannot_be_dead_lettered_is_tried_again(dividing: World, fault: str) -> None:
+def test_what_cannot_be_dead_lettered_is_tried_again(dividing: World) -> None:
     """It is not taken for done, nor tried without a pause; it is dead-lettered once that is possible."""
     harness.add_posts(dividing, 3)
-    dividing.sql(f"UPDATE posts SET {fault} WHERE id = 2")
+    dividing.sql("UPDATE posts SET views = 13 WHERE id = 2")
     dividing.sql("ALTER TABLE syncer.dead_letter ADD CONSTRAINT nothing CHECK (false) NOT VALID")
     pauses: list[float] = []
 
@@ -185,9 +183,9 @@ def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
 
 PAPERS = """
 CREATE TABLE files (id int PRIMARY KEY, code text);
-CREATE TABLE papers (id int PRIMARY KEY, doc {} NOT NULL);
+CREATE TABLE papers (id int PRIMARY KEY, doc jsonb NOT NULL);
 INSERT INTO files SELECT g, g FROM generate_series(1, 3) AS g;
-INSERT INTO papers VALUES (1, '{{"file": 1}}'), (2, '{{"file": 2}}');
+INSERT INTO papers VALUES (1, '{"file": 1}'), (2, '{"file": 2}');
 """
 NUMBER_OF_PAPERS = """
 SELECT f.id AS _id, (SELECT count(*) FROM papers AS p WHERE (p.doc ->> 'file')::int = f.id) AS title FROM files AS f
@@ -200,11 +198,10 @@ DOCS = {
 }
 
 
-@pytest.mark.parametrize("type_", ["json", "jsonb"])
-def test_whatever_an_application_commits_reaches_its_documents(empty_world: World, type_: str) -> None:
+def test_whatever_an_application_commits_reaches_its_documents(empty_world: World) -> None:
     """The documents of the row as it was and as it is are written, whether its image can be carried or not."""
-    _set_up(empty_world, PAPERS.format(type_), NUMBER_OF_PAPERS)
-    back = "UPDATE papers SET doc = format('{\"file\": %s}', id)::text::" + type_
+    _set_up(empty_world, PAPERS, NUMBER_OF_PAPERS)
+    back = "UPDATE papers SET doc = format('{\"file\": %s}', id)::text::jsonb"
     with (
         capture_logs() as logs,
         empty_world.index() as index,
@@ -212,7 +209,7 @@ def test_whatever_an_application_commits_reaches_its_documents(empty_world: Worl
         empty_world.worker(index) as worker,
     ):
         for name, doc in DOCS.items():
-            moved = f"UPDATE papers SET doc = {doc}::{type_} WHERE id = 1;"
+            moved = f"UPDATE papers SET doc = {doc}::jsonb WHERE id = 1;"
             moved += "UPDATE papers SET doc = '{\"file\": 1}' WHERE id = 2"
             for change in (moved, back):
                 empty_world.sql(change)
@@ -253,9 +250,7 @@ def test_a_number_in_json_leads_where_its_text_does(empty_world: World, type_: s
 
 VALUES = {
     "a text of 270 MB": ("text", "repeat('x', 270000000)"),
-    "a bytea that is doubled when printed": ("bytea", "decode(repeat('00', 40000), 'hex')"),
     "jsonb that prints more than a gigabyte": ("jsonb", "('[' || repeat('1e130000, ', 8400) || '0]')::jsonb"),
-    "nothing but escapes": ("text", r"repeat(E'\x01', 65000)"),
 }
 
 
@@ -301,30 +296,24 @@ def test_a_row_that_is_too_large_is_set_aside_by_itself(world: World, monkeypatc
     require_holds(world)
 
 
-KINDS = {"numeric": ("1.50", "NaN"), "small": ("1", "99")}
-
-
-@pytest.mark.parametrize("type_", KINDS)
-def test_an_id_that_no_row_can_have_is_an_orphan(empty_world: World, type_: str) -> None:
+def test_an_id_that_no_row_can_have_is_an_orphan(empty_world: World) -> None:
     """Verify calls it extra, a cleanup removes it, and no document is suspended."""
     shutil.rmtree(empty_world.document_folder)
     define(empty_world, "thing", "SELECT id AS _id, name FROM things")
     empty_world.documents = ("thing",)
     empty_world.sql("CREATE DOMAIN small AS int CHECK (value < 100)")
-    empty_world.sql(f"CREATE TABLE things (id {type_} PRIMARY KEY, name text)")
+    empty_world.sql("CREATE TABLE things (id small PRIMARY KEY, name text); INSERT INTO things VALUES (1, 'a row')")
     empty_world.migrate()
     empty_world.apply()
-    for id_ in KINDS[type_]:
-        empty_world.sql(f"INSERT INTO things VALUES ('{id_}', 'a row')")
     with empty_world.elasticsearch() as client:
-        for orphan in ["orphan", "1e5", "100", "2026-02-30", *KINDS[type_]]:
+        for orphan in ["orphan", "1e5", "100", "2026-02-30"]:
             client.index(index=empty_world.alias_of("thing"), id=orphan, document={"name": "by hand"}, refresh=True)
     empty_world.sql("DELETE FROM syncer.outbox")  # no change is in flight
     with empty_world.connect() as connection, empty_world.index() as index:
         document = harness.the_document(connection, "thing")
         report = verify(empty_world.connect, document, index=index, settle_seconds=0.1)
     assert report.suspended is None
-    assert {drift.kind for drift in report.drifts if drift.id not in KINDS[type_]} == {DriftKind.EXTRA}
+    assert {drift.kind for drift in report.drifts} == {DriftKind.EXTRA}
     empty_world.backfill("thing")
     assert empty_world.sql(SUSPENDED) == []
     assert empty_world.differences() == []

@@ -115,7 +115,6 @@ def test_a_crowd_takes_each_chunk_once(world: World, connection: Connection) -> 
 END = {
     "paused": lambda connection, job: queue.pause(connection, job.id),
     "cancelled": lambda connection, job: queue.cancel(connection, job.id),
-    "its index dropped": lambda connection, _: registry.drop_document(connection, the_document(connection)),
 }
 
 

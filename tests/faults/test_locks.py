@@ -78,7 +78,7 @@ def left_over(client: Elasticsearch, index: str) -> int:
 # Processes that are killed or frozen
 
 
-@pytest.mark.parametrize("kind", ["global", "document", "tree"])
+@pytest.mark.parametrize("kind", ["document", "tree"])
 def test_processes_that_are_killed_or_frozen_change_documents_one_at_a_time(
     endpoints: Endpoints, client: Elasticsearch, index: str, kind: str, tmp_path: Path
 ) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -20,16 +16,13 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from structlog.testing import capture_logs
 
 from syncer.base.errors import LossError
-from syncer.capture import reader
 from syncer.kafka import producer
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.kafka.topic import INSTALLATION
-from syncer.sandbox import Endpoints, Sandbox
-from syncer.sandbox.kafka import KafkaServer
 from syncer.worker import source
 from tests.faults.harness import require_holds
 from tests.support.in_process import admin, ends, following, handle, handling, let_expire, publish, refreshes
-from tests.support.world import World, made, sandbox_of_its_own, wait_until
+from tests.support.world import World, wait_until
 from tests.support.writers import fill
 
 UPDATE, DELETE = "UPDATE posts SET title = 'lost'", "DELETE FROM posts WHERE id % 10 = 0"
@@ -63,7 +56,7 @@ def _is_made(client: AdminClient, name: str) -> bool:
 
 
 def make_anew_and_longer(world: World) -> None:
-    """The same, and more changes in it than the workers had handled of the one before."""
+    """The same, and more changes in it than the workers had handled of the one before: they would pass over them."""
     make_anew(world)
     with world.relay() as relay:
         for number in range(8):
@@ -181,70 +174,6 @@ def test_a_client_that_fetches_nothing_is_replaced(blog: World, monkeypatch: pyt
         require_holds(blog)
     assert [event["event"] for event in logs].count("worker.consumer_renewed") == 1
     assert refreshes(blog) == 0
-
-
-# It loses records that it has acknowledged
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[KafkaServer]:
-    """A broker that may be broken."""
-    with sandbox_of_its_own() as own:
-        own.kafka.start()
-        yield own.kafka
-
-
-@pytest.fixture
-def frail(
-    sandbox: Sandbox, endpoints: Endpoints, broker: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[World]:
-    """A handled blog whose changes are all in one partition on that broker."""
-    monkeypatch.setattr(reader, "LEASE_SECONDS", 600)  # a relay that the test turns leads while the broker starts
-    there = replace(endpoints, kafka_bootstrap_servers=broker.address)
-    with made(World(sandbox=sandbox, endpoints=there, folder=tmp_path)) as world:
-        client, name = admin(world), world.settings.kafka.topic
-        client.create_topics([NewTopic(name, num_partitions=1)])[name].result()
-        world.set_up()
-        fill(world)
-        handle(world)
-        yield world
-
-
-def copy(broker: KafkaServer) -> Path:
-    """The disk of a broker as it is now."""
-    kept = broker.folder / "kept"
-    shutil.rmtree(kept, ignore_errors=True)
-    broker.pause()
-    shutil.copytree(broker.data_folder, kept)
-    broker.resume()
-    owner = broker.data_folder.stat()
-    for path in (kept, *kept.rglob("*")):
-        os.chown(path, owner.st_uid, owner.st_gid)
-    return kept
-
-
-def crash(broker: KafkaServer, kept: Path) -> None:
-    """A loss of power: what was written since is not on the disk."""
-    broker.kill()
-    shutil.rmtree(broker.data_folder)
-    kept.rename(broker.data_folder)
-    broker.start()
-
-
-UPDATES = "DO $$ BEGIN FOR i IN 1..{} LOOP UPDATE posts SET title = 'n' || i WHERE id = 1; END LOOP; END $$"
-
-
-def test_acknowledged_records_are_lost_and_overtaken(frail: World, broker: KafkaServer) -> None:
-    """New records take the offsets of those that were handled: a worker that goes on behind them meets a gap."""
-    kept = copy(broker)
-    publish(frail, UPDATES.format(50), DELETE)
-    with handling(frail):
-        require_holds(frail)
-    crash(broker, kept)
-    publish(frail, "UPDATE posts SET title = 'hidden' WHERE id = 2", UPDATES.format(100))
-    with handling(frail):
-        require_holds(frail)
-    assert refreshes(frail) > 0
 
 
 # It refuses records

@@ -22,10 +22,7 @@ from tests.support.elasticsearch_proxy import Forward, Proxy
 from tests.support.locking import (
     CROWD_LEASE_SECONDS,
     PAIR,
-    STEPS,
-    Turn,
     history,
-    numbered_pair,
     pair_index,
     set_pair,
     values,
@@ -78,9 +75,8 @@ def left_over(client: Elasticsearch, index: str) -> int:
 # Processes that are killed or frozen
 
 
-@pytest.mark.parametrize("kind", ["document", "tree"])
 def test_processes_that_are_killed_or_frozen_change_documents_one_at_a_time(
-    endpoints: Endpoints, client: Elasticsearch, index: str, kind: str, tmp_path: Path
+    endpoints: Endpoints, client: Elasticsearch, index: str, tmp_path: Path
 ) -> None:
     """What they read and wrote could have been done one after the other, in the order of their terms."""
     processes: list[subprocess.Popen[bytes]] = []
@@ -88,7 +84,7 @@ def test_processes_that_are_killed_or_frozen_change_documents_one_at_a_time(
     def start() -> None:
         program = [sys.executable, "-m", "tests.support.locking", endpoints.elasticsearch_url, index, str(tmp_path)]
         name = f"locker-{len(list(tmp_path.iterdir()))}-{random.randrange(10**9)}"
-        processes.append(subprocess.Popen([*program, "crowd", kind, name], cwd=REPOSITORY))
+        processes.append(subprocess.Popen([*program, name], cwd=REPOSITORY))
 
     def wait_for_turns() -> None:
         done = len([turn for turn in history(tmp_path.iterdir()) if turn.is_done])
@@ -116,31 +112,6 @@ def test_processes_that_are_killed_or_frozen_change_documents_one_at_a_time(
     for holder in Table.ensure(client, f"{index}-locks").read_all()[0]:
         assert owner(client, index).break_holder(holder.id)
     assert violations(history(tmp_path.iterdir()), values(client, index)) == []
-
-
-def test_a_process_is_frozen_before_each_of_its_requests(endpoints: Endpoints, tmp_path: Path) -> None:
-    """Its change is made whole, or not at all. Once it continues, nothing of it reaches a document."""
-    url, numbers = endpoints.elasticsearch_url, range(1, STEPS + 1)
-    with (
-        pair_index(url, pairs=[numbered_pair(number) for number in numbers]) as index,
-        Elasticsearch(url, request_timeout=60) as client,
-    ):
-        command = [sys.executable, "-m", "tests.support.locking", url, index, str(tmp_path), "steps"]
-        with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-            assert program.stdin is not None
-            assert program.stdout is not None
-            assert program.stdout.readline() == b"stopped\n"
-            with owner(client, index, lease=30).tree("/", timeout=120) as held:
-                found = {number: values(client, index, pair=numbered_pair(number)) for number in numbers}
-                pairs = [id_ for number in numbers for id_ in numbered_pair(number)]
-                held.write([Edit(index=index, id=id_, source={"value": 100}) for id_ in pairs])
-        for number in numbers:
-            heir = Turn(who="heir", term=held.term, read=found[number], wrote=100, is_done=True)
-            turns = sorted([*history(tmp_path.glob(f"*-{number}.jsonl")), heir], key=lambda turn: turn.term)
-            last = values(client, index, pair=numbered_pair(number))
-            assert violations(turns, last) == [], f"process {number}"
-        assert Table.ensure(client, f"{index}-locks").read_all()[1] == []
-    assert any(turn.is_done for turn in history(tmp_path.iterdir())), "no process came to its end"
 
 
 # Changes that are broken off, or sent twice
@@ -235,7 +206,7 @@ def test_any_answer_may_be_lost(endpoints: Endpoints, client: Elasticsearch, ind
             Proxy(endpoints.elasticsearch_url).running() as proxy,
             Elasticsearch(proxy.address) as spoilt,
             proxy.spoiling(lose),
-            owner(spoilt, index, lease=5).tree("/a/b") as held,
+            owner(spoilt, index, lease=LEASE).tree("/a/b") as held,
         ):
             set_pair(held, index, lost)
         with owner(client, index).tree("/a", timeout=DEADLINE_SECONDS):

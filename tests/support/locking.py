@@ -3,33 +3,27 @@
 Each process adds one to two documents under a lock: it reads them, waits a little, and writes both. What it read and
 wrote, and in which term, it appends to a file. `violations` reads these files afterwards.
 
-    python -m tests.support.locking URL INDEX FOLDER crowd KIND NAME    locks again and again until it is killed
-    python -m tests.support.locking URL INDEX FOLDER steps              see `stop_at_each_request`
+    python -m tests.support.locking URL INDEX FOLDER NAME    locks again and again until it is killed
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import signal
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from elastic_transport import Transport
 from elasticsearch import ApiError, Elasticsearch, TransportError
 
-from syncer.locks import Edit, HeldLocks, LockLostError, Locks, LockTimeoutError, edits, held as held_module
+from syncer.locks import Edit, HeldLocks, LockLostError, Locks, LockTimeoutError, edits
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "locks.md").read_text(), re.DOTALL)
 PAIR = ("left", "right")
@@ -49,9 +43,7 @@ FILES_INDEX: dict[str, Any] = {
     },
 }
 """The guide's index of files."""
-CROWD_LEASE_SECONDS, STEPS_LEASE_SECONDS = 1.0, 5.0
-STEPS = 15
-"""More than the requests that a holder sends, so that some processes come to their end."""
+CROWD_LEASE_SECONDS = 1.0
 
 
 def page_example(url: str, index: str) -> dict[str, Any]:
@@ -64,12 +56,12 @@ def page_example(url: str, index: str) -> dict[str, Any]:
 
 
 @contextmanager
-def pair_index(url: str, *, pairs: Iterable[Sequence[str]] = (PAIR,)) -> Iterator[str]:
-    """An index with pairs of documents, all 0; deleted afterwards, as are its locks."""
+def pair_index(url: str) -> Iterator[str]:
+    """An index with the two documents, both 0; deleted afterwards, as are its locks."""
     name = f"pair-{uuid.uuid4().hex[:12]}"
     with Elasticsearch(url, request_timeout=60) as client:
         client.indices.create(index=name, settings={"number_of_shards": 1, "index.gc_deletes": "1h"})
-        zero = [Edit(index=name, id=id_, source={"value": 0}) for pair in pairs for id_ in pair]
+        zero = [Edit(index=name, id=id_, source={"value": 0}) for id_ in PAIR]
         assert edits.write(client, zero, term=1) is None
         try:
             yield name
@@ -77,14 +69,14 @@ def pair_index(url: str, *, pairs: Iterable[Sequence[str]] = (PAIR,)) -> Iterato
             client.indices.delete(index=[name, f"{name}-locks"], ignore_unavailable=True)
 
 
-def set_pair(held: HeldLocks, index: str, value: int, *, pair: Sequence[str] = PAIR) -> None:
+def set_pair(held: HeldLocks, index: str, value: int) -> None:
     """Write both documents."""
-    held.write([Edit(index=index, id=id_, source={"value": value}) for id_ in pair])
+    held.write([Edit(index=index, id=id_, source={"value": value}) for id_ in PAIR])
 
 
-def values(client: Elasticsearch, index: str, *, pair: Sequence[str] = PAIR) -> tuple[int, ...]:
+def values(client: Elasticsearch, index: str) -> tuple[int, ...]:
     """Read both documents."""
-    return tuple(hit["_source"]["value"] for hit in client.mget(index=index, ids=list(pair)).body["docs"])
+    return tuple(hit["_source"]["value"] for hit in client.mget(index=index, ids=list(PAIR)).body["docs"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +90,14 @@ class Turn:
     is_done: bool
 
 
-def take_turn(client: Elasticsearch, held: HeldLocks, index: str, file: Path, *, pair: Sequence[str] = PAIR) -> None:
+def take_turn(client: Elasticsearch, held: HeldLocks, index: str, file: Path) -> None:
     """Read, write, and record it."""
-    read = values(client, index, pair=pair)
+    read = values(client, index)
     time.sleep(random.uniform(0, 0.02))
     turn = Turn(who=file.stem, term=held.term, read=read, wrote=read[0] + 1, is_done=False)
     with file.open("a", buffering=1) as lines:
         lines.write(json.dumps(asdict(turn)) + "\n")
-        set_pair(held, index, turn.wrote, pair=pair)
+        set_pair(held, index, turn.wrote)
         lines.write(json.dumps(asdict(replace(turn, is_done=True))) + "\n")
 
 
@@ -130,72 +122,18 @@ def violations(turns: Sequence[Turn], last: Sequence[int]) -> list[str]:
     return found + [f"term {turn.term} was granted twice" for turn, other in pairwise(turns) if turn.term == other.term]
 
 
-def lock_forever(url: str, index: str, folder: Path, kind: str, name: str) -> None:
-    """Lock and change the documents again and again; each kind of lock keeps all others of its kind out."""
+def lock_forever(url: str, index: str, folder: Path, name: str) -> None:
+    """Lock trees that overlap, and change the documents, again and again."""
     client = Elasticsearch(url, request_timeout=5, max_retries=0)
     locks = Locks(client, owner=name, index=f"{index}-locks", lease_seconds=CROWD_LEASE_SECONDS)
-    kinds: dict[str, Callable[[], AbstractContextManager[HeldLocks]]] = {
-        "global": lambda: locks.everything(timeout=60),
-        "document": lambda: locks.documents(index, PAIR, timeout=60),
-        "tree": lambda: locks.tree(random.choice(["/a/b", "/a/b", "/a", "/"]), timeout=60),
-    }
     while True:
-        with suppress(LockLostError, LockTimeoutError, ApiError, TransportError), kinds[kind]() as held:
+        with (
+            suppress(LockLostError, LockTimeoutError, ApiError, TransportError),
+            locks.tree(random.choice(["/a/b", "/a/b", "/a", "/"]), timeout=60) as held,
+        ):
             take_turn(client, held, index, folder / f"{name}.jsonl")
 
 
-def stop_at_each_request(url: str, index: str, folder: Path) -> None:
-    """Run processes of which number N stops before its request N; once all have stopped, wait for a line, and continue.
-
-    Each takes a lock of its own, writes its pair of documents, each as a page of its own, and leaves. Their clocks
-    stand still, so only Elasticsearch tells them what they have lost.
-    """
-    edits.PAGE_EDITS_MAX = 1
-    held_module.clock = lambda: 0.0  # type: ignore[attr-defined]
-    children = [_fork(partial(_lock_once, url, index, folder, number)) for number in range(1, STEPS + 1)]
-    stopped = [child for child in children if os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])]
-    print("stopped", flush=True)  # noqa: T201 - the test waits for it
-    sys.stdin.readline()
-    for child in stopped:
-        os.kill(child, signal.SIGCONT)
-        os.waitpid(child, 0)
-
-
-def _lock_once(url: str, index: str, folder: Path, number: int) -> None:
-    perform, requests = Transport.perform_request, count(1)
-
-    def perform_or_stop(*arguments: Any, **named: Any) -> Any:
-        if threading.current_thread() is threading.main_thread() and next(requests) == number:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return perform(*arguments, **named)
-
-    Transport.perform_request = perform_or_stop  # type: ignore[method-assign]
-    with Elasticsearch(url, request_timeout=30) as client:
-        locks = Locks(client, owner="holder", index=f"{index}-locks", lease_seconds=STEPS_LEASE_SECONDS)
-        with locks.tree(f"/{number}/file", timeout=60) as held:
-            take_turn(client, held, index, folder / f"holder-{number}.jsonl", pair=numbered_pair(number))
-
-
-def numbered_pair(number: int) -> Sequence[str]:
-    """The documents of a process."""
-    return (f"{number}-left", f"{number}-right")
-
-
-def _fork(act: Callable[[], None]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    try:
-        act()
-        os._exit(0)
-    except BaseException as error:  # noqa: BLE001 - the test reads what it has recorded
-        print(repr(error), file=sys.stderr, flush=True)  # noqa: T201
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    _, address, index_name, folder_name, *what = sys.argv
-    if what[0] == "crowd":
-        lock_forever(address, index_name, Path(folder_name), *what[1:])
-    else:
-        stop_at_each_request(address, index_name, Path(folder_name))
+    _, address, index_name, folder_name, owner_name = sys.argv
+    lock_forever(address, index_name, Path(folder_name), owner_name)

@@ -21,7 +21,7 @@ from syncer.documents.definition import Definition
 from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind
 from tests.faults import harness
-from tests.support.capture import capture_only, define, forget, install, written
+from tests.support.capture import capture_only, define, install, written
 from tests.support.versions import assign
 from tests.support.world import World, wait_until
 
@@ -242,47 +242,6 @@ def test_no_role_writes_the_outbox_from_a_table_of_its_own(empty_world: World, l
     lesser.execute("CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)")
     lesser.execute("INSERT INTO parted VALUES (1, 'a')")
     assert written(empty_world) == [("mine.parted", "I", None, {"id": "1"})]
-
-
-TYPES = {
-    "enum": ("CREATE TYPE evil AS ENUM ('a')", "'a'", ""),
-    "array": ("CREATE TYPE evil AS ENUM ('a')", "ARRAY['a'::evil]", "PARTITION BY RANGE (id)"),
-}
-
-
-@pytest.mark.parametrize(("type_", "value", "kind"), TYPES.values(), ids=TYPES.keys())
-def test_no_cast_runs_with_the_rights_of_the_function(
-    empty_world: World, lesser: psycopg.Connection, type_: str, value: str, kind: str
-) -> None:
-    """Casts to json, jsonb and text that fail, or do harm, are not run; nor can a role make one to a type of ours."""
-    lesser.execute(type_)
-    for target in ("json", "jsonb", "text"):
-        body = "$$BEGIN RAISE EXCEPTION 'run as %', current_user; END$$"
-        lesser.execute(f"CREATE FUNCTION to_{target}_evil(evil) RETURNS {target} LANGUAGE plpgsql AS {body}")
-        lesser.execute(f"CREATE CAST (evil AS {target}) WITH FUNCTION to_{target}_evil(evil) AS IMPLICIT")
-    column = "evil[]" if "ARRAY" in value else "evil"
-    tables = f"CREATE TABLE mine.taken (id int PRIMARY KEY, spot mine.{column}, kind text) {kind};"
-    if kind:
-        tables += "CREATE TABLE mine.taken_1 PARTITION OF mine.taken DEFAULT;"
-    empty_world.sql(tables)
-    shutil.rmtree(empty_world.config / "documents" / "thing")
-    affects = "SELECT c.id AS _id FROM %(rows)s AS c WHERE c.spot IS NULL OR c.kind IS NULL"
-    select = "SELECT t.id AS _id, t.kind FROM mine.taken AS t"
-    define(empty_world, "taken", select, **{"mine.taken": affects})
-    install(empty_world)
-    forget(empty_world)
-    with psycopg.connect(empty_world.dsn, autocommit=True) as application:
-        application.execute("SET search_path = mine, pg_catalog")
-        for turn in range(2):
-            application.execute(f"INSERT INTO taken VALUES (1, {value}, {'NULL' if turn else repr('b')})")
-            application.execute(f"UPDATE taken SET kind = {value if turn else repr('c')}")
-            application.execute("DELETE FROM taken")
-            changes = written(empty_world)
-            assert [operation for _, operation, _, _ in changes] == ["D", "I", "U"], turn
-            # The function was made when this was a text.
-            application.execute(f"ALTER TABLE taken ALTER COLUMN kind TYPE {column} USING {value}")
-    with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        lesser.execute("CREATE FUNCTION to_gone(evil) RETURNS syncer.gone LANGUAGE sql AS 'SELECT NULL::syncer.gone'")
 
 
 # What a SELECT names

@@ -18,7 +18,7 @@ from syncer.base import postgres
 from syncer.base.errors import DocumentError
 from syncer.base.postgres import Connection
 from syncer.documents import registry
-from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, following
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.indexing import version
 from syncer.indexing.compose import Composer
 from syncer.jobs.model import JobKind
@@ -350,20 +350,6 @@ def test_a_view_that_is_redefined_suspends_who_reads_it(two: World) -> None:
     assert not is_level(two, "page")
     two.apply()
     assert is_level(two, "page")
-
-
-def test_a_table_that_was_swapped_in_for_a_moment_is_not_read(two: World) -> None:
-    """Neither composed from nor followed through, even if it is gone again before anybody looks."""
-    two.sql("CREATE TABLE empty (LIKE comments INCLUDING ALL)")
-    two.sql("ALTER TABLE comments RENAME TO full_one; ALTER TABLE empty RENAME TO comments")
-    with two.index() as index, two.writer(index) as writer, pytest.raises(DocumentError, match="are not captured"):
-        writer.write(two.index_of(), ["2"])
-    with (
-        two.connect() as connection,
-        pytest.raises(DocumentError, match="are not captured"),
-        following(connection, harness.the_document(connection), lock_seconds=1),
-    ):
-        pass
 
 
 def test_a_statement_that_was_prepared_before_is_planned_anew(two: World) -> None:

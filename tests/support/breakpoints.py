@@ -30,7 +30,7 @@ class Point:
     """A point in the code.
 
     Args:
-        at: The function, as ``syncer.relay.loop:Relay._save``.
+        at: The function, which is public, as ``syncer.capture.reader:OutboxReader.save``.
         when: Before it begins, or after it has returned; returning an empty list does not count.
         turn: At the how many-th time.
         send: The signal that the process sends to itself.
@@ -101,6 +101,7 @@ def _wrap(point: Point) -> None:
 
 def _owner(place: str) -> tuple[Any, str]:
     module, _, path = place.partition(":")
+    assert "._" not in f".{path}", f"{place} is private"
     *outer, name = path.split(".")
     return functools.reduce(getattr, outer, importlib.import_module(module)), name
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import psycopg
 
-from syncer.sandbox import Reporter, Sandbox
+from syncer.sandbox import Sandbox, Versions
+from syncer.sandbox.account import server_account
 from syncer.sandbox.postgres import PostgresServer
 from tests.support.world import wait_until
 
@@ -36,13 +37,8 @@ class Standbys:
         self.primary.start()
 
     def _server(self, **settings: str) -> PostgresServer:
-        made = PostgresServer(
-            self._folder / str(len(self._servers)),
-            self._sandbox._cache,
-            self._sandbox.postgres._account,
-            report=Reporter(),
-            version=self._sandbox.postgres.version,
-        )
+        versions = Versions(postgres=self._sandbox.postgres.version)
+        made = Sandbox(self._folder / str(len(self._servers)), versions=versions).postgres
         made.settings |= settings
         self._servers.append(made)
         return made
@@ -55,10 +51,11 @@ class Standbys:
         return made
 
     def _back_up(self, made: PostgresServer, *options: str) -> None:
-        made._account.own(made.folder)
-        command = [str(made.bin_folder / "pg_basebackup"), "--dbname", self.primary.address]
+        account = server_account()
+        account.own(made.folder)
+        command = [str(self.primary.bin_folder / "pg_basebackup"), "--dbname", self.primary.address]
         command += ["--pgdata", str(made.data_folder), "--checkpoint=fast", *options]
-        made._run(command, failure="could not copy the primary")
+        subprocess.run(command, check=True, cwd=made.folder, **account.popen_arguments())
 
     # Ways back: each remembers the primary as it is, and returns what makes it that again, at the same address
 
@@ -90,8 +87,7 @@ class Standbys:
                 "recovery_target": "immediate",
                 "recovery_target_action": "promote",
             }
-            (self.primary.data_folder / "recovery.signal").touch()
-            self.primary._account._give(self.primary.data_folder / "recovery.signal")
+            server_account().write(self.primary.data_folder / "recovery.signal", "")
             self.primary.start()
             self.primary.settings = before
             wait_until(lambda: not ask(self.primary, "SELECT pg_is_in_recovery()"), what="it is recovered")
@@ -102,7 +98,7 @@ class Standbys:
         """A copy of the server's files, as of a machine or a volume, which are put back: it knows of nothing."""
         self.primary.stop()
         copy = self._server()
-        copy._account.own(copy.folder)
+        server_account().own(copy.folder)
         subprocess.run(["/bin/cp", "-a", self.primary.data_folder, copy.data_folder], check=True)
         self.primary.start()
 

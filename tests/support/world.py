@@ -616,10 +616,11 @@ class World:
             lambda: not self.differences(),
             what="every document equals its SELECT",
             seconds=seconds,
-            detail=lambda: "\n".join(self.differences()[:10]) + self._last_words(),
+            detail=lambda: "\n".join(self.differences()[:10]) + self.last_words(),
         )
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The ends of the daemons' logs."""
         return "".join(f"\n--- {one.log_file.name}\n{one.log_file.read_text()[-3000:]}" for one in self.daemons)
 
     def drain(self, relay: Relay, worker: Worker) -> None:

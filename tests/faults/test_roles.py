@@ -22,7 +22,7 @@ from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind
 from tests.faults import harness
 from tests.support.capture import capture_only, define, install, written
-from tests.support.versions import assign
+from tests.support.in_process import assign
 from tests.support.world import World, wait_until
 
 # A body that notes as whom it is run.

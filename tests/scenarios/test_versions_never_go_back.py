@@ -22,7 +22,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version
 from syncer.indexing.failover import Origin
 from syncer.worker.job_loop import JobWorker
-from tests.support.versions import assign
+from tests.support.in_process import assign
 from tests.support.world import DEADLINE_SECONDS, World
 
 INSTALLATION = "SELECT installation FROM syncer.cluster_identity"

@@ -9,6 +9,8 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
+from syncer.base.postgres import Connection, snapshot
+from syncer.indexing import version
 from syncer.jobs import model
 from syncer.jobs.model import JobKind
 from tests.support.world import World, running, wait_until
@@ -89,3 +91,15 @@ def refreshes(world: World) -> int:
     """How many jobs wrote everything again."""
     with world.connect() as connection:
         return sum(one.kind is JobKind.REFRESH for one in model.recent(connection))
+
+
+def assign(connection: Connection) -> int:
+    """Assign one, in a snapshot that nothing is read in."""
+    with snapshot(connection):
+        connection.execute("SET TRANSACTION READ WRITE", prepare=False)
+        answers = connection.execute(version.assign_version(), prepare=False)
+        while answers.description is None:
+            answers.nextset()
+        row = answers.fetchone()
+        assert row is not None
+        return int(row[0])

@@ -90,17 +90,6 @@ class Turn:
     is_done: bool
 
 
-def take_turn(client: Elasticsearch, held: HeldLocks, index: str, file: Path) -> None:
-    """Read, write, and record it."""
-    read = values(client, index)
-    time.sleep(random.uniform(0, 0.02))
-    turn = Turn(who=file.stem, term=held.term, read=read, wrote=read[0] + 1, is_done=False)
-    with file.open("a", buffering=1) as lines:
-        lines.write(json.dumps(asdict(turn)) + "\n")
-        set_pair(held, index, turn.wrote)
-        lines.write(json.dumps(asdict(replace(turn, is_done=True))) + "\n")
-
-
 def history(files: Iterable[Path]) -> list[Turn]:
     """All turns in the order of their terms; of each the last line."""
     lines = [line for file in files for line in file.read_text().splitlines() if line.endswith("}")]
@@ -123,15 +112,21 @@ def violations(turns: Sequence[Turn], last: Sequence[int]) -> list[str]:
 
 
 def lock_forever(url: str, index: str, folder: Path, name: str) -> None:
-    """Lock trees that overlap, and change the documents, again and again."""
+    """Lock trees that overlap, read and write the documents, and record it, again and again."""
     client = Elasticsearch(url, request_timeout=5, max_retries=0)
     locks = Locks(client, owner=name, index=f"{index}-locks", lease_seconds=CROWD_LEASE_SECONDS)
-    while True:
-        with (
-            suppress(LockLostError, LockTimeoutError, ApiError, TransportError),
-            locks.tree(random.choice(["/a/b", "/a/b", "/a", "/"]), timeout=60) as held,
-        ):
-            take_turn(client, held, index, folder / f"{name}.jsonl")
+    with (folder / f"{name}.jsonl").open("a", buffering=1) as lines:
+        while True:
+            with (
+                suppress(LockLostError, LockTimeoutError, ApiError, TransportError),
+                locks.tree(random.choice(["/a/b", "/a/b", "/a", "/"]), timeout=60) as held,
+            ):
+                read = values(client, index)
+                time.sleep(random.uniform(0, 0.02))
+                turn = Turn(who=name, term=held.term, read=read, wrote=read[0] + 1, is_done=False)
+                lines.write(json.dumps(asdict(turn)) + "\n")
+                set_pair(held, index, turn.wrote)
+                lines.write(json.dumps(asdict(replace(turn, is_done=True))) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import TopicMetadata
 from elastic_transport import TransportError
-from elasticsearch import ApiError, Elasticsearch
+from elasticsearch import ApiError
 
 from syncer.base import postgres
 from syncer.base.error_policy import explain
@@ -53,11 +52,13 @@ class Deployment:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        """Connect to all servers at once, so that three that are down take no longer than one."""
+        """Connect."""
         connects: dict[str, Callable[[], Any]] = {"postgres": self._connect}
         if self.settings.kafka.is_used:
             connects["kafka"] = self._administer
-        connects["elasticsearch"] = self._client
+        connects["elasticsearch"] = lambda: self._stack.enter_context(
+            elastic.connect(self.settings.elasticsearch, timeout_seconds=ANSWER_SECONDS)
+        )
         with ThreadPoolExecutor(thread_name_prefix="doctor") as threads:
             opened = {name: threads.submit(connect) for name, connect in connects.items()}
         for name, future in opened.items():
@@ -69,9 +70,7 @@ class Deployment:
             self.settings = self.settings.of(registry.installation(self.schema))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Disconnect."""
         self._stack.close()
 
@@ -91,30 +90,24 @@ class Deployment:
             ) from error
         return admin
 
-    def _client(self) -> Elasticsearch:
-        client = elastic.connect(self.settings.elasticsearch, timeout_seconds=ANSWER_SECONDS)
-        return self._stack.enter_context(client)
-
-    def _server(self, name: str) -> Any:
+    def server(self, name: str) -> Any:
+        """A client of a server."""
         if isinstance(self.servers[name], SyncerError):
             raise UnseenError(f"{name.title()} cannot be reached")
         return self.servers[name]
 
-    @property
-    def postgres(self) -> Connection:
-        """A session with the daemon's settings that cannot write."""
-        return cast("Connection", self._server("postgres"))
-
     def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
         """The rows that a query of Postgres returns."""
-        return self.postgres.execute(query, parameters).fetchall()
+        connection: Connection = self.server("postgres")
+        return connection.execute(query, parameters).fetchall()
 
     @property
     def schema(self) -> Connection:
-        """`postgres`, if it has the syncer schema."""
+        """A session with the daemon's settings that cannot write, if Postgres has the syncer schema."""
         if self.rows("SELECT to_regclass('syncer.document') IS NOT NULL") != [(True,)]:
             raise UnseenError("the database has no syncer schema")
-        return self.postgres
+        connection: Connection = self.server("postgres")
+        return connection
 
     @cached_property
     def documents(self) -> list[Document]:
@@ -122,27 +115,18 @@ class Deployment:
         return registry.documents(self.schema)
 
     @property
-    def kafka(self) -> AdminClient:
-        """A client that only asks."""
-        return cast("AdminClient", self._server("kafka"))
+    def topics(self) -> dict[str, TopicMetadata]:
+        """The topics that Kafka has."""
+        found: dict[str, TopicMetadata] = self.server("kafka").list_topics(timeout=ANSWER_SECONDS).topics
+        return found
 
     @property
-    def topic(self) -> TopicMetadata | None:
-        """The topic of changes, if Kafka has it."""
-        topics = self.kafka.list_topics(timeout=ANSWER_SECONDS).topics
-        return topics.get(self.settings.kafka.topic)
-
-    @property
-    def topic_settings(self) -> dict[str, str]:
-        """The topic's settings, with the broker's where the topic has none."""
-        if self.topic is None:
-            raise UnseenError(f"Kafka has no topic {self.settings.kafka.topic}".rstrip())
-        return topic.configuration(self.kafka, self.settings.kafka.topic, seconds=ANSWER_SECONDS)
-
-    @property
-    def elasticsearch(self) -> Elasticsearch:
-        """A client that only asks."""
-        return cast("Elasticsearch", self._server("elasticsearch"))
+    def topic(self) -> TopicMetadata:
+        """The topic of changes."""
+        name = self.settings.kafka.topic
+        if name not in self.topics:
+            raise UnseenError(f"Kafka has no topic {name}".rstrip())
+        return self.topics[name]
 
     @cached_property
     def indices(self) -> list[tuple[Document, dict[str, Any]]]:
@@ -150,7 +134,7 @@ class Deployment:
         names = [document.index_name for document in self.documents]
         if not names:
             return []
-        found = self.elasticsearch.indices.get_settings(
+        found = self.server("elasticsearch").indices.get_settings(
             index=names, flat_settings=True, ignore_unavailable=True, expand_wildcards="all"
-        ).body
+        )
         return [(each, found[each.index_name]["settings"]) for each in self.documents if each.index_name in found]

@@ -30,7 +30,8 @@ from syncer.documents import definition, registry
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import GC_DELETES_SECONDS, PIPELINES, seconds
 from syncer.indexing import failover
-from syncer.monitoring.deployment import ERRORS, Deployment, UnseenError
+from syncer.kafka import topic
+from syncer.monitoring.deployment import ANSWER_SECONDS, ERRORS, Deployment, UnseenError
 
 
 class Severity(StrEnum):
@@ -169,7 +170,7 @@ def _sql(id_: str, expected: str, query: str, severity: Severity = Severity.WRON
     """A query that returns problems and their fixes."""
 
     def ask(deployment: Deployment) -> Iterable[Finding]:
-        connection = deployment.schema if "syncer" in query else deployment.postgres
+        connection = deployment.schema if "syncer" in query else deployment.server("postgres")
         return [Finding(found, fix) for found, fix in connection.execute(query)]
 
     note = "If nothing changes, the setting is on the server's command line." if "pg_reload_conf" in query else ""
@@ -195,7 +196,7 @@ def _is_usable(deployment: Deployment) -> Iterator[Finding]:
         )
         return
     try:
-        migrations.require_current(deployment.postgres)
+        migrations.require_current(deployment.server("postgres"))
     except SourceError as error:
         command = error.hint.removeprefix("Run: ")
         yield Finding(error.message, command, How.ADVICE if command == error.hint else How.SHELL)
@@ -205,9 +206,9 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
     captures = install.captured(deployment.schema)
     for relation in sorted({each for document in deployment.documents for each in document.dependencies.tables}):
         capture = captures.get(relation)
-        if capture is None or not install.is_installed(deployment.postgres, relation):
+        if capture is None or not install.is_installed(deployment.schema, relation):
             yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
-        elif not install.is_current(deployment.postgres, capture):
+        elif not install.is_current(deployment.schema, capture):
             yield Finding(f"The trigger function of {relation} is not the one that this version makes", "syncer apply")
 
 
@@ -215,8 +216,8 @@ def _may_use(deployment: Deployment) -> Iterator[Finding]:
     if deployment.rows(_MAY_NOT_USE):
         yield Finding("The role may not use the schema syncer", _ROLES)
     else:
-        lacking = [found for (found,) in deployment.schema.execute(_LACKING)]
-        yield from (Finding(found, _ROLES, severity=Severity.CONSIDER) for found in lacking)
+        lacking = deployment.schema.execute(_LACKING)
+        yield from (Finding(found, _ROLES, severity=Severity.CONSIDER) for (found,) in lacking)
 
 
 def _may_read(deployment: Deployment) -> Iterator[Finding]:
@@ -257,26 +258,27 @@ def _topic(*names: str) -> Ask:
         settings = deployment.settings.kafka
         credentials = " --command-config client.properties" if settings.properties else ""
         note = "client.properties holds the credentials, as Java clients read them." if credentials else ""
+        found = topic.configuration(deployment.server("kafka"), deployment.topic.topic or "", seconds=ANSWER_SECONDS)
         for name in names:
-            value, (is_wrong, right) = deployment.topic_settings[name], _TOPIC[name]
-            if is_wrong(value):
+            is_wrong, right = _TOPIC[name]
+            if is_wrong(found[name]):
                 command = (
                     f"kafka-configs.sh --bootstrap-server {settings.bootstrap_servers}{credentials} "
                     f"--alter --entity-type topics --entity-name {settings.topic} --add-config {name}={right}"
                 )
-                yield Finding(f"{name} is {value}", command, note=note)
+                yield Finding(f"{name} is {found[name]}", command, note=note)
 
     return ask
 
 
 def _has_topic(deployment: Deployment) -> Iterator[Finding]:
-    if deployment.settings.kafka.topic and deployment.topic is None:
-        yield Finding(f"Kafka has no topic {deployment.settings.kafka.topic}", "syncer apply", How.SHELL)
+    name = deployment.settings.kafka.topic
+    if name and name not in deployment.topics:
+        yield Finding(f"Kafka has no topic {name}", "syncer apply", How.SHELL)
 
 
 def _replicas(deployment: Deployment) -> Iterable[Finding]:
     least = list(_topic("min.insync.replicas")(deployment))
-    assert deployment.topic is not None  # it has settings
     if min(len(partition.replicas) for partition in deployment.topic.partitions.values()) > 1:
         return least
     more = (
@@ -337,7 +339,7 @@ def _guard(deployment: Deployment) -> Iterator[Finding]:
         alias = document.target.write_alias
         fitting = [
             template
-            for template in deployment.elasticsearch.indices.get_index_template().body["index_templates"]
+            for template in deployment.server("elasticsearch").indices.get_index_template()["index_templates"]
             if any(_fits(pattern, alias) for pattern in template["index_template"]["index_patterns"])
         ]
         first = max(fitting, key=_priority, default=None)
@@ -364,9 +366,9 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
     known = {document.index_name for document in deployment.documents}
     active = {document.index for document in deployment.documents}
     names = [Target.of_index("*").write_alias, *sorted(f"{index}-*" for index in active)]
-    made = deployment.elasticsearch.indices.get(
+    made = deployment.server("elasticsearch").indices.get(
         index=names, expand_wildcards="all", filter_path="*.aliases,*.mappings._meta.syncer"
-    ).body
+    )
     for name, index in sorted(made.items()):
         mark = index.get("mappings", {}).get("_meta", {}).get("syncer", {})
         if mark.get("installation") != installation or name in known:
@@ -392,7 +394,7 @@ def _defined(deployment: Deployment) -> set[str]:
 
 
 def _epoch(deployment: Deployment) -> Iterator[Finding]:
-    index = Index(deployment.elasticsearch)
+    index = Index(deployment.server("elasticsearch"))
     for installation, epoch in deployment.schema.execute("SELECT installation, epoch FROM syncer.cluster_identity"):
         recorded = index.read_epoch(installation)
         if recorded < epoch:
@@ -405,7 +407,7 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
                 "Not if this database is a copy: then set kafka.topic. "
                 "For a minute after the record was deleted, Elasticsearch may answer 409.",
             )
-        elif recorded > epoch and failover.is_entered(deployment.postgres):
+        elif recorded > epoch and failover.is_entered(deployment.schema):
             # The next writer finds another cluster identity than the recorded one, and enters a new epoch.
             yield Finding(
                 f"Elasticsearch has recorded epoch {recorded}, and Postgres is in {epoch}: its disk was restored",

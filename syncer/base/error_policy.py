@@ -281,31 +281,22 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
     return SourceError(f"Postgres says: {message}", hint=error.diag.message_hint or "")
 
 
-_EXPLAINED_BY_STATUS = {
+_BY_STATUS = {
+    401: (
+        "Elasticsearch refuses the login",
+        "Set SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME and _PASSWORD, and restart syncer. Nothing is lost meanwhile.",
+    ),
+    403: (
+        "Elasticsearch refuses a privilege",
+        "The role must be able to manage and write the indices of the documents and syncer-state: docs/security.md",
+    ),
     404: (
         "An index of syncer's is gone",
         "Was it deleted by hand? `syncer verify` says what is missing, `syncer apply` makes it again.",
     ),
     NO_ROOM: (
         "Elasticsearch has no room for the request",
-        (
-            "It is overloaded, or its heap is too small for the documents: run fewer loads at a time, or give it\n"
-            "more memory (docs/sizing.md). Nothing is lost."
-        ),
-    ),
-    401: (
-        "Elasticsearch refuses the login",
-        (
-            "Was the API key revoked, or the password changed? Set SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME\n"
-            "and _PASSWORD, and start syncer again with it. Nothing is lost meanwhile."
-        ),
-    ),
-    403: (
-        "Elasticsearch refuses a privilege",
-        (
-            "The role of SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME, needs to manage and write the indices of\n"
-            "the documents and syncer-state. Once it may, a daemon goes on by itself."
-        ),
+        "Run fewer loads at a time, or give its heap more memory (docs/sizing.md). Nothing is lost.",
     ),
 }
 
@@ -323,15 +314,13 @@ def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
             hint="A load balancer or a proxy: is Elasticsearch up behind it? Check SYNCER_ELASTICSEARCH_URL.",
         )
     cause = reason(error)
+    message, hint = _BY_STATUS.get(error.status_code, (f"Elasticsearch answers {error.status_code}", ""))
     if _DISK_FULL in cause:
         message = "Elasticsearch's disk is full"
         hint = "Make room on the disk of its nodes, or add one: it lifts the block by itself, and a daemon goes on."
     elif CLUSTER_BLOCK in str(error.body):
         message = "Elasticsearch is blocked"
         hint = "It has no master yet, or its settings cluster.blocks.* forbid writes: lift the block."
-    else:
-        default = (f"Elasticsearch answers {error.status_code}", "")
-        message, hint = _EXPLAINED_BY_STATUS.get(error.status_code, default)
     return IndexingError(f"{message}: {cause}", hint=hint)
 
 
@@ -345,16 +334,16 @@ def reason(error: elasticsearch.ApiError) -> str:
     return " ".join((f"{root}: {cause}" if cause and cause not in root else root).split())
 
 
-_AWAY_HINT = "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."
-_SIZE_HINT = "Raise max.message.bytes of the topic, or message.max.bytes of the broker, to 10000 at least."
-_EXPLAINED_BY_NAME = {
-    "UNKNOWN_TOPIC_OR_PART": ("Kafka has no such topic: {}", "A daemon creates it."),
-    "_UNKNOWN_TOPIC": ("Kafka has no such topic: {}", "A daemon creates it."),
-    "_TRANSPORT": ("Kafka cannot be reached: {}", _AWAY_HINT),
-    "_ALL_BROKERS_DOWN": ("Kafka cannot be reached: {}", _AWAY_HINT),
-    "_TIMED_OUT": ("Kafka cannot be reached: {}", _AWAY_HINT),
-    "MSG_SIZE_TOO_LARGE": ("Kafka takes not even a short record: {}", _SIZE_HINT),
-    "RECORD_LIST_TOO_LARGE": ("Kafka takes not even a short record: {}", _SIZE_HINT),
+_NO_TOPIC = ("Kafka has no such topic: {}", "A daemon creates it.")
+_AWAY = ("Kafka cannot be reached: {}", "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.")
+_TOO_LARGE = (
+    "Kafka takes not even a short record: {}",
+    "Raise max.message.bytes of the topic, or message.max.bytes of the broker, to 10000 at least.",
+)
+_BY_NAME = {
+    **dict.fromkeys(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"), _NO_TOPIC),
+    **dict.fromkeys(("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"), _AWAY),
+    **dict.fromkeys(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"), _TOO_LARGE),
     "_MSG_TIMED_OUT": (
         "Kafka does not acknowledge records: it is away, or too few replicas are in sync ({})",
         "Check that all brokers are up: min.insync.replicas of them must have what is written to each partition.",
@@ -367,5 +356,5 @@ _EXPLAINED_BY_NAME = {
 
 
 def _explain_kafka(error: KafkaError) -> SyncerError:
-    message, hint = _EXPLAINED_BY_NAME.get(error.name(), ("Kafka says: {}", _AWAY_HINT))
+    message, hint = _BY_NAME.get(error.name(), ("Kafka says: {}", _AWAY[1]))
     return TopicError(message.format(error.str().rstrip(": ")), hint=hint)

@@ -23,7 +23,7 @@ import typer
 from syncer import daemon
 from syncer.base import log, migrations, postgres, settings
 from syncer.base.error_policy import explain
-from syncer.base.errors import HangingError, SyncerError
+from syncer.base.errors import HangingError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.cli import (
     apply,
@@ -101,7 +101,10 @@ def main() -> None:
     except Exception as error:
         explained = explain(error)
         if log.is_json() and not _Debug.is_on:
-            _log_failure(error, explained)
+            message = explained.message if explained else repr(error)
+            hint = {"hint": explained.hint} if explained and explained.hint else {}
+            # A traceback helps with unexpected errors only.
+            structlog.get_logger().error("daemon.failed", error=message, exc_info=None if explained else error, **hint)
         elif explained is None or _Debug.is_on:
             raise
         else:
@@ -109,15 +112,6 @@ def main() -> None:
         if isinstance(error, HangingError):
             os._exit(1)  # an ordinary exit waits for the threads that do not end
         sys.exit(1)
-
-
-def _log_failure(error: Exception, explained: SyncerError | None) -> None:
-    """Log the error that ends a daemon; a traceback helps with unexpected errors only."""
-    if explained is None:
-        structlog.get_logger().error("daemon.failed", error=repr(error), exc_info=error)
-        return
-    hint = {"hint": explained.hint} if explained.hint else {}
-    structlog.get_logger().error("daemon.failed", error=explained.message, **hint)
 
 
 def migrate() -> None:

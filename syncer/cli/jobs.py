@@ -23,15 +23,6 @@ app = typer.Typer(help="List and control background jobs.", no_args_is_help=True
 _FINISHED_SHOWN_MAX = 10
 _SLOW = 10  # documents per second; slower rates are shown with a decimal
 _STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
-_ON_REQUEST = "The other documents are unchanged. Live changes are still followed."
-_CANCELLED = {
-    JobKind.BACKFILL: _ON_REQUEST,
-    JobKind.PARTIAL: _ON_REQUEST,
-    JobKind.INITIAL_LOAD: "The other documents may be missing, or built by an older definition.",
-    JobKind.REFRESH: "The other documents may be stale: a table was truncated or rewritten, or writes were rejected.",
-    JobKind.FAN_OUT: "The other documents may be stale: they do not show the change that caused the job.",
-}
-
 JobId = Annotated[int, typer.Argument(metavar="ID", min=1, help="Job id, as shown by `syncer jobs list`.")]
 
 
@@ -86,7 +77,7 @@ def cancel(job_id: JobId, *, yes: parameters.Yes = False) -> None:
         hint = reindex.hint_after(connection, cancelled)
     left = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were not"
     typer.echo(f"Job {cancelled.id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
-    typer.echo(_CANCELLED[cancelled.kind])
+    typer.echo(f"The other documents {'may be missing or stale' if cancelled.kind.is_pending else 'are unchanged'}.")
     if hint:
         typer.echo(hint)
 

@@ -1,27 +1,15 @@
 """The tree of errors that syncer raises.
 
     SyncerError
-    ├── ConfigError        a setting, an option or a config folder is invalid
-    ├── DefinitionError    a document's folder is invalid: its SELECT, its mapping, its options
-    ├── SourceError        Postgres: unreachable, unsupported, without the schema, without a privilege
-    │   ├── DeadLetteringError       a dead letter could not be recorded: retried
-    │   └── RestoringError     the database is being restored: retried
-    ├── TopicError         Kafka: unreachable, topic missing
-    │   └── LossError          records are lost: see `syncer.recovery.lost_records`
-    ├── ComposeError       a document's SELECT failed on the data
-    │   └── DuplicateIdError   it returns an id more than once
-    ├── IndexingError      Elasticsearch: unreachable, unsupported, or rejected an index or a request
-    │   └── UnavailableError   a shard or a node is unavailable: retried
-    ├── DocumentError      one document has to be suspended
-    │   └── SuspendedError     it is suspended
-    ├── HangingError       a component did not stop in time
-    ├── JobError           a job cannot be created, or does not exist
-    ├── TokenError         a transaction cannot be waited for
-    ├── WaitTimeoutError   a transaction was not indexed in time
-    ├── LockError          a lock in Elasticsearch cannot be acquired, or a change under it fails
-    │   ├── LockTimeoutError   it was not acquired in time
-    │   └── LockLostError      it was lost: nothing can be changed under it any more
-    └── SandboxError       an embedded server could not be fetched, started or stopped
+    ├── ConfigError, DefinitionError      what a user has written
+    ├── SourceError                       Postgres
+    │   └── DeadLetteringError, RestoringError
+    ├── TopicError ── LossError           Kafka
+    ├── IndexingError ── UnavailableError Elasticsearch
+    ├── ComposeError ── DuplicateIdError  a SELECT that failed on the data
+    ├── DocumentError ── SuspendedError   one definition
+    ├── LockError ── LockTimeoutError, LockLostError
+    └── HangingError, JobError, TokenError, WaitTimeoutError, SandboxError
 
 An error says what happened and to what (its message) and what to do about it (its hint).
 The command line prints both and no traceback; ``--debug`` adds the traceback.

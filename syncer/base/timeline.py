@@ -21,6 +21,7 @@ from typing import Final
 
 import psycopg
 import structlog
+from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, lock_timeout
@@ -114,9 +115,8 @@ def _storable(message: str) -> str:
 
 def read(connection: Connection, *, seconds: float, limit: int = KEPT_MAX) -> list[TimelineEvent]:
     """The latest events of so many last seconds, oldest first."""
-    rows = connection.execute(_SINCE, (seconds, limit)).fetchall()
-    names = ("id", "at", "event", "level", "message", "host", "process")
-    return [TimelineEvent(**dict(zip(names, row, strict=True))) for row in rows]
+    with connection.cursor(row_factory=class_row(TimelineEvent)) as cursor:
+        return cursor.execute(_SINCE, (seconds, limit)).fetchall()
 
 
 TIMELINE: Final = Timeline()

@@ -13,23 +13,19 @@ from rich.text import Text
 
 from syncer.apply import activate
 from syncer.apply.cost import SECONDS_MAX, Cost, MissingIndex
-from syncer.apply.plan import PlannedChange
+from syncer.apply.plan import Plan, PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, TablePreview, read
 from syncer.apply.trial import Severity
-from syncer.base import log, postgres, settings
+from syncer.base import settings
 from syncer.base.formatting import amount
 from syncer.cli import parameters, render
-from syncer.cli.context import open_parts
+from syncer.cli.context import Parts, open_parts
 from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.parameters import UsageError, finite
 from syncer.cli.render import Part, say, show_facts
-from syncer.elasticsearch import client as elastic
-from syncer.elasticsearch.bulk import Index
-from syncer.elasticsearch.indices import Indices
 from syncer.kafka import topic
 from syncer.recovery import lost_records
 
-_TESTING = "testing the definitions on a sample"
 _OUTCOMES = {
     PlannedChange.NEW: ("new index", "green"),
     PlannedChange.CHANGED: ("changed in place", "green"),
@@ -64,15 +60,8 @@ def plan(
     Exit code 1 if a definition is invalid or a sampled document is rejected.
     """
     _require_either(document, remove)
-    loaded = settings.load()
-    log.configure(loaded.log, is_command=True)
-    with postgres.connect(loaded.postgres, name="plan") as connection:
-        client = elastic.connect(loaded.elasticsearch, is_patient=True)
-        index = Index(client)
-        with render.doing(render.console(sys.stderr), _TESTING, in_pipes=False):
-            _, found = read(
-                connection, index, Indices(client), settings.config_folder(), only=document, remove=remove or ()
-            )
+    with open_parts("plan", is_migrated=False) as parts:
+        _, found = _decided(parts, document, remove)
     if as_json:
         render.print_json(found.as_json())
     else:
@@ -107,16 +96,7 @@ def apply(
         kafka = parts.settings.kafka
         if kafka.is_used:
             lost_records.require_original(parts.connection, kafka, parts.index)
-        with render.doing(err, _TESTING, in_pipes=False):
-            decided, found = read(
-                parts.connection,
-                parts.index,
-                parts.indices,
-                settings.config_folder(),
-                only=document,
-                remove=remove or (),
-                only_changed=True,
-            )
+        decided, found = _decided(parts, document, remove, only_changed=True)
         found.require_applicable(despite_dead_lettered=despite_dead_lettered)
         _show_preview(out, found)
         if decided.is_empty and (not kafka.is_used or topic.exists(kafka)):
@@ -132,6 +112,21 @@ def apply(
             timeout_seconds=lock_timeout,
         )
         LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered).follow_all(initial_loads)
+
+
+def _decided(
+    parts: Parts, document: str | None, remove: Sequence[str] | None, *, only_changed: bool = False
+) -> tuple[Plan, Preview]:
+    with render.doing(render.console(sys.stderr), "testing the definitions on a sample", in_pipes=False):
+        return read(
+            parts.connection,
+            parts.index,
+            parts.indices,
+            settings.config_folder(),
+            only=document,
+            remove=remove or (),
+            only_changed=only_changed,
+        )
 
 
 def _require_either(document: str | None, remove: Sequence[str] | None) -> None:

@@ -57,8 +57,10 @@ class Parts:
 
 
 @contextmanager
-def open_parts(name: str) -> Iterator[Parts]:
+def open_parts(name: str, *, is_migrated: bool = True) -> Iterator[Parts]:
     """Read the settings and connect to the servers; in the end, write the timeline of the command.
+
+    Unless ``is_migrated``, it does without the syncer schema.
 
     Raises:
         SyncerError: A setting is wrong, or the syncer schema is not current.
@@ -67,8 +69,9 @@ def open_parts(name: str) -> Iterator[Parts]:
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
     with closing(postgres.connect(loaded.postgres, name=name)) as connection:
-        migrations.require_current(connection)
-        loaded = loaded.of(registry.installation(connection))
+        if is_migrated:
+            migrations.require_current(connection)
+            loaded = loaded.of(registry.installation(connection))
         client = elastic.connect(loaded.elasticsearch, is_patient=True)
         index = Index(client)
         try:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
-from typing import Any, Self
 
 import structlog
 from psycopg.types.json import Jsonb
@@ -80,16 +79,6 @@ class Daemon:
     written_per_second: float
     troubles: tuple[CurrentTrouble, ...]
     silent_seconds: float
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Self:
-        """A row of `DAEMONS` as JSON."""
-        fields = {
-            "started_at": datetime.fromisoformat(row["started_at"]),
-            "components": tuple(row["components"]),
-            "troubles": tuple(CurrentTrouble(**trouble) for trouble in row["troubles"]),
-        }
-        return cls(**{**row, **fields})
 
     @property
     def is_silent(self) -> bool:

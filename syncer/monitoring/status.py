@@ -28,6 +28,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import psycopg
 from elastic_transport import TransportError
 from elasticsearch import Elasticsearch
@@ -426,13 +427,13 @@ def ask_postgres(connection: Connection) -> Stored:
     for name, fact in connection.execute(_FACTS, prepare=True).fetchall():
         facts[name].append(fact)
     migrations.require_ours({fact["name"]: fact["checksum"] for fact in facts["migrations"]})
-    targets = [Target(**{**fact, "role": Role(fact["role"])}) for fact in facts["targets"]]
+    targets = msgspec.convert(facts["targets"], list[Target])
     return Stored(
         **facts["scalars"][0],
-        daemons=tuple(Daemon.of(fact) for fact in facts["daemons"]),
+        daemons=msgspec.convert(facts["daemons"], tuple[Daemon, ...]),
         targets=tuple(sorted(targets, key=lambda target: (target.name, target.role is not Role.CURRENT))),
         dead_letters={fact["index_name"]: fact["count"] for fact in facts["dead_letters"]},
-        verifications=tuple(Verification.of(fact) for fact in facts["verifications"]),
+        verifications=msgspec.convert(facts["verifications"], tuple[Verification, ...]),
         jobs=tuple(unfinished(connection)),
     )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
 
 import structlog
 
@@ -46,11 +45,6 @@ class Verification:
     drifted: int
     repaired: int
     is_complete: bool
-
-    @classmethod
-    def of(cls, fact: dict[str, Any]) -> Self:
-        """A row of `LAST` as JSON."""
-        return cls(**{**fact, "finished_at": datetime.fromisoformat(fact["finished_at"])})
 
 
 def note(

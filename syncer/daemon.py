@@ -218,17 +218,14 @@ class _Threads:
             raise self.failures[0]
 
     def _guard(self, name: str, component: Component) -> None:
+        error: BaseException = SyncerError(f"{name} stopped without an error", hint="Please report it.")
         try:
             component.run(self._stop)
-        except BaseException as error:  # noqa: BLE001 - it is raised once all have ended
-            self._fail(name, error)
+        except BaseException as raised:  # noqa: BLE001 - it is raised once all have ended
+            error = raised
         else:
-            if not self._stop.has_been_requested:
-                self._fail(
-                    name, SyncerError(f"The component {name} stopped without an error", hint="Please report it.")
-                )
-
-    def _fail(self, name: str, error: BaseException) -> None:
+            if self._stop.has_been_requested:
+                return
         explained = explain(error)
         message = explained.message if explained else repr(error)
         # A traceback helps with unexpected errors only; expected ones explain themselves.

@@ -47,7 +47,7 @@ _WAIT_SECONDS = 1.0
 """How long to wait for a chunk to be written before looking after other things."""
 _LOOK_SECONDS = 1.0
 """How often to look for steps that are due, and for chunks that were dropped."""
-_IDLE_SECONDS = 0.25
+_IDLE_SECONDS = 0.5
 """How often to look for a job while there is nothing to do."""
 _STAYS_SUSPENDED = (DocumentError, UnavailableError, Abandoned, elasticsearch.ApiError, elasticsearch.TransportError)
 _ATTEMPT_SECONDS = 5.0

@@ -146,7 +146,7 @@ class Api:
 
     def letters(self, asked: Asked) -> dict[str, Any]:
         """Dead letters by kind, and with ``limit`` one by one; their errors are shown only with the token."""
-        document = asked.text("document")
+        document = asked.text("document") or None
         limit = asked.number("limit", default=0, most=_LETTERS_SHOWN_MAX)
         offset = asked.number("offset", default=0, most=10**9)
         with self._connection() as connection:

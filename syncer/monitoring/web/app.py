@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,7 +17,7 @@ from typing import Any
 
 import structlog
 from markdown_it import MarkdownIt
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.exceptions import HTTPException, NotFound
 from werkzeug.http import generate_etag
 from werkzeug.routing import Map, Rule
 from werkzeug.wrappers import Request, Response
@@ -69,19 +68,18 @@ class Asked:
     has_token: bool
     address: str
 
-    def text(self, name: str) -> str | None:
-        """A text parameter; None if it is missing."""
-        value = self.words.get(name)
-        if value is None or (isinstance(value, str) and len(value) <= _TEXT_MAX and not _UNSTORABLE.search(value)):
-            return value
-        raise ConfigError(f"{name} must be text of at most {_TEXT_MAX:,} characters")
+    def text(self, name: str) -> str:
+        """A text parameter; empty if it is missing."""
+        value = self.words.get(name) or ""
+        if not isinstance(value, str) or len(value) > _TEXT_MAX or _UNSTORABLE.search(value):
+            raise ConfigError(f"{name} must be text of at most {_TEXT_MAX:,} characters")
+        return value
 
     def required(self, name: str) -> str:
         """A text parameter that must be there."""
-        value = self.text(name)
-        if not value:
-            raise ConfigError(f"Missing parameter: {name}", hint=f"Add {name}=…")
-        return value
+        if value := self.text(name):
+            return value
+        raise ConfigError(f"Missing parameter: {name}", hint=f"Add {name}=…")
 
     def flag(self, name: str) -> bool:
         """A boolean parameter; false if it is missing."""
@@ -124,21 +122,16 @@ class App:
         # Paths must match exactly: no redirects to similar ones.
         self._paths = Map(rules, strict_slashes=False, merge_slashes=False, redirect_defaults=False)
         self._refused = Repeated[str, tuple[str, str]](_log_refused)
-        self._turn = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         """Handle one request: the WSGI protocol."""
         request = Request(environ)
         try:
             response = self._answer(request)
-        except NotFound:
-            response = _problem(404, f"Not found: {request.path[:200]}", "The paths are in docs/json.md.")
-        except MethodNotAllowed as error:
-            allowed = ", ".join(error.valid_methods or ())
-            response = _problem(405, f"{request.method[:20]} is not allowed here", f"Allowed: {allowed}.")
-            response.headers["Allow"] = allowed
         except HTTPException as error:
-            response = _problem(error.code or 400, error.description or error.name)
+            asked = f"{request.method[:20]} {request.path[:200]}"
+            response = _problem(error.code or 400, f"{asked}: {error.name}", "The paths are in docs/json.md.")
+            response.headers.extend([header for header in error.get_headers() if header[0] == "Allow"])
         except Exception as error:  # noqa: BLE001 - reported to the client or in the log
             response = self._of_error(request, error)
         response.headers.extend(_HEADERS)
@@ -177,10 +170,8 @@ class App:
         is_refusal = isinstance(explained, ForbiddenError | UnauthorizedError)
         # The page without a token causes none of these: they may be an attack.
         if is_refusal and ("Authorization" in request.headers or isinstance(explained, ForbiddenError)):
-            with self._turn:
-                # One key for all errors of a kind: made-up host names are logged no more often than a repeated one.
-                key = explained.kind or explained.message
-                self._refused.note(key, (explained.message[:60], request.remote_addr or ""))
+            # One key for all errors of a kind: made-up host names are logged no more often than a repeated one.
+            self._refused.note(explained.kind or explained.message, (explained.message[:60], request.remote_addr or ""))
         status = next((code for kind, code in _STATUS.items() if isinstance(explained, kind)), _BUSY)
         response = _problem(status, explained.message, explained.hint)
         if isinstance(explained, UnauthorizedError):

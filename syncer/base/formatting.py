@@ -11,17 +11,9 @@ from typing import Any
 _PREVIEW = re.compile(r"\s*Preview of field's value: '.*'(?=:|$)", re.DOTALL)
 _LONG_TEXT = 200
 _LONG_LIST = 5
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_MINUTE, _HOUR = 60, 3600
 _DIGITS_MAX = 4300
 """How many digits Python takes for a whole number."""
-
-
-def duration(seconds: float) -> str:
-    """Format a rough duration: "about 3 min"."""
-    for unit, name in ((_DAY, "day"), (_HOUR, "h"), (_MINUTE, "min")):
-        if seconds >= 1.5 * unit:
-            return f"about {seconds / unit:.0f} {name}{'s' if name == 'day' else ''}"
-    return f"about {seconds:.0f} s" if seconds >= 1 else "less than a second"
 
 
 def elapsed(seconds: float) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from syncer.base.formatting import amount, duration, elapsed, plain
+from syncer.base.formatting import amount, elapsed, plain
 from syncer.base.model import Role
 from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind
@@ -80,11 +80,11 @@ def headline(status: Status) -> str:
     assert status.stored is not None  # else there is a problem
     phrases = []
     if status.stored.waiting:
-        age = f", the oldest for {duration(status.lag_seconds)}" if status.lag_seconds >= _SOON_SECONDS else ""
+        age = f", the oldest for {elapsed(status.lag_seconds)}" if status.lag_seconds >= _SOON_SECONDS else ""
         phrases.append(f"{amount(status.stored.waiting, 'change')} in flight{age}")
     if left := [job.eta_seconds for job in status.stored.jobs if not job.is_paused]:
         known = [seconds for seconds in left if seconds is not None]
-        until = f", done in {duration(max(known))}" if len(known) == len(left) else ""
+        until = f", done in {elapsed(max(known))}" if len(known) == len(left) else ""
         phrases.append(f"{amount(len(left), 'job')} running{until}")
     state = "Behind" if urgency(status) is Urgency.BUSY else "All is well"
     return f"{state}. {'; '.join(phrases) or 'Nothing is waiting'}."
@@ -238,7 +238,7 @@ def _incomplete(document: DocumentStatus, stored: Stored) -> Problem:
 
 
 def _until(job: Job) -> str:
-    return "" if job.eta_seconds is None else f", done in {duration(job.eta_seconds)}"
+    return "" if job.eta_seconds is None else f", done in {elapsed(job.eta_seconds)}"
 
 
 def _of_jobs(status: Status, stored: Stored) -> Iterator[Problem]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from syncer import daemon
 from syncer.base import log, migrations, postgres, settings
-from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.base.timeline import TIMELINE
@@ -40,11 +39,7 @@ class Parts:
         Raises:
             DefinitionError: There is none.
         """
-        documents = registry.current(self.connection)
-        if name not in documents:
-            known = ", ".join(documents) or "none; run: syncer apply"
-            raise DefinitionError(f"No document {name} is active", hint=f"Active documents: {known}")
-        return documents[name]
+        return registry.named(self.connection, name)[0]
 
     def active(self, document: Document) -> Document | None:
         """The definition that is active for a document's index by now; None if none is."""

@@ -39,8 +39,7 @@ def explain(
     it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
     """
     with render.asking(), open_parts("explain") as parts:
-        parts.document(document)
-        chosen = [active for active in registry.documents(parts.connection) if active.name == document]
+        chosen = registry.named(parts.connection, document)
         seen = explaining.explain(parts.connection, parts.index, chosen, id_, seconds=_IN_FLIGHT_SECONDS)
     if as_json:
         render.print_json(explaining.as_json(seen, id_, values=values))

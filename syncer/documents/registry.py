@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 from psycopg.types.json import Jsonb
 from pydantic import TypeAdapter
 
+from syncer.base.errors import DefinitionError
 from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection, value
 from syncer.lineage.dependencies import Dependencies
@@ -173,6 +174,20 @@ def documents(connection: Connection) -> list[Document]:
 def current(connection: Connection) -> dict[str, Document]:
     """Return the definitions of current indices, by name."""
     return {document.name: document for document in documents(connection) if document.role is Role.CURRENT}
+
+
+def named(connection: Connection, name: str) -> list[Document]:
+    """Return the active definitions of a document, one for each of its indices; the current one first.
+
+    Raises:
+        DefinitionError: There is none.
+    """
+    active = documents(connection)
+    found = [document for document in active if document.name == name]
+    if not found:
+        known = ", ".join(dict.fromkeys(document.name for document in active)) or "none; run: syncer apply"
+        raise DefinitionError(f"No document {name[:100]} is active", hint=f"Active documents: {known}")
+    return found
 
 
 def by_role(connection: Connection, name: str) -> dict[Role, Document]:

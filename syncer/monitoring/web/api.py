@@ -20,13 +20,12 @@ from werkzeug.wrappers import Response
 
 from syncer.apply import reindex
 from syncer.base import metrics, migrations, retry, timeline
-from syncer.base.errors import DefinitionError, UnavailableError
+from syncer.base.errors import UnavailableError
 from syncer.base.formatting import plain
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.documents import registry, suspend
-from syncer.documents.registry import Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters
@@ -169,7 +168,7 @@ class Api:
             self._access.require(Need.ACTIONS, has_token=asked.has_token)
         with self._connection() as connection, elastic.connect(self._settings.elasticsearch) as client:
             index = Index(client)
-            chosen = _active(connection, document)
+            chosen = registry.named(connection, document)
             found = explain.explain(connection, index, chosen, id_, seconds=_EXPLAIN_SECONDS)
         answer = explain.as_json(found, id_, values=values)
         for row in answer["indices"]:
@@ -216,7 +215,7 @@ class Api:
         document = asked.required("document")
         chunk = self._settings.worker.batch_documents_max
         with self._connection() as connection:
-            rows = _active(connection, document)
+            rows = registry.named(connection, document)
             for row in rows:
                 suspend.require_active(row)
             found = dead_letters.indices(connection, document=document)
@@ -244,19 +243,6 @@ class Api:
                 yield connection
         finally:
             self._connections.release()
-
-
-def _active(connection: Connection, name: str) -> list[Document]:
-    """The definitions of a document, one for each of its indices.
-
-    Raises:
-        DefinitionError: There is none.
-    """
-    found = [row for row in registry.documents(connection) if row.name == name]
-    if not found:
-        known = ", ".join(registry.current(connection)) or "none; run: syncer apply"
-        raise DefinitionError(f"No document {name[:100]} is active", hint=f"Active documents: {known}")
-    return found
 
 
 def _job(job: Job, asked: Asked) -> dict[str, Any]:

@@ -30,7 +30,6 @@ DAYS_KEPT: Final = 7
 KEPT_MAX: Final = 10_000
 """How many events the table keeps at most."""
 _WAITING_MAX: Final = 1000
-_PRUNE_SECONDS: Final = 3600.0
 _CHARACTERS_MAX: Final = 2000
 
 _WRITE = """
@@ -73,7 +72,6 @@ class Timeline:
     def __init__(self) -> None:
         self._notes: deque[_Note] = deque(maxlen=_WAITING_MAX)
         self._turn = threading.Lock()
-        self._pruned_at: float | None = None
         self._has_failed = False
 
     def note(self, event: str, level: str, message: str) -> None:
@@ -81,9 +79,8 @@ class Timeline:
         self._notes.append((time.monotonic(), {"event": event, "level": level, "message": _storable(message)}))
 
     def write(self, connection: Connection, *, prunes: bool = False) -> None:
-        """Write what was noted, outside of any transaction; with `prunes`, also remove old events now and then."""
-        is_due = prunes and (self._pruned_at is None or time.monotonic() - self._pruned_at >= _PRUNE_SECONDS)
-        if not self._notes and not is_due:
+        """Write what was noted, if anything, outside of any transaction; with `prunes`, also remove old events."""
+        if not self._notes:
             return
         with self._turn:
             notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -103,7 +100,6 @@ class Timeline:
                 self._has_failed = True
             else:
                 self._has_failed = False
-                self._pruned_at = time.monotonic() if prunes else self._pruned_at
 
 
 def _storable(message: str) -> str:

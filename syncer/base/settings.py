@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -424,13 +424,11 @@ def _problem(problem: ErrorDetails) -> str:
 
 def _hint_on_unknown(problem: ErrorDetails) -> str:
     """Say what the section of an unknown setting has instead."""
-    section = Settings.model_fields.get(str(problem["loc"][0]))
+    section: Any = Settings.model_fields.get(str(problem["loc"][0]))
     if problem["type"] != "extra_forbidden":
         return ""
     if section is None:
         return f"The sections are: {', '.join(Settings.model_fields)}"
-    assert isinstance(section.annotation, type)
-    assert issubclass(section.annotation, _Section)
     return f"{problem['loc'][0]} has: {', '.join(section.annotation.model_fields)}. {section.annotation.__doc__}"
 
 

@@ -171,11 +171,14 @@ class _Walk:
     def _union(self, tree: exp.SetOperation, outer: Scope | None, context: tuple[int, ...]) -> Columns:
         first = len(self.nodes)
         branches = tree.this, tree.expression
-        left, right = (self.query(branch, outer, (*context, next(self._contexts))) for branch in branches)
+        left = self.query(branches[0], outer, (*context, next(self._contexts)))
+        middle = len(self.nodes)
+        right = self.query(branches[1], outer, (*context, next(self._contexts)))
         if len(left) != len(right):
             return []
         compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
-        known = [constants_of(branch, len(left)) for branch in branches]
+        nodes = range(first, middle), range(middle, len(self.nodes))
+        known = [constants_of(branch, len(left), read) for branch, read in zip(branches, nodes, strict=True)]
         return [
             (name, meaning_of_branches(first, (meaning, right[at][1]), (known[0][at], known[1][at]), compares=compares))
             for at, (name, meaning) in enumerate(left)

@@ -173,7 +173,8 @@ def _differences(name: str, before: Shape, after: Shape | None) -> Iterator[str]
     if before.kind != after.kind:
         yield f"{name} was {before.kind} and is {after.kind}"
     elif before.definition != after.definition:
-        yield f"the {before.kind.removeprefix('a ')} {name.removeprefix('type ')} is defined anew"
+        what = f"the {before.kind.removeprefix('a ')} {name.removeprefix('type ')}"
+        yield f"{what}{', or its cast to json,' if before.kind == 'a type' else ''} is defined anew"
     if before.is_whole:
         yield from (f"{name}.{part} is new" for part in after.parts if part not in before.parts)
     for part, description in before.parts.items():

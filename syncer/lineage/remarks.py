@@ -8,7 +8,7 @@ setting, and compared. This covers functions and casts of any kind. But it needs
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -40,7 +40,7 @@ _PINNED = {
 _CAST = "a text is cast to {}: a row with the text 'today' or the like makes a document that is soon outdated"
 _CAST_ACTION = "If a row may have such a text, use to_date(column, 'YYYY-MM-DD') or to_timestamp instead."
 _UNORDERED = "{} has no ORDER BY: elements may come in another order each time, and verify then reports a difference"
-_UNORDERED_ACTION = "Add ORDER BY inside the call, as in: jsonb_agg(c.name ORDER BY c.id)."
+_UNORDERED_ACTION = "Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id)."
 _SETTING = "the field {} depends on {}: syncer uses {}, whatever the database, the role or psql use"
 # ``d.*`` is the row, even if it has a column d.
 _FIELDS = """
@@ -59,6 +59,13 @@ _PARSED: dict[type[exp.Expr], str] = {
     exp.GroupConcat: "string_agg",
 }
 _NAMED = frozenset({"jsonb_agg", "json_agg_strict", "jsonb_agg_strict", "json_arrayagg", "xmlagg"})
+_RETURNING = re.compile(r" RETURNING jsonb?\b")
+"""What Postgres adds to JSON_ARRAYAGG, and the parser does not know."""
+_VIEWS = """
+SELECT pg_get_viewdef(c.oid)
+FROM unnest($1::text[]) AS asked (name) JOIN pg_class AS c ON c.oid = to_regclass(asked.name) AND c.relkind = 'v'
+ORDER BY asked.name
+"""
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d)?")
 
 
@@ -81,32 +88,58 @@ def remarks(connection: Connection, query: str, file: str) -> list[tuple[str, st
 
 def _unordered(text: str) -> list[str]:
     try:
-        return list(_unordered_aggregates(parser.parsed(text)))
+        return list(_unordered_aggregates(parser.parsed(_RETURNING.sub("", text))))
     except parser.UnreadableError:
         return []
 
 
 def _unordered_aggregates(tree: exp.Expr) -> Iterator[str]:
     """Yield the names of the aggregates in an expression or query whose result depends on the order of its rows."""
-    for call in tree.find_all(exp.Anonymous, *_PARSED):
+    for call in tree.find_all(exp.Anonymous, exp.Array, *_PARSED):
+        if isinstance(call, exp.Array):
+            if any(isinstance(query, exp.Select) and not _has_order(query) for query in call.expressions):
+                yield "ARRAY(SELECT …)"
+            continue
         named = call.name.lower() if isinstance(call, exp.Anonymous) else ""
         first = next(iter(call.expressions), None) if named else call.this
         name = named if named in _NAMED else _PARSED.get(type(call))
-        if name is not None and not isinstance(first, exp.Order | exp.Distinct):
+        is_ordered = isinstance(first, exp.Order | exp.Distinct) or _reads_in_order(call.parent_select)
+        if name is not None and not is_ordered:
             yield name
 
 
-@lru_cache(maxsize=16)
-def unordered_fields(select: str) -> frozenset[str]:
-    """Return the columns of a SELECT, as Postgres deparses it, whose elements may come in another order.
+def _has_order(select: exp.Select) -> bool:
+    return bool(select.args.get("order")) or _reads_in_order(select)
 
-    A column is found by the name that it has in a subquery. So a column of the same name elsewhere is found, too.
+
+def _reads_in_order(select: exp.Select | None) -> bool:
+    """Whether all rows of a SELECT come from one subquery that has an ORDER BY, and stay in its order."""
+    source = None if select is None else select.args.get("from_")
+    changes = ("joins", "group", "distinct", "windows")
+    if select is None or source is None or any(select.args.get(name) for name in changes):
+        return False
+    return isinstance(source.this, exp.Subquery) and bool(source.this.this.args.get("order"))
+
+
+def unordered_fields(connection: Connection, select: str, relations: Iterable[str]) -> frozenset[str]:
+    """Return the columns of a SELECT of these relations whose elements may come in another order."""
+    rows = connection.execute(_VIEWS, (list(relations),)).fetchall()
+    return unordered_columns(select, *(view for (view,) in rows))
+
+
+@lru_cache(maxsize=16)
+def unordered_columns(select: str, *views: str) -> frozenset[str]:
+    """Return such columns of a SELECT that reads these views, all as Postgres deparses them.
+
+    A column is found by the name that it has in a subquery or view. So a column of the same name elsewhere is found,
+    too.
     """
     try:
-        tree = parser.parsed(select)
+        tree, *others = (parser.parsed(_RETURNING.sub("", query)) for query in (select, *views))
     except parser.UnreadableError:
         return frozenset()
-    columns = [column for query in tree.find_all(exp.Select) for column in query.expressions]
+    selects = [query for part in (tree, *others) for query in part.find_all(exp.Select)]
+    columns = [column for query in selects for column in query.expressions]
     names: set[str] = set()
     while True:
         found = {

@@ -49,8 +49,9 @@ def column(number: int, name: str, type_: str) -> exp.Column:
 
 
 def numbers(expression: exp.Expr) -> set[int]:
-    """Return the numbers of the nodes whose columns an expression contains."""
-    return {int(part.table.removeprefix("n")) for part in expression.find_all(exp.Column)}
+    """Return the numbers of the nodes whose columns an expression contains, or whose rows all show it as a constant."""
+    columns = {int(part.table.removeprefix("n")) for part in expression.find_all(exp.Column)}
+    return columns | {part.meta["node"] for part in expression.walk() if "node" in part.meta}
 
 
 def is_steady(expression: exp.Expr) -> bool:
@@ -222,23 +223,50 @@ def meaning_of_branches(
         return UNKNOWN
     if compares and not types <= EXACT_TYPES:
         return UNKNOWN
-    every = [alternative for meaning in branches for alternative in meaning.alternatives]
+    every = [alternative for expressions in known for alternative in expressions if numbers(alternative)]
     found = tuple(alternative for alternative in every if min(numbers(alternative)) >= first)
     is_complete = len(found) == len(every) and all(
-        meaning.is_complete or (constant is not None and _is_null(constant))
+        meaning.is_complete or (constant is not None and (_is_null(constant) or bool(numbers(constant))))
         for meaning, constant in zip(branches, constants, strict=True)
     )
     return Meaning(found, is_complete=is_complete)
 
 
-def constants_of(branch: exp.Expr, columns: int) -> list[exp.Expr | None]:
-    """Return the constants among the columns of a branch of a UNION. They lead to no row, but have a type."""
-    kinds = (exp.Cast, exp.DataType, exp.DataTypeParam, exp.Literal, exp.Neg, exp.Null, exp.Paren)
+def constants_of(branch: exp.Expr, columns: int, nodes: Sequence[int]) -> list[exp.Expr | None]:
+    """Return the constants among the columns of a branch of a UNION; ``nodes`` are all that the branch reads.
+
+    If it returns a row for each row of one table, such as ``SELECT id, 2 FROM t``, a constant stands for that table's
+    rows: what equals it matters only if there is one.
+    """
     select = branch.unnest()
     found = [item.unalias() for item in select.expressions] if isinstance(select, exp.Select) else []
     if len(found) != columns:
         return [None] * columns
-    return [item if all(isinstance(part, kinds) for part in item.walk()) else None for item in found]
+    constants = [item.copy() if _is_constant(item) else None for item in found]
+    if len(nodes) == 1 and _is_rows_of_a_table(select):
+        for constant in constants:
+            if constant is not None and not _is_null(constant):
+                constant.meta["node"] = nodes[0]
+    return constants
+
+
+def _is_constant(expression: exp.Expr) -> bool:
+    kinds = (exp.Cast, exp.DataType, exp.DataTypeParam, exp.Literal, exp.Neg, exp.Null, exp.Paren)
+    return all(isinstance(part, kinds) for part in expression.walk())
+
+
+def _is_rows_of_a_table(select: exp.Expr) -> bool:
+    """Whether a SELECT returns its table's rows, perhaps not all of them, with nothing but columns and constants."""
+    source = select.args.get("from_")
+    changes = ("joins", "group", "having", "distinct", "windows", "limit", "offset", "fetch")
+    return (
+        source is not None
+        and isinstance(source.this, exp.Table)
+        and bool(source.this.db)
+        and not source.this.args.get("joins")
+        and not any(select.args.get(name) for name in changes)
+        and all(isinstance(item.unalias(), exp.Column) or _is_constant(item.unalias()) for item in select.expressions)
+    )
 
 
 def _is_null(constant: exp.Expr) -> bool:

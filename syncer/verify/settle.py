@@ -119,7 +119,12 @@ class Settler:
             self.document.name,
             self.document.index_name,
             values=self.values,
-            unordered=partial(unordered_fields, self.document.dependencies.canonical_select),
+            unordered=partial(
+                unordered_fields,
+                self.connection,
+                self.document.dependencies.canonical_select,
+                self.document.dependencies.shapes,
+            ),
         )
         asked = list(ids)
         for page in (asked[at : at + _PAGE] for at in range(0, len(asked), _PAGE)):

@@ -114,6 +114,12 @@ a branch with NULL: SELECT x.id AS _id, s.c, s.d FROM r x JOIN (SELECT y.r_id AS
     ALL SELECT z.r_id, NULL, NULL FROM l z) s ON s.c = x.id
 a branch with NULL, on which it is joined: SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d
     FROM a y UNION ALL SELECT z.r_id, NULL FROM l z) s ON s.c = x.id LEFT JOIN b w ON w.a_id = s.d
+a branch with a constant, on which it is joined: SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS
+    d FROM a y UNION ALL SELECT z.r_id, 2 FROM l z WHERE z.v > 0) s ON s.c = x.id LEFT JOIN b w ON w.a_id = s.d
+two branches with constants: SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT y.r_id AS c, 1 AS d FROM a y UNION ALL
+    SELECT z.r_id, 2 FROM l z UNION SELECT u.r_id, NULL FROM l u) s ON s.c = x.id JOIN b w ON w.a_id = s.d
+a constant of an outer join: SELECT x.id AS _id, s.c, w.v FROM r x LEFT JOIN (SELECT y.r_id AS c, y.k AS d FROM a y
+    UNION ALL SELECT z.r_id, (-1) FROM l z) s ON s.c = x.id LEFT JOIN b w ON w.v = s.d
 branches speak for one another: SELECT x.id AS _id, s.v FROM a y JOIN (SELECT w.r_id AS c, w.k AS d, w.v FROM a w UNION
     ALL SELECT z.r_id, z.a_id, z.v FROM l z) s ON s.d = y.id JOIN r x ON x.id = s.c
 joined on a column of both branches: SELECT x.id AS _id, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d FROM a y UNION
@@ -178,8 +184,10 @@ a subquery inside a call that the parser does not know: SELECT x.id AS _id, JSON
     y.r_id = x.id), x.v NULL ON NULL) AS f FROM r x
 outer join in a subquery, beside the one that provides _id: SELECT z.id AS _id, (SELECT count(y.v) FROM r x LEFT JOIN a
     y ON y.r_id = x.id WHERE y.k = z.k) AS n FROM a z
-a branch with a constant, on which it is joined: SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT 2 AS d, z.r_id AS c
-    FROM l z UNION ALL SELECT y.k, y.r_id FROM a y) s ON s.c = x.id LEFT JOIN b w ON w.a_id = s.d
+a constant of an aggregate: SELECT x.id AS _id, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d FROM a y UNION ALL
+    SELECT max(z.r_id), 2 FROM l z) s ON coalesce(s.c, 1) = x.id JOIN b w ON w.a_id = s.d
+a constant of the first row: SELECT x.id AS _id, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d FROM a y UNION ALL
+    (SELECT z.r_id, 2 FROM l z ORDER BY 1 LIMIT 1)) s ON s.c = x.id JOIN b w ON w.a_id = s.d
 beyond the parser, alias of USING: SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id)
     AS u
 id of a child, by its parent's key: SELECT x.id || '-' || y.id AS _id, x.v FROM r x JOIN a y ON y.r_id = x.id

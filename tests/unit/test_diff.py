@@ -10,7 +10,7 @@ import pytest
 
 from syncer.documents.queries import Row
 from syncer.elasticsearch.reader import Copy
-from syncer.lineage.remarks import unordered_fields
+from syncer.lineage.remarks import unordered_columns
 from syncer.verify.diff import TOO_DEEP, Cause, Difference, Drift, DriftKind, FieldChange, compare
 
 POST = {"title": "t", "n": 1, "user": {"id": 7}, "comments": [{"age": 3}, {"age": 4}]}
@@ -127,21 +127,6 @@ def test_another_order_is_a_cause_only_where_the_select_gives_none(
     expected: dict[str, Any], held: dict[str, Any], is_order: bool
 ) -> None:
     """Real drift gets no harmless cause: the same elements, and only in fields that an unordered aggregate fills."""
-    unordered = unordered_fields("SELECT p.id AS _id, p.title, array_agg(t.name) AS tags FROM p, t GROUP BY p.id")
+    unordered = unordered_columns("SELECT p.id AS _id, p.title, array_agg(t.name) AS tags FROM p, t GROUP BY p.id")
     (found,) = compare("post", "post-1", {"1": row(expected)}, [copy(held)], unordered=lambda: unordered)
     assert (found.cause is Cause.REORDERED) is is_order
-
-
-@pytest.mark.parametrize(
-    ("select", "fields"),
-    [
-        ("SELECT jsonb_agg(c.x ORDER BY c.y) AS a, array_agg(DISTINCT c.x) AS b FROM c", set()),
-        ("SELECT coalesce(jsonb_agg(c.x), '[]') AS a, string_agg(c.x, ',') AS b, max(c.x) AS m FROM c", {"a", "b"}),
-        ("SELECT (SELECT json_agg(c.x) FROM c) AS a, l.b FROM (SELECT array_agg(c.x) AS b FROM c) l", {"a", "b"}),
-        ("WITH t AS (SELECT array_agg(x.v) AS v FROM x) SELECT t.v FROM p, t UNION ALL SELECT q.v FROM q", {"v"}),
-        ("WITH RECURSIVE t AS (SELECT x.v FROM x UNION ALL SELECT t.v FROM t) SELECT t.v FROM t", set()),
-    ],
-)  # fmt: skip
-def test_fields_in_any_order_follow_from_the_select(select: str, fields: set[str]) -> None:
-    """An aggregate without ORDER BY or DISTINCT, also in a subquery, a CTE or a UNION."""
-    assert unordered_fields(select) == fields

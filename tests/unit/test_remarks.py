@@ -1,0 +1,52 @@
+"""Which columns of a SELECT have elements in any order, so that two runs of it may differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncer.lineage.remarks import unordered_columns
+
+
+@pytest.mark.parametrize(
+    ("value", "is_unordered"),
+    [
+        ("string_agg(y.v, ',')", True),
+        ("jsonb_agg(y.v ORDER BY y.id)", False),
+        ("jsonb_agg(DISTINCT y.v)", False),
+        ("JSON_ARRAYAGG(y.v RETURNING json)", True),
+        ("JSON_ARRAYAGG(y.v ORDER BY y.id RETURNING json)", False),
+        ("ARRAY(SELECT z.v FROM public.a AS z)", True),
+        ("ARRAY(SELECT z.v FROM public.a AS z ORDER BY z.v)", False),
+        ("ARRAY[y.v, y.id]", False),
+        ("(SELECT jsonb_agg(s.v) FROM (SELECT z.v FROM public.a AS z ORDER BY z.v) AS s)", False),
+        ("(SELECT jsonb_agg(s.v) FROM (SELECT z.v FROM public.a AS z ORDER BY z.v) AS s JOIN b ON b.v = s.v)", True),
+        ("jsonb_object_agg(y.id, y.v)", False),
+        ("count(*)", False),
+    ],
+)
+def test_an_aggregate_without_an_order_is_found(value: str, *, is_unordered: bool) -> None:
+    """In the order of a subquery, rows stay as they are; the keys of an object have none."""
+    select = f"SELECT y.id AS _id, {value} AS f FROM public.a AS y GROUP BY y.id"
+    assert unordered_columns(select) == ({"f"} if is_unordered else set())
+
+
+def test_a_column_of_a_view_is_followed() -> None:
+    """Through another view that renames it."""
+    inner = "SELECT y.r AS id, string_agg(y.v, ',') AS names FROM public.a AS y GROUP BY y.r"
+    outer = "SELECT i.id, i.names AS list FROM public.v1 AS i"
+    assert unordered_columns("SELECT o.id AS _id, o.list AS f, o.id AS g FROM public.v2 AS o", inner, outer) == {"f"}
+
+
+@pytest.mark.parametrize(
+    ("select", "fields"),
+    [
+        ("SELECT jsonb_agg(c.x ORDER BY c.y) AS a, array_agg(DISTINCT c.x) AS b FROM c", set()),
+        ("SELECT coalesce(jsonb_agg(c.x), '[]') AS a, string_agg(c.x, ',') AS b, max(c.x) AS m FROM c", {"a", "b"}),
+        ("SELECT (SELECT json_agg(c.x) FROM c) AS a, l.b FROM (SELECT array_agg(c.x) AS b FROM c) l", {"a", "b"}),
+        ("WITH t AS (SELECT array_agg(x.v) AS v FROM x) SELECT t.v FROM p, t UNION ALL SELECT q.v FROM q", {"v"}),
+        ("WITH RECURSIVE t AS (SELECT x.v FROM x UNION ALL SELECT t.v FROM t) SELECT t.v FROM t", set()),
+    ],
+)  # fmt: skip
+def test_fields_in_any_order_follow_from_the_select(select: str, fields: set[str]) -> None:
+    """An aggregate without ORDER BY or DISTINCT, also in a subquery, a CTE or a UNION."""
+    assert unordered_columns(select) == fields

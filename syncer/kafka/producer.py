@@ -27,7 +27,7 @@ from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, common, con
 QUIET_SECONDS = 10.0
 """After so long without a change a partition gets an empty record, which shows the loss of those before it."""
 _DELIVERY_SECONDS = 30
-_BEAT_SECONDS = 2.0
+_BEAT_SECONDS = 1.0
 _QUEUED_MAX = 20_000
 _LOOK_SECONDS = 10.0
 """How often the number of partitions is looked up."""
@@ -61,7 +61,7 @@ class ChangeProducer:
         last_number: int,
         saved: Mapping[int, int],
         bytes_max: int,
-        while_waiting: Callable[[], object],
+        while_waiting: Callable[[float], object],
     ) -> None:
         self.numbers = dict(saved)
         """By partition, the number of the last record."""
@@ -127,8 +127,9 @@ class ChangeProducer:
         Raises:
             KafkaException: A record was not.
         """
+        began = time.monotonic()
         while self._producer.flush(_BEAT_SECONDS):  # each record fails after _DELIVERY_SECONDS
-            self._while_waiting()
+            self._while_waiting(time.monotonic() - began)
         if self._error is not None:
             raise KafkaException(self._error)
 
@@ -147,12 +148,13 @@ class ChangeProducer:
             (INSTALLATION, self._settings.installation),
             (NUMBER, f"{self._last_number} {previous}"),
         ]
+        began = time.monotonic()
         while True:
             with suppress(BufferError):  # the queue is full of large records
                 self._producer.produce(self._settings.topic, value, key, partition=partition, headers=headers)
                 return
             self._producer.poll(0.1)
-            self._while_waiting()
+            self._while_waiting(time.monotonic() - began)
 
     def _look_up_partitions(self) -> None:
         now = time.monotonic()

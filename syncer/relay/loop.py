@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
+from confluent_kafka import KafkaError, KafkaException
 
 from syncer.base import metrics
 from syncer.base.lifecycle import Stop, Stopping
@@ -36,6 +37,8 @@ from syncer.kafka import topic
 from syncer.kafka.producer import BATCH_BYTES_LEAST, BATCH_BYTES_MAX, ChangeProducer, is_too_large
 
 STANDBY_SECONDS = 1.0
+_SILENT_SECONDS = 2.0
+"""When Kafka counts as silent: long before a record that was sent fails."""
 PAGE_ROWS = 5000
 """Changes published together at most."""
 
@@ -67,16 +70,16 @@ class Relay:
         self._producer: ChangeProducer | None = None
         self._bytes_max = BATCH_BYTES_MAX
         self._has_answered = False
+        self._trouble = Trouble("relay")
         self._stop = Stop()
         self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
         """Run until told to stop."""
         self._stop = stop
-        trouble = Trouble("relay")
         try:
             while not stop.is_requested:
-                report = retry(self._turn, pause=stop.pause, component="relay", trouble=trouble)
+                report = retry(self._turn, pause=stop.pause, component="relay", trouble=self._trouble)
                 if not report.is_leader:
                     stop.wait(STANDBY_SECONDS)
                 elif not report.is_behind:
@@ -104,7 +107,7 @@ class Relay:
                 last_number=progress.new_term(self._reader.connection),
                 saved=self._saved_numbers(),
                 bytes_max=self._bytes_max,
-                while_waiting=self._check_stop,
+                while_waiting=self._wait_for_kafka,
             )
         began = time.monotonic()
         page = self._reader.read(rows_max=PAGE_ROWS)
@@ -150,14 +153,17 @@ class Relay:
         handled = {partition: place.number for partition, place in progress.places(self._reader.connection).items()}
         return {**handled, **self._reader.numbers}
 
-    def _check_stop(self) -> None:
-        """End waiting for Kafka if a stop is overdue.
+    def _wait_for_kafka(self, seconds: float) -> None:
+        """Name Kafka as troubled if it has not acknowledged records for so long.
 
         Raises:
             Stopping: A requested stop is overdue. What is not saved is published again later.
         """
         if self._stop.is_overdue:
             raise Stopping
+        if seconds >= _SILENT_SECONDS:
+            silent = KafkaError(KafkaError._TIMED_OUT, "records are not acknowledged")  # noqa: SLF001 - its own code
+            self._trouble.met(KafkaException(silent), seconds=seconds)
 
     def _log_published(self, page: Page, *, seconds: float) -> None:
         ids = [id_in(row.value) for row in page.rows]

@@ -234,6 +234,19 @@ def test_elasticsearch_is_away(operator: Operator, blog: World) -> None:
     operator.over()
 
 
+def test_kafka_is_frozen(operator: Operator, blog: World) -> None:
+    """It is named long before a record that was sent to it fails; the outage is an event, from its beginning."""
+    blog.sandbox.kafka.pause()
+    try:
+        blog.sql(EDIT)
+        operator.problem("Kafka", "not acknowledged", seconds=10)
+        wait_until(lambda: operator.lag() > 5, what="the lag grows")
+    finally:
+        blog.sandbox.kafka.resume()
+    wait_until(lambda: "relay was held up for" in blog.syncer("events").stdout, what="the outage is an event")
+    operator.over()
+
+
 def test_postgres_is_away(operator: Operator, blog: World) -> None:
     """The lag that was known goes on growing; the outage is an event once it is over."""
     blog.sql("ALTER TABLE posts RENAME title TO headline")

@@ -49,20 +49,20 @@ def dividing(empty_world: World) -> World:
 
 def test_rows_and_documents_at_fault_are_dead_lettered(dividing: World) -> None:
     """Each with its error, in few lines of the log; the others are written, and later they."""
-    dividing.sql(USER + POSTS.format(300))
+    dividing.sql(USER + POSTS.format(90))
     dividing.sql("UPDATE posts SET views = 13 WHERE id % 3 = 1")
     dividing.sql("UPDATE posts SET created = 'infinity' WHERE id % 3 = 2")
     with capture_logs() as logs:
         dividing.backfill()
     kinds = list(letters(dividing).values())
-    assert (kinds.count("DivisionByZero"), kinds.count("document_parsing_exception"), len(kinds)) == (100, 100, 200)
-    assert dividing.held().keys() == {str(id_) for id_ in range(3, 301, 3)}
+    assert (kinds.count("DivisionByZero"), kinds.count("document_parsing_exception"), len(kinds)) == (30, 30, 60)
+    assert dividing.held().keys() == {str(id_) for id_ in range(3, 91, 3)}
     logged = [event for event in logs if event["event"] == "document.dead_lettered"]
-    assert sum(event["documents"] for event in logged) == 200
+    assert sum(event["documents"] for event in logged) == 60
     assert len(logged) <= 10, logged
     with dividing.connect() as connection:
         counted = "SELECT documents_done, indexed, dead_lettered FROM syncer.job WHERE kind = 'backfill'"
-        assert connection.execute(counted).fetchall() == [(300, 100, 200)]
+        assert connection.execute(counted).fetchall() == [(90, 30, 60)]
     dividing.sql("UPDATE posts SET views = 0, created = now()")
     dividing.backfill()
     assert dividing.differences() == []

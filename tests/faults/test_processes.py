@@ -182,7 +182,6 @@ def physical(world: World) -> set[str]:
 
 SWITCH = (
     Point(at="syncer.documents.registry:put_document"),
-    Point(at="syncer.elasticsearch.indices:Indices.settle"),
     Point(at="syncer.elasticsearch.indices:Indices.swap"),
     Point(at="syncer.elasticsearch.indices:Indices.swap", when="after"),
     Point(at="syncer.documents.registry:make_current"),
@@ -347,10 +346,9 @@ def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> Non
     assert blog.differences() == []
 
 
-@pytest.mark.parametrize("uses_kafka", [True, False], ids=["relay", "worker"])
-def test_a_leader_that_stands_still_is_replaced(blog: World, *, uses_kafka: bool) -> None:
+def test_a_leader_that_stands_still_is_replaced(blog: World) -> None:
     """Once Postgres has ended its session; it saves nothing when it continues, stands by, and leads after the other."""
-    blog.uses_kafka = uses_kafka
+    blog.uses_kafka = False
     frozen, heir = (blog.daemon(program=Plan(constants=LEASES).program) for _ in range(2))
     frozen.wait_for("relay.led")
     heir.wait_for("relay.stood_by")

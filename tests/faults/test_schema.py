@@ -356,7 +356,7 @@ def test_a_statement_that_was_prepared_before_is_planned_anew(two: World) -> Non
     """An ALTER of a column that the document does not read does not suspend it."""
     with two.relay() as relay, two.index() as index, two.worker(index) as worker:
         for alteration in ("DROP COLUMN email", "ADD COLUMN more text"):
-            for number in range(8):  # psycopg prepares a statement that it has run a few times
+            for number in range(6):  # psycopg prepares a statement that it has run a few times
                 two.sql("UPDATE users SET name = %s WHERE id = 1", f"{alteration} {number}")
                 two.drain(relay, worker)
             two.sql(f"ALTER TABLE users {alteration}")

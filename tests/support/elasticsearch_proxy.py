@@ -50,14 +50,8 @@ def swallowed(forward: Forward) -> None:
 
 def cut(forward: Forward) -> Answer:
     """It is applied, and the connection is cut in the middle of the answer."""
-    answer = truncated(forward)
-    return replace(answer, length=2 * len(answer.body))
-
-
-def truncated(forward: Forward) -> Answer:
-    """It is applied, and the answer is half of itself, and says so."""
     answer = forward()
-    return replace(answer, body=answer.body[: len(answer.body) // 2])
+    return replace(answer, body=answer.body[: len(answer.body) // 2], length=len(answer.body))
 
 
 def emptied(forward: Forward) -> Answer:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed, processes, put
+from tests.model.explorer import Model, Rule, Step, processes, put
 
 _IDLE, _RECEIVED, _ASSIGNED, _READ, _SENT = range(5)
 _COMMITS = 3
@@ -121,16 +121,14 @@ class Writing(Model[State]):
         phase = worker.phase
         if phase == _IDLE or (phase == _ASSIGNED and not worker.event):
             yield from self._receive(state, at, worker, name)
-        elif phase == _RECEIVED:
-            read = _read(state, worker)
-            if self.assign_and_read_in_turn:
+        elif phase in (_RECEIVED, _ASSIGNED):
+            read = worker._replace(phase=_READ, state=len(state.events), is_there=state.is_there)
+            what = f"reads state {read.state}: the document is {'' if read.is_there else 'not '}there"
+            if phase == _RECEIVED and self.assign_and_read_in_turn:
                 read = read._replace(version=state.last_version + 1)
                 state = _assigned(state)
-                name = f"{name} assigns version {read.version} and"
-            yield f"{name} reads state {read.state}: {_seen(read)}", put(state, "workers", at, read)
-        elif phase == _ASSIGNED:
-            read = _read(state, worker)
-            yield f"{name} reads state {read.state}: {_seen(read)}", put(state, "workers", at, read)
+                what = f"assigns version {read.version} and {what}"
+            yield f"{name} {what}", put(state, "workers", at, read)
         elif phase == _READ and not worker.version:
             assigned = worker._replace(version=state.last_version + 1)
             yield f"{name} assigns version {assigned.version}", put(_assigned(state), "workers", at, assigned)
@@ -141,10 +139,8 @@ class Writing(Model[State]):
         elif worker.created:
             yield f"{name} finds that the row is gone, and starts again", put(state, "workers", at, _again(worker))
         else:
-            yield (
-                f"{name} saves that event {worker.event} is handled",
-                put(_save(state, worker), "workers", at, Worker()),
-            )
+            saved = put(state, "events", worker.event - 1, item=True)
+            yield f"{name} saves that event {worker.event} is handled", put(saved, "workers", at, Worker())
 
     def _receive(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         for number, is_done in enumerate(state.events, 1):
@@ -152,7 +148,8 @@ class Writing(Model[State]):
                 received = worker._replace(phase=worker.phase or _RECEIVED, event=number)
                 yield f"{name} receives event {number}", put(state, "workers", at, received)
                 if not self.write_before_saving_progress:
-                    yield f"{name} saves that event {number} is handled, and dies", _save(state, received)
+                    saved = put(state, "events", number - 1, item=True)
+                    yield f"{name} saves that event {number} is handled, and dies", saved
         if not self.assign_after_receiving and worker.phase == _IDLE and len(state.events) < _COMMITS:
             assigned = Worker(phase=_ASSIGNED, version=state.last_version + 1)
             yield f"{name} assigns version {assigned.version}", put(_assigned(state), "workers", at, assigned)
@@ -224,17 +221,5 @@ def _assigned(state: State) -> State:
     return state._replace(last_version=state.last_version + 1)
 
 
-def _read(state: State, worker: Worker) -> Worker:
-    return worker._replace(phase=_READ, state=len(state.events), is_there=state.is_there)
-
-
 def _again(worker: Worker) -> Worker:
     return Worker(phase=_RECEIVED, event=worker.event, is_late=worker.is_late)
-
-
-def _save(state: State, worker: Worker) -> State:
-    return state._replace(events=placed(state.events, worker.event - 1, item=True))
-
-
-def _seen(worker: Worker) -> str:
-    return "the document is there" if worker.is_there else "the document is not there"

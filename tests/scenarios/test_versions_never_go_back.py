@@ -251,28 +251,7 @@ def test_a_dump_restored_into_the_same_cluster_is_another_cluster_identity(datab
 # Notes
 
 
-SEQUENCE = "SELECT last_value FROM syncer.version"
 NOTES = "SELECT version FROM syncer.version_time ORDER BY version"
-
-
-def test_notes_assign_nothing_and_the_last_of_each_epoch_is_kept(database: World, index: Index) -> None:
-    """The sequence is where it was. A database that was set back notes nothing before it has an epoch of its own."""
-    enter(database, index)
-    with database.connect() as connection:
-        for _ in range(3):
-            first = assign(connection)
-            before = database.sql(SEQUENCE)
-            for _ in range(2):
-                assert version.note(connection)[1] == first
-            assert database.sql(SEQUENCE) == before
-            assert database.sql(NOTES) == [(first,)]
-        assign(connection)
-        database.sql(OTHER_TIMELINE)
-        assert version.note(connection)[1] == first
-        failover.enter_cluster_identity(connection, index)
-        second = assign(connection)
-        assert version.note(connection)[1] == second
-    assert database.sql(NOTES) == [(first,), (second,)]
 
 
 def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> None:

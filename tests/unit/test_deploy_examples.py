@@ -147,15 +147,3 @@ def test_the_unit_is_valid(tmp_path: Path) -> None:
         done = subprocess.run([analyze, *arguments, str(unit)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert [line for line in done.stderr.splitlines() if "syncer.service" in line] == []
-
-
-def test_compose_services_fit_together() -> None:
-    """Dependencies and secrets exist; nothing listens beyond this machine."""
-    services = COMPOSE["services"]
-    for service in services.values():
-        for name, how in service.get("depends_on", {}).items():
-            assert "healthy" not in how["condition"] or "healthcheck" in services[name]
-        assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
-        assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", []))
-        for variable, value in service["environment"].items():
-            assert not variable.endswith("_FILE") or Path(value).name in service["secrets"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from pydantic import SecretStr
 
 from syncer.base import settings
 from syncer.base.errors import ConfigError
-from syncer.base.settings import PostgresSettings, Settings
+from syncer.base.settings import PostgresSettings
 
 SECRET = "pa:ss'w\"o%s{}/@ß*&!rd"  # noqa: S105 - has whatever a URL, YAML, JSON, a format or a log might stumble over
 START = SECRET[:6]
@@ -56,9 +55,10 @@ def test_the_environment_goes_before_the_file(monkeypatch: pytest.MonkeyPatch) -
     """A variable overrides its setting and leaves its neighbours in the same section alone."""
     monkeypatch.setenv("SYNCER_WORKER_THREADS", "1")
     monkeypatch.setenv("SYNCER_KAFKA_BOOTSTRAP_SERVERS", "")  # an empty one is not set
+    monkeypatch.setenv("SYNCER_KAFKA_REPLICATION_FACTOR", "3")
     loaded = settings.load()
     assert (loaded.worker.threads, loaded.worker.batch_documents_max) == (1, 7)
-    assert loaded.kafka.bootstrap_servers == "file:9092"
+    assert (loaded.kafka.bootstrap_servers, loaded.kafka.replication_factor) == ("file:9092", 3)
     assert loaded.of("one").kafka.topic == "syncer.changes.one"
     with pytest.raises(ValueError, match="frozen"):
         loaded.worker.threads = 9
@@ -71,23 +71,6 @@ def test_the_environment_alone_will_do(config: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SYNCER_POSTGRES_DSN", "postgresql:///blog")
     monkeypatch.setenv("SYNCER_ELASTICSEARCH_URL", "http://a:9200")
     assert settings.load().elasticsearch.url == "http://a:9200"
-
-
-VARIABLES: dict[str, tuple[str, Callable[[Settings], bool]]] = {
-    "SYNCER_KAFKA_REPLICATION_FACTOR": ("3", lambda loaded: loaded.kafka.replication_factor == 3),
-    "SYNCER_KAFKA_PROPERTIES": ('{"acks": "all"}', lambda loaded: loaded.kafka.properties["acks"] == "all"),
-    "SYNCER_ELASTICSEARCH_CA_CERTS": ("/ca.pem", lambda loaded: loaded.elasticsearch.ca_certs == Path("/ca.pem")),
-    "SYNCER_RELAY_POLL_SECONDS": ("0.5", lambda loaded: loaded.relay.poll_seconds == 0.5),
-    "SYNCER_LOG_LEVEL": ("debug", lambda loaded: loaded.log.level == "debug"),
-}
-
-
-@pytest.mark.parametrize("name", VARIABLES)
-def test_section_and_name_make_the_variable(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Also where the name has underscores."""
-    value, holds = VARIABLES[name]
-    monkeypatch.setenv(name, value)
-    assert holds(settings.load())
 
 
 WRONG = {

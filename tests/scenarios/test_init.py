@@ -320,22 +320,3 @@ def test_what_the_user_has_set_is_kept(bare: World) -> None:
     (folder / "select.sql").write_text(SELECT.replace("'name', c.name,", "'name', c.name, 'id', c.id,"))
     drafted(bare, "--from-select", str(folder / "select.sql"))
     assert fields(bare, "order")["customer"]["properties"] == customer | {"id": LONG}
-
-
-def test_a_select_that_cannot_be_followed_writes_nothing(bare: World) -> None:
-    """A SELECT that Postgres or syncer refuses, and a folder that is taken, are one sentence each."""
-    bare.sql(ORDERS)
-    file = bare.folder / "order.sql"
-    for select, expected in (
-        ("SELECT o.id AS _id, o.nope FROM orders AS o", "nope"),
-        ("SELECT o.id AS _id, now() AS at FROM orders AS o", "now()"),
-        ("", "is empty"),
-    ):
-        file.write_text(select)
-        ended = bare.syncer("init", "--from-select", str(file))
-        assert ended.returncode == 1
-        assert expected in ended.stderr
-        assert not (bare.config / "documents" / "order").exists()
-    file.write_text("SELECT o.id AS _id, o.state FROM orders AS o")
-    drafted(bare, "--from-select", str(file))
-    assert "--force" in bare.syncer("init", "--from-select", str(file)).stderr

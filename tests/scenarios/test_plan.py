@@ -282,7 +282,7 @@ INSERT INTO kinds SELECT i, 'kind ' || i FROM generate_series(1, 5) AS i;
 INSERT INTO codes SELECT 'c' || i, 'code ' || i FROM generate_series(1, 1000) AS i;
 INSERT INTO entries SELECT i, 1 + i % 3000, 1 + i % 5, 'c' || i % 10000, CASE i % 2 WHEN 0 THEN 'author' ELSE 'x' END,
     CASE i % 2 WHEN 0 THEN (1 + i % 3000)::text ELSE 'none' END, 2000 + i % 20 FROM generate_series(1, 30000) AS i;
-INSERT INTO parts SELECT repeat('x', 500) || i, i FROM generate_series(1, 60000) AS i;
+INSERT INTO parts SELECT repeat('x', 500) || i, i FROM generate_series(1, 30000) AS i;
 ANALYZE;
 """
 

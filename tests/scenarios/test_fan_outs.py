@@ -1,24 +1,28 @@
-"""A change that touches many documents becomes a job: found out quickly, listed once, and done with everything else."""
+"""A change of many documents becomes a job; until it is done they are busy, and no new index serves without them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from syncer import daemon
-from syncer.base.model import Change, Image, Operation
+from syncer.apply import reindex
+from syncer.base.model import Change, Image, Operation, Role
 from syncer.base.postgres import Connection
 from syncer.documents import affected, registry
 from syncer.documents.affected import Affected, AffectedReader, FanOut
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
-from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, due, find, unfinished
+from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
+from syncer.verify.compare import VerifyReport, verify
+from syncer.verify.diff import Cause
 from syncer.worker.loop import Worker
+from tests.faults.test_rebuild import begin, require_done
 from tests.scenarios.test_jobs import new_revision
-from tests.support.world import World, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 # User 1 has posts 1 to 120, user 2 has 201 to 320, and users 3 to 42 have three each.
 BLOG = """
@@ -242,4 +246,152 @@ def test_listing_some_leaves_writers_alone(world: World, connection: Connection,
     assert world.sql(query) == before
 
 
-# All of it
+# Beside verify and a new index
+
+FAR_AHEAD = 1 << 62
+
+
+@pytest.fixture
+def database(world: World) -> Iterator[Connection]:
+    """To a blog in which two users have many posts, all of which are written."""
+    world.sql(BLOG)
+    with world.connect() as made:
+        world.backfill()
+        with world.index() as index:
+            follow(world, index, many=1000)
+        world.sql("DELETE FROM syncer.job")
+        yield made
+
+
+@pytest.fixture
+def late(world: World, database: Connection) -> Job:
+    """A rename of the user with the posts 1 to 120, as far as the job that nobody has begun."""
+    return rename(world, database, the_document(database).index_name)
+
+
+def rename(world: World, database: Connection, index_name: str) -> Job:
+    """Rename the user with the posts 1 to 120; what is to be done about it in one of the indices."""
+    world.sql("UPDATE users SET name = 'renamed' WHERE id = 1")
+    with world.index() as index:
+        follow(world, index)
+    (job,) = unfinished(database, index_name)
+    assert job.kind is JobKind.FAN_OUT
+    return job
+
+
+def run(world: World, *, repair: bool = False) -> VerifyReport:
+    """Verify without patience."""
+    with ExitStack() as stack:
+        index = stack.enter_context(world.index())
+        writer = stack.enter_context(world.writer(index))
+        database = stack.enter_context(world.connect())
+        document = the_document(database)
+        return verify(
+            world.connect,
+            document,
+            index=index,
+            settle_seconds=0,
+            repair=(lambda ids: writer.write(document.index_name, ids, everywhere=True)) if repair else None,
+        )
+
+
+def summary(report: VerifyReport) -> tuple[list[str], int, list[int]]:
+    """What has drifted, how much is busy, and by which jobs."""
+    return [drift.id for drift in report.drifts], len(report.busy), report.jobs
+
+
+# Verify
+
+
+def test_what_a_fan_out_has_yet_to_write_is_no_drift(world: World, database: Connection, late: Job) -> None:
+    """Before it is listed it holds every document; then its own, and what drifted beside them is found."""
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias, id="300")
+    assert summary(run(world)) == ([], 121, [late.id])
+    list_(database, late)
+    assert summary(run(world)) == (["300"], 120, [late.id])
+    report = run(world, repair=True)
+    assert (report.holds, len(report.repaired)) == (True, 121)
+    with world.index() as index:
+        world.refresh(index)
+    assert summary(run(world)) == ([], 0, [])
+    assert world.differences() == []
+
+
+def test_what_a_refresh_has_yet_to_clean_up_is_no_drift(world: World, database: Connection) -> None:
+    """After a TRUNCATE all documents are too many, until they are cleaned up."""
+    world.sql("TRUNCATE posts CASCADE")
+    with world.index() as index:
+        follow(world, index)
+        (job,) = unfinished(database)
+        assert job.kind is JobKind.REFRESH
+        assert summary(run(world)) == ([], 360, [job.id])
+        document = the_document(database)
+        numbers = index.holdings.sequence_numbers(document.target)
+        assert listing.list_ids(database, job, document, chunk=10, sequence_numbers=lambda: numbers)
+        assert queue.advance(database, job.id).state is JobState.CLEANING_UP
+        assert summary(run(world)) == ([], 360, [job.id])
+        world.refresh(index)
+    assert summary(run(world)) == ([], 0, [])
+
+
+def test_what_no_job_can_replace_is_drift(world: World, late: Job) -> None:
+    """A version of another client that none of syncer's surpasses stays, whatever will be written."""
+    with world.elasticsearch() as client:
+        client.index(index=world.alias, id="7", document={}, version=FAR_AHEAD, version_type="external")
+    report = run(world)
+    assert [(drift.id, drift.cause) for drift in report.drifts] == [("7", Cause.FOREIGN_AHEAD)]
+    assert (len(report.busy), report.jobs) == (119, [late.id])
+
+
+# A new index
+
+
+@pytest.fixture
+def building(world: World, database: Connection) -> Document:
+    """A new index that is loaded, and does not serve yet."""
+    with world.indices() as indices, world.index() as index:
+        reindex.begin(database, indices, "blogpost", report=lambda _: None)
+        world.refresh(index)
+    return registry.by_role(database, "blogpost")[Role.BUILDING]
+
+
+def done_where_it_serves(world: World, database: Connection, building: Document) -> Job:
+    """A rename that searches find already; the job by which it will be in the new index."""
+    late = rename(world, database, building.index_name)
+    queue.pause(database, late.id)
+    with world.index() as index, world.job_worker(index) as job_worker:
+        while unfinished(database, the_document(database).index_name):
+            job_worker.run_once()
+    assert world.held() == world.expected()
+    return queue.resume(database, late.id)
+
+
+def test_a_search_never_goes_back_to_an_older_name(world: World, database: Connection, building: Document) -> None:
+    """The new index waits, visibly, for its own part of the rename, which the command does where no daemon is."""
+    late = done_where_it_serves(world, database, building)
+    ended = world.syncer("index", "rebuild", "blogpost")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{building.index_name} waits for job {late.id} (fan_out: public.users, 1 row)" in ended.stdout
+    assert world.index_of() == building.index_name
+    assert find(database, late.id).state is JobState.DONE
+    assert world.held() == world.expected()
+
+
+def test_no_new_index_waits_for_what_is_paused(world: World, database: Connection, building: Document) -> None:
+    """It says which job, and what to do; searches stay where they are, and the same command goes on afterwards."""
+    before = world.index_of()
+    late = done_where_it_serves(world, database, building)
+    queue.set_rate(database, late.id, 0.1)
+    log = world.folder / "rebuild.log"
+    process = begin(world)
+    wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
+    queue.pause(database, late.id)
+    assert process.wait(DEADLINE_SECONDS) == 1
+    assert f"syncer jobs resume {late.id}" in log.read_text()
+    assert world.index_of() == before
+    queue.resume(database, late.id)
+    queue.set_rate(database, late.id, None)
+    require_done(world, begin(world))
+    assert world.index_of() == building.index_name
+    assert world.held() == world.expected()

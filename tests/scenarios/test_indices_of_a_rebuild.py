@@ -100,8 +100,7 @@ def room(empty_world: World) -> Iterator[Room]:
 
 BODIES: dict[str, dict[str, Any]] = {
     "nothing said": {},
-    "said plainly": {"number_of_replicas": 0, "refresh_interval": "7s", "number_of_shards": 2},
-    "said in full": {"index.number_of_replicas": "0", "index.refresh_interval": -1},
+    "said in full": {"index.number_of_replicas": "0", "index.refresh_interval": -1, "number_of_shards": 2},
     "said as an object": {
         "index": {"number_of_replicas": 0, "translog": {"durability": "async", "sync_interval": "9s"}}
     },

@@ -129,7 +129,8 @@ SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proar
 FROM reached JOIN own AS p USING (oid) JOIN pg_namespace AS n ON n.oid = p.pronamespace
 ORDER BY 1
 """
-# User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of.
+# User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of. Among
+# them are the row types of relations, but of those that are read as whole rows, which have a shape themselves.
 _OWN_TYPES = (
     _RULES
     + """
@@ -159,7 +160,7 @@ FROM reached JOIN pg_type AS t USING (oid) JOIN pg_namespace AS n ON n.oid = t.t
 LEFT JOIN pg_class AS c ON c.oid = t.typrelid
 WHERE t.oid >= 16384 AND n.nspname !~ '^pg_'
   AND (t.typelem = 0 OR t.typsubscript <> 'array_subscript_handler'::regproc)
-  AND (c.relkind IS NULL OR c.relkind = 'c')
+  AND (c.oid IS NULL OR c.oid <> ALL ($1::text[]::regclass[]))
 ORDER BY 1
 """
 )

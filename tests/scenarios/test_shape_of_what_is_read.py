@@ -38,6 +38,10 @@ CREATE TABLE deep (
     id int PRIMARY KEY, name text, other text, c kept, moods feeling[], span prices, mood mood
 );
 CREATE VIEW deep_view AS SELECT id, c FROM deep;
+CREATE TABLE part (id int PRIMARY KEY, a text);
+CREATE VIEW part_view AS SELECT id, a FROM part;
+CREATE TYPE around AS (p part);
+CREATE TABLE holder (id int PRIMARY KEY, one part, many part[], seen part_view, around around);
 CREATE FUNCTION part_json(inner_part) RETURNS json LANGUAGE sql IMMUTABLE AS 'SELECT ''1''::json';
 CREATE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT lower(t)';
 CREATE FUNCTION slug(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN public.clean(t); END';
@@ -85,6 +89,7 @@ CHANGES = {
     'ALTER TABLE "Other"."a.b" SET (fillfactor = 50); TRUNCATE "Other"."a.b"': "",
 }
 CLEAN = "CREATE OR REPLACE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT t'"
+PART_IS_NEW = "inner_part, or its cast to json, is defined anew"
 IS_CLEAN = "the function public.clean(text) is defined anew"
 INDIRECT = {
     "a column that a whole row shows": (
@@ -97,10 +102,18 @@ INDIRECT = {
         for where in ("s.c", "to_jsonb(s)", "(SELECT v.c FROM deep_view AS v WHERE v.id = s.id)")
         for change, difference in (
             ("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "mood.sad is gone"),
-            ("ALTER TYPE inner_part RENAME ATTRIBUTE a TO b", "inner_part is defined anew"),
-            ("ALTER TYPE inner_part ADD ATTRIBUTE more int", "inner_part is defined anew"),
-            ("CREATE CAST (inner_part AS json) WITH FUNCTION part_json", "inner_part is defined anew"),
+            ("ALTER TYPE inner_part RENAME ATTRIBUTE a TO b", PART_IS_NEW),
+            ("ALTER TYPE inner_part ADD ATTRIBUTE more int", PART_IS_NEW),
+            ("CREATE CAST (inner_part AS json) WITH FUNCTION part_json", PART_IS_NEW),
         )
+    },
+    **{
+        f"a column of the row type of a relation, {column}": (
+            f"SELECT s.id AS _id, s.{column} FROM holder AS s",
+            "ALTER TABLE part RENAME a TO b; ALTER VIEW part_view RENAME a TO b",
+            f"type public.{type_}, or its cast to json, is defined anew",
+        )
+        for column, type_ in {"one": "part", "many": "part", "seen": "part_view", "around": "part"}.items()
     },
     "an array of a domain over an enum": (
         "SELECT s.id AS _id, s.moods FROM deep AS s",

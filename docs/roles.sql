@@ -33,8 +33,8 @@ GRANT USAGE ON SCHEMA syncer TO syncer_relay, syncer_worker, syncer_operator, sy
 GRANT SELECT ON ALL TABLES IN SCHEMA syncer TO syncer_worker, syncer_operator, syncer_reader;
 GRANT SELECT ON ALL SEQUENCES IN SCHEMA syncer TO syncer_relay, syncer_worker, syncer_operator, syncer_reader;
 
--- syncer.document, syncer.capture and a job's condition hold SQL that other roles run: writing it confers their privileges. So relay
--- and workers write only single columns there, none of which is executed.
+-- syncer.document and syncer.capture hold SQL that other roles run: writing it confers their privileges. So relay and workers
+-- write only single columns there, none of which is executed.
 
 -- Every daemon
 GRANT SELECT ON
@@ -47,10 +47,10 @@ GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
 GRANT INSERT, UPDATE, DELETE ON syncer.daemon TO syncer_relay, syncer_worker;
 GRANT UPDATE (loaded_at, suspended, suspended_ids, suspended_at, is_stale, stale_since) ON syncer.document
     TO syncer_relay, syncer_worker;
-GRANT INSERT (kind, document, index_name, revision, rate, completes_load, cause), DELETE ON syncer.job TO syncer_relay, syncer_worker;
+GRANT INSERT (kind, document, index_name, revision, completes_load, cause), DELETE ON syncer.job TO syncer_relay, syncer_worker;
 GRANT UPDATE (
-    revision, state, is_paused, rate, completes_load, error, cause, caused_before, changed_at, sequence_numbers, started_at,
-    finished_at, served_at, next_at, is_listed, listed_to, chunks_next, chunks_end, chunks_left, documents_expected,
+    revision, state, is_paused, completes_load, error, cause, caused_before, changed_at, sequence_numbers, started_at,
+    finished_at, served_at, is_listed, listed_to, chunks_next, chunks_end, chunks_left, documents_expected,
     documents_listed, documents_done, indexed, deleted, skipped, dead_lettered
 ) ON syncer.job TO syncer_relay, syncer_worker;
 
@@ -71,7 +71,7 @@ GRANT INSERT, UPDATE ON syncer.partition TO syncer_worker;
 GRANT UPDATE ON syncer.cluster_identity, syncer.version_lock TO syncer_worker, syncer_operator;
 GRANT USAGE ON SEQUENCE syncer.version TO syncer_worker, syncer_operator;
 
--- Operators: activate definitions, and add conditions that a worker executes. Trust them as you trust the owner of the schema.
+-- Operators: activate definitions. Trust them as you trust the owner of the schema.
 GRANT INSERT, UPDATE, DELETE ON syncer.document, syncer.revision, syncer.job, syncer.orphan_index TO syncer_operator;
 
 -- Operators and readers: record the result of a verification, and add an event

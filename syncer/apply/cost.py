@@ -2,21 +2,19 @@
 
 Queries are run on real rows, one row at a time, read-only and for a bounded time, with ``EXPLAIN ANALYZE``. Postgres
 itself tells which index is missing: a table that a slow query reads completely, even if the planner is told to prefer
-indexes, has none for the equality in the query's plan.
+indexes, has none for the conditions in the query's plan.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import sqlglot
 from psycopg import errors as pg, sql
-from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from syncer.base.error_policy import is_of_data
 from syncer.base.lifecycle import clock
@@ -38,19 +36,14 @@ SELECT set_config(name, 'off', true) FROM unnest('{enable_seqscan,enable_hashjoi
 _CONDITIONS = ("Index Cond", "Recheck Cond", "Filter", "Join Filter", "Hash Cond", "Merge Cond")
 # A partition stands for its table, whose index every partition gets.
 _TABLE = """
-SELECT format('%I.%I', n.nspname, c.relname), c.relkind = 'p', c.oid <> given.oid
+SELECT format('%I.%I', n.nspname, c.relname), c.relkind = 'p'
 FROM (SELECT to_regclass(format('%I.%I', $1::text, $2::text))::oid AS oid) AS given
 JOIN pg_class AS c ON c.oid = coalesce(pg_partition_root(given.oid), given.oid)
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 """
+_EQUAL = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+)\)*(?:::[^=<>]*)? = |= \(*(?:{0})\.("[^"]+"|\w+)'
+"""A column of a table by its alias, as a side of an equality; perhaps cast."""
 _FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
-# An index on a varchar, or on a domain, serves a comparison of the column cast to text, or to the domain's base type.
-_IS_NO_CAST = """
-SELECT b.oid = to_regtype($3) OR b.oid = 'varchar'::regtype AND to_regtype($3) = 'text'::regtype
-FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-JOIN pg_type AS b ON b.oid = coalesce(nullif(t.typbasetype, 0), t.oid)
-WHERE a.attrelid = to_regclass($1) AND a.attname = $2
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +73,15 @@ class MissingIndex:
 
     Args:
         statement: Creates it.
-        advice: What else to change: a cast hides a column from its index.
-        document: The definition that needs it.
+        condition: What the query compares, as Postgres writes it. A cast of the column makes no use of the index.
+        document: The definition that needs the index.
         change_of: The table whose changes need it; empty if every build of a document does.
         documents: How many one changed row leads to.
         seconds: How long they take to find, or the document to build; None if it did not finish in two seconds.
     """
 
     statement: str
-    advice: str
+    condition: str
     document: str
     change_of: str
     documents: int
@@ -140,20 +133,23 @@ def missing_indexes(
     with bounded(connection, seconds=SECONDS_MAX):
         connection.execute(_PREFER_INDEXES)
         nodes = list(_nodes(_explain(connection, query, parameters)["Plan"]))
-    scans = {node["Alias"]: node for node in nodes if _reads_all(connection, node)}
-    equalities = [equal for node in nodes for key in _CONDITIONS for equal in _equalities(node.get(key, ""))]
-    for alias, node in scans.items():
+    conditions = list(dict.fromkeys(node[key] for node in nodes for key in _CONDITIONS if " = " in node.get(key, "")))
+    for node in nodes:
+        if not _reads_all(connection, node):
+            continue
         row = connection.execute(_TABLE, (node["Schema"], node["Relation Name"])).fetchone()
         assert row is not None  # it was just planned
-        relation, is_partitioned, is_partition = row
+        relation, is_partitioned = row
         # A condition above the partitions names their table.
-        sides = _compared(equalities, {alias, alias.rpartition("_")[0]} if is_partition else {alias})
-        keys = [_key(connection, relation, side) for side in sides]
-        if keys:
-            how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
+        aliases = {node["Alias"], node["Alias"].rpartition("_")[0] if is_partitioned else node["Alias"]}
+        equal = re.compile(_EQUAL.format("|".join(map(re.escape, aliases))))
+        own = {condition: equal.findall(condition) for condition in conditions if equal.search(condition)}
+        columns = dict.fromkeys(left or right for found in own.values() for left, right in found)
+        how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
+        if columns:
             yield MissingIndex(
-                statement=f"CREATE INDEX {how}ON {relation} ({', '.join(dict.fromkeys(key for key, _ in keys))});",
-                advice=" ".join(advice for _, advice in keys if advice),
+                statement=f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});",
+                condition=" AND ".join(own),
                 document=document,
                 change_of=change_of,
                 documents=cost.documents,
@@ -193,51 +189,3 @@ def _reads_all(connection: Connection, node: dict[str, Any]) -> bool:
         return False
     condition, first = scan.get("Index Cond"), value(connection, _FIRST, (node["Schema"], scan["Index Name"]))
     return condition is None or ("(" not in str(first) and f"{node['Alias']}.{first}" not in condition)
-
-
-def _equalities(condition: str) -> Iterator[tuple[exp.Expr, exp.Expr]]:
-    """Yield both sides of each equality that must hold, both ways round."""
-    try:
-        tree = sqlglot.parse_one(condition, read="postgres").unnest() if condition else None
-    except SqlglotError:  # it mentions another part of the plan
-        return
-    for equal in tree.flatten() if isinstance(tree, exp.And) else [tree]:
-        if isinstance(equal, exp.EQ):
-            yield equal.left.unnest(), equal.right.unnest()
-            yield equal.right.unnest(), equal.left.unnest()
-
-
-def _compared(equalities: Iterable[tuple[exp.Expr, exp.Expr]], aliases: set[str]) -> Iterable[exp.Expr]:
-    """Return the expressions over one table that are compared with others; with constants, only if no others are."""
-    own = [
-        (side, bool(_tables(other)))
-        for side, other in equalities
-        if _tables(side) and _tables(side) <= aliases and not _tables(other) & aliases
-    ]
-    is_joined = any(with_table for _, with_table in own)
-    return {side.sql(): side for side, with_table in own if with_table or not is_joined}.values()
-
-
-def _tables(expression: exp.Expr) -> set[str]:
-    return {column.table for column in expression.find_all(exp.Column)}
-
-
-def _key(connection: Connection, relation: str, side: exp.Expr) -> tuple[str, str]:
-    """Return the column or expression to index, and what to change in the SELECT for the index to serve."""
-    bare = side.transform(_without_table)
-    text, column = bare.sql(dialect="postgres"), bare
-    if isinstance(bare, exp.Cast):
-        column = bare.this.unnest()
-    if not isinstance(column, exp.Column):
-        return f"({text})", ""
-    name = column.sql(dialect="postgres")
-    if column is bare or value(
-        connection, _IS_NO_CAST, (relation, column.name, bare.args["to"].sql(dialect="postgres"))
-    ):
-        return name, ""
-    return name, f"Compare {name} itself, as in {name} = other.column::text: the cast {text} makes no use of the index."
-
-
-def _without_table(part: exp.Expr) -> exp.Expr:
-    column = part.unnest()
-    return exp.Column(this=column.this.copy()) if isinstance(column, exp.Column) else part

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from psycopg import sql
 from syncer.apply import cost, plan, trial
 from syncer.apply.cost import Cost, MissingIndex
 from syncer.apply.plan import ActiveDefinitions, Plan, PlannedChange, Step
-from syncer.apply.trial import Problem, Severity, Trial
+from syncer.apply.trial import Problem, Severity
 from syncer.base import migrations
 from syncer.base.error_policy import explain
 from syncer.base.errors import DefinitionError, SyncerError
@@ -164,43 +164,25 @@ def read(
     folders = definition.folders(config_folder, may_be_none=bool(remove))
     configured = {folder.name for folder in folders}
     plan.require_removable(remove, active, configured)
-    problems: dict[str, list[Problem]] = {folder.name: [] for folder in folders}
+    previewed = _Previewed(connection, index, indices)
     definitions: list[Definition] = []
     for folder in folders:
-        with _collected(problems[folder.name]):
+        with previewed.refusals(folder.name):
             definitions.append(definition.load(folder))
     steps: list[Step] = []
     for wanted in definitions:
         if only in (None, wanted.name):
-            with _collected(problems[wanted.name]):
+            with previewed.refusals(wanted.name):
                 definition.require_own_index(wanted, definitions)
-            with _collected(problems[wanted.name]):
+            with previewed.refusals(wanted.name):
                 steps.append(plan.step(connection, indices, wanted, active))
     decided = plan.assemble(connection, steps, active, remove=remove)
-    missing: list[MissingIndex] = []
-    documents: dict[str, DocumentPreview] = {}
-    for step in decided.steps:
-        name = step.document.name
-        found = DocumentPreview(
-            name=name, index=step.document.index, suspended=step.suspended, outcome=step.change, reason=step.reason
-        )
-        if step.is_new_revision or not only_changed:
-            with _collected(problems[name]):
-                tried = trial.attempt(connection, index, indices, step)
-                found = replace(
-                    found,
-                    documents=tried.documents,
-                    sampled=len(tried.sample),
-                    problems=tried.problems,
-                    sample=_shown(tried),
-                )
-                rows: list[tuple[object, ...]] = [([id_],) for id_ in list(tried.sample)[: cost.SAMPLE_ROWS]]
-                _measure(connection, queries.query_of(_BUILD, step.document), rows, missing, document=name)
-            with _collected(problems[name]):
-                found = replace(found, tables=tuple(_tables(connection, step.document, missing)))
-        documents[name] = found
-    for name, refused in problems.items():
-        if refused and only in (None, name):
+    documents = {
+        step.document.name: previewed.document(step, is_tried=step.is_new_revision or not only_changed)
+        for step in decided.steps
+    }
+    for name, refused in previewed.refused.items():
+        if only in (None, name):
             before = active.documents.get(name)
             found = documents.get(name) or DocumentPreview(
                 name=name, index=before.index if before else "", suspended=before.suspended if before else None
@@ -211,7 +193,7 @@ def read(
         is_migrated=is_migrated,
         is_empty=decided.is_empty,
         documents=tuple(documents[name] for name in sorted(documents)),
-        missing_indexes=cost.ranked(missing),
+        missing_indexes=cost.ranked(previewed.missing),
         released=decided.released,
         forgotten=tuple(name for name in decided.forgotten if name not in configured),
         removed=tuple(dict.fromkeys(found.name for found in decided.removed)),
@@ -219,46 +201,74 @@ def read(
     )
 
 
-@contextmanager
-def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Collect an error of a definition, and continue."""
-    try:
-        yield
-    except _REFUSALS as error:
-        shown = explain(error) or SyncerError(str(error))
-        problems.append(Problem(severity=Severity.REFUSED, message=shown.message, action=shown.hint))
+@dataclass(slots=True)
+class _Previewed:
+    """What is found of definitions: why some are refused, by name, and which indexes are missing."""
 
+    connection: Connection
+    index: Index
+    indices: Indices
+    refused: dict[str, list[Problem]] = field(default_factory=dict)
+    missing: list[MissingIndex] = field(default_factory=list)
 
-def _shown(tried: Trial) -> dict[str, Any] | None:
-    """Return one of the documents that were tried."""
-    for id_, row in tried.sample.items():
-        return {"id": id_, "routing": row.routing, "source": json.loads(row.source, parse_int=whole_number)}
-    return None
+    @contextmanager
+    def refusals(self, name: str) -> Iterator[None]:
+        """Note an error of a definition, and continue."""
+        try:
+            yield
+        except _REFUSALS as error:
+            shown = explain(error) or SyncerError(str(error))
+            problem = Problem(severity=Severity.REFUSED, message=shown.message, action=shown.hint)
+            self.refused.setdefault(name, []).append(problem)
 
+    def document(self, step: Step, *, is_tried: bool) -> DocumentPreview:
+        """Try a definition and its queries, unless nothing of it changes."""
+        document = step.document
+        found = DocumentPreview(
+            name=document.name,
+            index=document.index,
+            suspended=step.suspended,
+            outcome=step.change,
+            reason=step.reason,
+        )
+        if is_tried:
+            with self.refusals(document.name):
+                tried = trial.attempt(self.connection, self.index, self.indices, step)
+                sample = [
+                    {"id": id_, "routing": row.routing, "source": json.loads(row.source, parse_int=whole_number)}
+                    for id_, row in list(tried.sample.items())[:1]
+                ]
+                found = replace(
+                    found,
+                    documents=tried.documents,
+                    sampled=len(tried.sample),
+                    problems=tried.problems,
+                    sample=sample[0] if sample else None,
+                )
+                rows: list[tuple[object, ...]] = [([id_],) for id_ in list(tried.sample)[: cost.SAMPLE_ROWS]]
+                self._measure(queries.query_of(_BUILD, document), rows, document)
+            with self.refusals(document.name):
+                found = replace(found, tables=tuple(self._tables(document)))
+        return found
 
-def _tables(connection: Connection, document: Document, missing: list[MissingIndex]) -> Iterator[TablePreview]:
-    for relation, use in sorted(document.dependencies.tables.items()):
-        rows = cost.rows(connection, relation, use.routing) if use.affected else []
-        affects = []
-        for query in use.affected:
-            documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
-            measured = _measure(connection, documents, rows, missing, document=document.name, change_of=relation)
-            affects.append(AffectsQuery(query=query, cost=measured))
-        watched = tuple(sorted(use.watched))
-        yield TablePreview(relation=relation, watched=watched, id_columns=use.id_columns, affects=tuple(affects))
+    def _tables(self, document: Document) -> Iterator[TablePreview]:
+        for relation, use in sorted(document.dependencies.tables.items()):
+            rows = cost.rows(self.connection, relation, use.routing) if use.affected else []
+            affects = []
+            for query in use.affected:
+                documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
+                measured = self._measure(documents, rows, document, change_of=relation)
+                affects.append(AffectsQuery(query=query, cost=measured))
+            watched = tuple(sorted(use.watched))
+            yield TablePreview(relation=relation, watched=watched, id_columns=use.id_columns, affects=tuple(affects))
 
-
-def _measure(
-    connection: Connection,
-    query: sql.Composable,
-    tries: list[tuple[object, ...]],
-    missing: list[MissingIndex],
-    *,
-    document: str,
-    change_of: str = "",
-) -> Cost | None:
-    """Return what a query costs, and add the indexes that it lacks to ``missing``."""
-    measured = cost.measure(connection, query, tries)
-    if measured is not None and measured.is_slow:
-        missing += cost.missing_indexes(connection, query, tries[0], measured, document=document, change_of=change_of)
-    return measured
+    def _measure(
+        self, query: sql.Composable, tries: list[tuple[object, ...]], document: Document, *, change_of: str = ""
+    ) -> Cost | None:
+        """Return what a query costs; note the indexes that it lacks."""
+        measured = cost.measure(self.connection, query, tries)
+        if measured is not None and measured.is_slow:
+            self.missing += cost.missing_indexes(
+                self.connection, query, tries[0], measured, document=document.name, change_of=change_of
+            )
+        return measured

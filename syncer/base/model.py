@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from itertools import chain
 from typing import Final, NamedTuple
 
 import msgspec
@@ -61,20 +60,6 @@ class _Record(msgspec.Struct):
 
 _NUL = b"\\u0000"
 _RECORD = msgspec.json.Decoder(_Record)
-
-
-def levels(value: object) -> Iterator[list[object]]:
-    """Yield a JSON value, then the keys and values inside it, level by level. The depth is not limited."""
-    level = [value]
-    while level:
-        yield level
-        level = [inner for node in level for inner in _within(node)]
-
-
-def _within(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return chain(value.keys(), value.values())
-    return value if isinstance(value, list) else ()
 
 
 def dump_images(images: object) -> str:

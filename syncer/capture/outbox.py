@@ -75,7 +75,6 @@ _PAGE = f"""
 {_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND o.xid < $3::xid8 AND pg_visible_in_snapshot(o.xid, $4::pg_snapshot)
 ORDER BY o.xid, o.id LIMIT $5
 """
-_WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"
 _RELATIONS = """
 SELECT array_agg(DISTINCT w.relation), count(*)
 FROM (SELECT o.relation FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2) AS w
@@ -145,12 +144,6 @@ def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
     """The tables that a transaction changed; None if its changes are trimmed already, or too many to examine."""
     relations, rows = connection.execute(_RELATIONS, (str(xid), _LOOKED_AT_MAX)).fetchone() or (None, 0)
     return frozenset(relations) if relations and rows < _LOOKED_AT_MAX else None
-
-
-def written_by(connection: Connection, xid: int) -> list[bytes] | None:
-    """The changes of a transaction, as JSON; None if they are trimmed already, or too many to examine."""
-    rows = connection.execute(_WRITTEN_BY, (str(xid), _LOOKED_AT_MAX)).fetchall()
-    return [change for (change,) in rows] if 0 < len(rows) < _LOOKED_AT_MAX else None
 
 
 def trim(connection: Connection, cursor: str) -> int:

@@ -200,7 +200,7 @@ _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "Repair": (
         (verify.verify, "`syncer verify`, `syncer verify blogpost --values`, `syncer verify --repair`"),
         (explain_command.explain, "`syncer explain blogpost 7 --values`"),
-        (backfill.backfill, '`syncer backfill blogpost`, `syncer backfill blogpost --where "user_id = 7" --rate 500`'),
+        (backfill.backfill, "`syncer backfill blogpost`, `syncer backfill blogpost --ids -`"),
     ),
     "Try": ((demo, "`syncer demo --keep`, `syncer demo --no-kafka`, `syncer demo --list`"),),
 }

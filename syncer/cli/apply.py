@@ -17,7 +17,7 @@ from syncer.apply.plan import Plan, PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, TablePreview, read
 from syncer.apply.trial import Severity
 from syncer.base import settings
-from syncer.base.formatting import amount
+from syncer.base.formatting import amount, shortened
 from syncer.cli import parameters, render
 from syncer.cli.context import Parts, open_parts
 from syncer.cli.follow_jobs import LoadProgress
@@ -155,8 +155,7 @@ def _show_preview(console: Console, preview: Preview) -> None:
         say(console, ("Missing indexes", "bold yellow"), ": each of these changes reads a whole table")
     for missing in preview.missing_indexes:
         say(console, f"  {missing.statement}  ", (f"-- {_needed_by(missing)}", "dim"))
-        if missing.advice:
-            say(console, f"  -- {missing.advice}", style="yellow")
+        say(console, f"  -- for {shortened(missing.condition)}", style="dim")
 
 
 def _show_removals(console: Console, preview: Preview) -> None:

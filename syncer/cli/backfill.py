@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Annotated
 
 import typer
 
 from syncer.apply import reindex
-from syncer.base.errors import DefinitionError
+from syncer.base.errors import ConfigError, DefinitionError
+from syncer.base.model import ID_BYTES_MAX
 from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
-from syncer.cli.parameters import finite
 from syncer.cli.render import say
 from syncer.documents import suspend
-from syncer.jobs import queue
+from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind
 
 app = typer.Typer(help="Rebuild an index, or give that up.", no_args_is_help=True)
@@ -25,12 +26,14 @@ app = typer.Typer(help="Rebuild an index, or give that up.", no_args_is_help=Tru
 def backfill(
     document: parameters.Document,
     *,
-    rate: Annotated[
-        float | None, typer.Option(metavar="NUMBER", min=0.1, callback=finite, help="Maximum documents per second.")
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="CONDITION", help="Only documents whose row in the root table meets this SQL condition."),
+    ids: Annotated[
+        typer.FileText | None,
+        typer.Option(
+            metavar="FILE",
+            encoding="utf-8-sig",
+            errors="replace",
+            help="Only the ids in this file, one per line; - for standard input.",
+        ),
     ] = None,
     as_json: parameters.AsJson = False,
 ) -> None:
@@ -44,8 +47,11 @@ def backfill(
     with open_parts("backfill") as parts:
         chosen = parts.document(document)
         suspend.require_active(chosen)
-        kind = JobKind.BACKFILL if where is None else JobKind.PARTIAL
-        job = queue.create(parts.connection, chosen, kind, where=where, rate=rate, resumes=True)
+        if ids is None:
+            job = queue.create(parts.connection, chosen, JobKind.BACKFILL, resumes=True)
+        else:
+            chunk = parts.settings.worker.batch_documents_max
+            job = listing.create_listed(parts.connection, chosen, _read(ids), chunk=chunk)
         if job is None:
             raise DefinitionError(
                 f"{chosen.index_name} is no longer active", hint="It was changed meanwhile. Try again."
@@ -53,6 +59,19 @@ def backfill(
         done = LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
     if as_json:
         render.print_json({"document": document, "index_name": chosen.index_name, "job": done})
+
+
+def _read(lines: Iterable[str]) -> Iterator[str]:
+    """The ids on the lines of a file; empty lines are left out."""
+    for place, line in enumerate(lines, start=1):
+        id_ = line.strip()
+        if "\0" in id_ or len(id_.encode()) > ID_BYTES_MAX:
+            raise ConfigError(
+                f"Line {place} of --ids is not a valid id: an id has 1 to {ID_BYTES_MAX} bytes, without zero bytes",
+                hint="Check the file: it must have one id per line. Nothing was written.",
+            )
+        if id_:
+            yield id_
 
 
 @app.command(epilog="Example: `syncer index rebuild blogpost`")

@@ -39,8 +39,10 @@ def explain(
     it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
     """
     with render.asking(), open_parts("explain") as parts:
-        chosen = registry.named(parts.connection, document)
-        seen = explaining.explain(parts.connection, parts.index, chosen, id_, seconds=_IN_FLIGHT_SECONDS)
+        seen = [
+            explaining.explain(parts.connection, parts.index, active, id_, seconds=_IN_FLIGHT_SECONDS)
+            for active in registry.named(parts.connection, document)
+        ]
     if as_json:
         render.print_json(explaining.as_json(seen, id_, values=values))
     else:

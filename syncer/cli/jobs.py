@@ -114,9 +114,7 @@ def _cells(job: Job) -> list[Part]:
         state = ("paused", "yellow") if job.is_paused else ("suspended", "red")
     outcome = (job.error or "").partition("\n")[0] or (result(job) if job.state.is_finished else "")
     speed = "" if job.state.is_finished else pace(job)
-    limit = "" if job.rate is None else f"at most {job.rate:,.10g}/s"
-    paces = ", ".join(filter(None, (speed, limit)))
-    return [str(job.id), job.reason, job.document, state, done(job), paces, started, outcome]
+    return [str(job.id), job.reason, job.document, state, done(job), speed, started, outcome]
 
 
 def done(job: Job) -> str:
@@ -161,7 +159,7 @@ def result(job: Job) -> str:
 
 def show_left(console: Console, job: Job) -> None:
     """Print how to find a job again after Ctrl-C; the command that created a job of given ids would create another."""
-    is_of_ids = job.kind is JobKind.PARTIAL and job.where is None
+    is_of_ids = job.kind is JobKind.PARTIAL
     again = f"To see its progress: syncer jobs list {job.id}" if is_of_ids else "To follow it again: the same command"
     say(console, f"\nJob {job.id} continues wherever `syncer run` runs.")
     say(console, f"{again}; to end it: syncer jobs cancel {job.id}")

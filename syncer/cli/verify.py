@@ -37,7 +37,6 @@ _CAUSES = {
     Cause.REORDERED: "same elements, other order",
     Cause.FOREIGN: "another client wrote it",
     Cause.FOREIGN_AHEAD: "another client wrote it, with a version that syncer has not assigned yet",
-    Cause.LOST: "it shows what a restore or a failover has lost",
     Cause.INCOMPLETE: "not loaded yet",
 }
 
@@ -130,14 +129,7 @@ def compared(
     if now is not None and now.suspended is not None:  # the changes that it missed meanwhile are no drift
         report = VerifyReport(document=now.name, index_name=now.index_name, suspended=now.suspended)
     if report.suspended is None and (report.drifts or not report.busy):  # else nothing is known
-        last_result.note(
-            parts.connection,
-            report.index_name,
-            documents=report.documents,
-            drifted=len(report.drifts),
-            repaired=len(report.repaired),
-            is_complete=report.is_complete,
-        )
+        last_result.note(parts.connection, report)
     return report
 
 

@@ -12,6 +12,5 @@ cannot continue is suspended alone.
     snapshot    opens a snapshot; refuses it if tables are no longer as they were at apply
     queries     the SELECT: documents, counts, samples
     ranges      walks a SELECT of any size, range by range
-    predicate   the condition of a partial backfill: WHERE on the columns of the document's root
     suspend     stops following a definition that cannot continue, or whose table stays locked
 """

@@ -47,9 +47,7 @@ class IdRange:
         return self.through is None
 
 
-def next_range(
-    connection: Connection, document: Document, after: str | None, *, rows: int, among: sql.Composable | None = None
-) -> IdRange:
+def next_range(connection: Connection, document: Document, after: str | None, *, rows: int) -> IdRange:
     """Return the range of the next so many rows after an id; None stands for the beginning.
 
     Args:
@@ -57,14 +55,13 @@ def next_range(
         document: The definition.
         after: The last id of the range before.
         rows: How many rows of the root table the range has at most.
-        among: A query for ``_id`` over the root table, if not all of its rows count.
     """
     found = document.dependencies
     if after is None and not (found.root and value(connection, _HAS_INDEX, (found.root, found.root_key))):
         return IdRange()
     root = sql.SQL(_ROWS).format(key=sql.Identifier(found.root_key or ""), root=sql.SQL(found.root or ""))
     after_it = condition(document, IdRange(after=after))
-    query = sql.SQL(_LAST).format(among=among or root, after=after_it, rows=sql.Literal(rows - 1))
+    query = sql.SQL(_LAST).format(among=root, after=after_it, rows=sql.Literal(rows - 1))
     row = connection.execute(query).fetchone()
     return IdRange(after=after, through=None if row is None else row[0])
 

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -91,15 +91,11 @@ class Batch:
     too_large: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Plan(NamedTuple):
     """What is prepared on a connection to read the documents of one definition.
 
-    Args:
-        document: The definition.
-        name: The name of the prepared statement.
-        lock: The statement that locks the relations against ALTER TABLE; empty if there are none.
-        fingerprint: The `syncer.lineage.fingerprint` of the relations as they were when the definition was applied.
+    The name is that of the prepared statement. The lock is the statement that locks the relations against ALTER TABLE.
+    The fingerprint is that of the relations as they were when the definition was applied.
     """
 
     document: Document
@@ -108,17 +104,8 @@ class _Plan:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Snapshot:
-    """The result of one round trip.
-
-    Args:
-        version: The version that was assigned with it.
-        state: The state of the definition; None if it is unknown.
-        fingerprint: The fingerprint of the definition's relations.
-        uncaptured: The tables that have no triggers.
-        rows: The other rows that were read.
-    """
+class _Snapshot(NamedTuple):
+    """The result of one round trip: the version, the state of the definition and of its relations, and the rows."""
 
     version: int
     state: DocumentState | None
@@ -133,7 +120,6 @@ class Composer:
     One round trip reads all that a slice needs: the version with its snapshot, the state of the definition, the
     fingerprint and triggers of its relations, and the documents. Statements are prepared by name, in SQL: psycopg would
     drop them each time a savepoint is rolled back.
-
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -226,32 +212,20 @@ class Composer:
         """Assign a version with a snapshot, and read in it, in one round trip."""
         # Rule: the-revision-is-read-in-the-snapshot. So is everything else that decides on what is written.
         wanted = sql.Literal(castable(self._connection, plan.document, ids)).as_string(self._connection)
-        text = "; ".join(
-            (
-                _BEGIN,
-                *self._planning(ids),
-                *filter(None, [plan.lock]),
-                version.assign_version(),
-                f"EXECUTE {plan.name}({wanted}, {bytes_max})",
-                "COMMIT",
-            )
-        )
+        read = f"EXECUTE {plan.name}({wanted}, {bytes_max})"
+        statements = [_BEGIN, *self._planning(ids), plan.lock, version.assign_version(), read, "COMMIT"]
         try:
-            ((assigned,),), *answers = self._answers(text)
+            answers = self._answers("; ".join(filter(None, statements)))
         except psycopg.Error:
             if not self._connection.closed:
                 self._connection.rollback()
             raise
-        rows = list(chain.from_iterable(answers))
+        ((assigned,),), *others = answers
+        rows = list(chain.from_iterable(others))
         checked: list[Any] = next((json.loads(row[1]) for row in rows if row[0] is None), [*5 * [None], "", []])
         *state, fingerprint, lost = checked
-        return _Snapshot(
-            version=int(assigned),
-            state=DocumentState.of(state),
-            fingerprint=fingerprint,
-            uncaptured=lost,
-            rows=[row for row in rows if row[0] is not None],
-        )
+        built = [row for row in rows if row[0] is not None]
+        return _Snapshot(int(assigned), DocumentState.of(state), fingerprint, lost, built)
 
     def _planning(self, ids: Sequence[str]) -> Iterator[str]:
         """Yield the statements that decide by which plan so many ids are read."""
@@ -262,14 +236,14 @@ class Composer:
             self._planned_at = clock()
             yield _REPLAN
 
-    def _answers(self, text: str) -> Iterator[list[Any]]:
+    def _answers(self, text: str) -> list[list[Any]]:
         """Return the rows of each statement that returns any."""
-        cursor = self._connection.execute(text, prepare=False)
+        cursor, answers = self._connection.execute(text, prepare=False), []
         while True:
             if cursor.description is not None:
-                yield cursor.fetchall()
+                answers.append(cursor.fetchall())
             if not cursor.nextset():
-                return
+                return answers
 
     def _batch(self, ids: Sequence[str], document: Document, found: _Snapshot, *, everywhere: bool) -> Batch:
         assert found.state is not None  # checked by the caller
@@ -321,13 +295,7 @@ class Composer:
                 sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)
             )
         lock = locking(lineage_fingerprint.lockable(document.dependencies.shapes))
-        plan = _Plan(
-            document=document,
-            name=name,
-            lock=lock.as_string(self._connection),
-            fingerprint=known,
-        )
-        self._plans[document.index_name] = plan
+        plan = self._plans[document.index_name] = _Plan(document, name, lock.as_string(self._connection), known)
         return plan
 
     def _forget(self, index_name: str) -> None:

@@ -17,11 +17,9 @@ is a conflict with a version never assigned in this cluster identity. `doubt` th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
-from typing import Any
+from uuid import UUID
 
 import structlog
 
@@ -78,33 +76,6 @@ def enter(connection: Connection, record: Index) -> ClusterIdentity:
     """Enter the current cluster identity on a new connection, before the first version is assigned.
 
     Guarantees that every active document has a refresh that has not begun, if the identity is a new one.
-    """
-    made: list[Job] = []
-
-    def refresh_all() -> None:
-        refreshes = [queue.create(connection, document, JobKind.REFRESH) for document in registry.documents(connection)]
-        made.extend(refresh for refresh in refreshes if refresh is not None)
-
-    # Rule: a-new-identity-refreshes-all.
-    entered = enter_cluster_identity(connection, record, if_changed=refresh_all)
-    skip_unflushed(connection)
-    if entered.has_changed:
-        log = structlog.get_logger()
-        log.warning(
-            "failover.detected",
-            epoch=entered.epoch,
-            jobs=[job.id for job in made],
-            timeline=f"The database failed over or was restored: epoch {entered.epoch}.",
-        )
-        for job in made:
-            log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.cause)
-    return entered
-
-
-def enter_cluster_identity(
-    connection: Connection, record: Index, *, if_changed: Callable[[], object] = lambda: None
-) -> ClusterIdentity:
-    """Make sure that the active epoch belongs to the current cluster identity of the database.
 
     The record is read without holding a lock, since its server may hang. It may be out of date when it is compared. An
     epoch recorded since then is either in Postgres too, or no version was assigned in it. A lock is held only to enter
@@ -114,31 +85,45 @@ def enter_cluster_identity(
     Args:
         connection: A connection that is not in a transaction.
         record: Elasticsearch, which keeps epochs and versions too: a restore of Postgres cannot take them back.
-        if_changed: Called in the transaction that enters another cluster identity.
     """
     installation = row(connection, _REMEMBERED_ONLY)[0]
     recorded, assigned = record.read_epoch(installation), record.read_assigned(installation)
     found, is_same = _compared(connection, _REMEMBERED_ONLY, recorded, assigned)
-    if is_same:
-        return found
+    if not is_same:
+        found = _enter_another(connection, record, installation, recorded, assigned)
+    skip_unflushed(connection)
+    return found
+
+
+def _enter_another(
+    connection: Connection, record: Index, installation: UUID, recorded: int, assigned: int
+) -> ClusterIdentity:
+    """Enter another cluster identity, unless another process has done so meanwhile."""
+    made: list[Job] = []
     with connection.transaction():
         found, is_same = _compared(connection, _REMEMBERED, recorded, assigned)
-        if is_same:  # another process has entered it meanwhile
+        if is_same:
             return found
-        had_one = found.epoch > 0 or recorded > 0
         # Rules: a-new-identity-has-a-greater-epoch, the-epoch-is-kept-in-elasticsearch.
-        epoch = _next_epoch(found.epoch, recorded)
+        epoch, has_changed = max(found.epoch, recorded) + 1, found.epoch > 0 or recorded > 0
         # Rule: the-record-comes-first.
         record.write_epoch(installation, epoch)
         connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
-        if had_one:
-            if_changed()
-    return ClusterIdentity(epoch=epoch, has_changed=had_one)
-
-
-def _next_epoch(remembered: int, recorded: int) -> int:
-    """Return an epoch greater than any that was ever active, whichever of the two was set back."""
-    return max(remembered, recorded) + 1
+        if has_changed:
+            # Rule: a-new-identity-refreshes-all.
+            jobs = (queue.create(connection, document, JobKind.REFRESH) for document in registry.documents(connection))
+            made = [job for job in jobs if job is not None]
+    if has_changed:
+        log = structlog.get_logger()
+        log.warning(
+            "failover.detected",
+            epoch=epoch,
+            jobs=[job.id for job in made],
+            timeline=f"The database failed over or was restored: epoch {epoch}.",
+        )
+        for job in made:
+            log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.cause)
+    return ClusterIdentity(epoch=epoch, has_changed=has_changed)
 
 
 def _compared(connection: Connection, query: str, recorded: int, assigned: int) -> tuple[ClusterIdentity, bool]:
@@ -146,14 +131,9 @@ def _compared(connection: Connection, query: str, recorded: int, assigned: int) 
     _, system_identifier, timeline, sequence, epoch = row(connection, query)
     current = row(connection, CLUSTER_IDENTITY)
     known = max(assigned, row(connection, NOTED)[0])
-    is_same = _is_same_database((system_identifier, timeline, sequence), current)
-    is_same = is_same and recorded <= epoch and may_have_assigned(connection, known)
+    is_same = (system_identifier, timeline, sequence) == current and recorded <= epoch
+    is_same = is_same and may_have_assigned(connection, known)
     return ClusterIdentity(epoch=epoch, has_changed=False), is_same
-
-
-def _is_same_database(remembered: Sequence[Any], current: Sequence[Any]) -> bool:
-    """Return whether cluster, timeline and sequence are the remembered ones."""
-    return tuple(remembered) == tuple(current)
 
 
 def may_have_assigned(connection: Connection, version: int) -> bool:
@@ -198,33 +178,17 @@ def is_entered(connection: Connection) -> bool:
     return bool(row(connection, _ASSIGNED)[3])
 
 
-class Origin(StrEnum):
-    """The origin of a version."""
-
-    ASSIGNED = "assigned"
-    """Assigned in the active epoch."""
-    EARLIER = "earlier"
-    """Assigned in an earlier epoch, before a failover or a restore."""
-    LOST = "lost"
-    """Assigned in a cluster identity that was lost to a restore; the next writer enters a greater epoch."""
-    FOREIGN = "foreign"
-    """Not assigned by syncer: made up by another client."""
-
-
-def origin(connection: Connection, record: Index, version: int) -> Origin:
-    """Return the origin of a version that was found in Elasticsearch before this call.
+def is_foreign(connection: Connection, record: Index, version: int) -> bool:
+    """Return whether syncer has not assigned a version that was found in Elasticsearch before this call.
 
     A foreign version that equals one of syncer's cannot be told from it.
     """
-    if is_raised(version):
-        return Origin.FOREIGN
     epoch, number = split(version)
-    installation, epoch_now, last_number, is_entered = row(connection, _ASSIGNED)
-    if epoch == 0:
-        return Origin.FOREIGN  # every writer enters an epoch before it assigns
-    if epoch < epoch_now:
-        return Origin.EARLIER
-    if epoch == epoch_now and number <= last_number:
-        return Origin.ASSIGNED
-    is_lost = epoch > epoch_now or not is_entered
-    return Origin.LOST if is_lost and epoch <= record.read_epoch(installation) else Origin.FOREIGN
+    installation, epoch_now, last_number, is_same = row(connection, _ASSIGNED)
+    if is_raised(version) or epoch == 0:  # every writer enters an epoch before it assigns
+        return True
+    if epoch < epoch_now or (epoch == epoch_now and number <= last_number):
+        return False
+    # Before the first writer after a restore, versions of the cluster identity that was lost are greater than any.
+    is_lost = epoch > epoch_now or not is_same
+    return not (is_lost and epoch <= record.read_epoch(installation))

@@ -6,8 +6,9 @@ All code that writes documents does it here, on a connection of its own, in thre
     send     write them whole with that version; delete those that are gone                `syncer.elasticsearch.bulk`
     settle   check that nothing has overtaken the write; record what was refused
 
-Each step is one round trip. A failed step is retried until it succeeds: the documents are built again, with a new
-version. If the SELECT raises, the documents are halved until the one at fault is alone.
+Each step is one round trip for one slice of the ids, which is as large as `syncer.indexing.flow_control` says. A failed
+step is retried until it succeeds: the documents are built again, with a new version. If the SELECT raises, the slice is
+halved until the document at fault is alone.
 
 A change that removes documents does not always name them. After a TRUNCATE, or for a new definition, a job lists all
 documents that exist. It removes all others that were indexed before the listing. A writer that read such a document
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -48,7 +49,7 @@ from syncer.base.error_policy import NO_ROOM, Action, at_work_for, decide, decid
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.lifecycle import Abandoned
 from syncer.base.log import Repeated
-from syncer.base.model import Composition, WriteReport
+from syncer.base.model import OUTCOMES, Composition, WriteReport
 from syncer.base.postgres import Connection, Link
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import WorkerSettings
@@ -68,7 +69,7 @@ _FAILED_ATTEMPTS_MAX = 5
 """How often a document is sent for which Elasticsearch fails (500), before it becomes a dead letter."""
 
 _Result = TypeVar("_Result")
-_NO_ORIGIN: Mapping[str, int] = {}
+NO_ORIGIN: Mapping[str, int] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,8 +87,8 @@ class Slice:
         is_unanswered: Whether a request got no answer: it is then unknown what it created.
         batch: The documents as built last.
         outcome: What Elasticsearch made of them.
-        results: By id, what became of a document in the end; shared with the other slices of one write.
-        report: The time spent, likewise.
+        results: By id, what became of a document in the end; shared by the slices of one write, as is the report.
+        report: The time spent.
     """
 
     index_name: str
@@ -103,14 +104,14 @@ class Slice:
     results: dict[str, str] = field(default_factory=dict)
     report: WriteReport = field(default_factory=WriteReport)
 
-    def part(self, ids: Iterable[str]) -> Slice:
-        """Return some of its documents as a slice of their own."""
-        return replace(self, ids=list(ids), attempts=0)
+    def parts(self, size: int) -> list[Slice]:
+        """Return its documents in slices of at most this size, the first one last."""
+        places = reversed(range(0, len(self.ids), max(1, size)))
+        return [replace(self, ids=self.ids[place : place + size], attempts=0) for place in places]
 
     def halves(self) -> list[Slice]:
         """Return its documents in two slices, or in one if there is only one."""
-        middle = (len(self.ids) + 1) // 2
-        return [self.part(ids) for ids in (self.ids[middle:], self.ids[:middle]) if ids]
+        return self.parts((len(self.ids) + 1) // 2)
 
 
 class Shared:
@@ -195,7 +196,7 @@ class Writer:
         ids: Sequence[str],
         *,
         everywhere: bool = False,
-        origin: Mapping[str, int] = _NO_ORIGIN,
+        origin: Mapping[str, int] = NO_ORIGIN,
         resumes: bool = False,
         is_needed: Callable[[], bool] = lambda: True,
     ) -> WriteReport:
@@ -222,6 +223,9 @@ class Writer:
         slices = [whole]
         while slices:
             current = slices.pop()
+            if len(current.ids) > (size := self._flow.documents(index_name)):
+                slices += current.parts(size)
+                continue
             if whole.results:
                 self._pause(0)  # a component that is told to stop leaves the rest to the next process
             try:
@@ -231,20 +235,20 @@ class Writer:
                     error.is_stale |= self._retry(partial(self._may_leave_orphans, current))
                     raise
                 slices.append(current)
-        if resumes:
-            self._require_writable(index_name)
+        if resumes and not self._index.holdings.takes_documents(index_name):
+            raise UnavailableError(f"{index_name} takes no documents")
         counts, report = Counter(whole.results.values()), whole.report
         report.documents = len(whole.results)
-        report.indexed, report.deleted = counts["indexed"], counts["deleted"]
-        report.skipped, report.dead_lettered = counts["skipped"], counts["dead_lettered"]
+        for outcome in OUTCOMES:
+            setattr(report, outcome, counts[outcome])
         return report
 
     def suspend(self, error: DocumentError) -> None:
         """Suspend a definition, before other work continues without it."""
 
         def record() -> None:
-            with self._session.used():
-                suspend.suspend(self._session.connection, error)
+            with self._session.used() as connection:
+                suspend.suspend(connection, error)
 
         self._retry(record)
 
@@ -270,15 +274,18 @@ class Writer:
                 again = self.settle(current)
         except psycopg.errors.LockNotAvailable:
             if current.attempts >= suspend.LOCKED_ATTEMPTS_MAX:
-                self._require_unlocked(current.index_name)
+                with self._session.used() as connection:
+                    for document in registry.documents(connection):
+                        if document.index_name == current.index_name:
+                            suspend.require_unlocked(connection, document)
             raise
         except psycopg.Error as error:
             if decide(error) is not Action.DEAD_LETTER:
                 raise
             return current.halves() if len(current.ids) > 1 else self._dead_letter_unbuilt(current, error)
-        too_large = current.part(current.batch.too_large.keys() - current.results.keys() - set(again))
+        too_large = list(current.batch.too_large.keys() - current.results.keys() - set(again))
         rewritten = [replace(current, ids=again, attempts=0, rewrites=current.rewrites + 1)] if again else []
-        return [*too_large.halves(), *rewritten]
+        return [*replace(current, ids=too_large).halves(), *rewritten]
 
     def build(self, current: Slice) -> None:
         """Build the documents of a slice, as `Composer.compose` does. Send the result at once, then settle it.
@@ -465,31 +472,9 @@ class Writer:
             message = (error.diag.message_primary or str(error)).strip()
             self._record(batch.document, batch.version, {id_: Failure(kind=type(error).__name__, error=message)})
         current.results[id_] = "dead_lettered"
-        return [current.part([id_])]
+        return [replace(current, attempts=0)]
 
     # Retries
-
-    def _require_unlocked(self, index_name: str) -> None:
-        """Check that no table of a document is locked.
-
-        Raises:
-            DocumentError: One is.
-        """
-        with self._session.used():
-            connection = self._session.connection
-            for document in registry.documents(connection):
-                if document.index_name == index_name:
-                    suspend.require_unlocked(connection, document)
-
-    def _require_writable(self, index_name: str) -> None:
-        """Check that an index takes documents.
-
-        Raises:
-            UnavailableError: It does not.
-            elasticsearch.ApiError, elasticsearch.TransportError: Elasticsearch is unavailable.
-        """
-        if not self._index.holdings.takes_documents(index_name):
-            raise UnavailableError(f"{index_name} takes no documents")
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         return retry(action, pause=self._pause, component=self._name, trouble=self._shared.trouble)

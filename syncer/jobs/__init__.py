@@ -5,8 +5,6 @@ documents was built in a snapshot that is newer than the job, and written or dea
 
     model    what a job is, and its states
     queue    creates jobs, or lets a new cause join one that has not begun; changes and ends them
-    listing  which ids a job writes, as chunks
-    chunks   locked by job workers, no faster than the job's rate, and deleted once they are written
-    steps    lists ids, finds the orphans at the end of a whole job, and moves a job to its next state
-    holding  which jobs may yet write which documents
+    listing  which ids a job writes, as chunks; which open jobs may yet write a document
+    chunks   locked by job workers, and deleted once they are written
 """

@@ -3,9 +3,8 @@
 A chunk in hand is an advisory lock of the job worker's session. It ends with the session, so a chunk of a job worker
 that dies is free at once. Postgres also ends a session that is silent for `SILENT_SECONDS`: that of a stopped process.
 
-Guarantees: one job worker at a time holds a chunk, and only the one that deletes it counts it. All job workers together
-respect a job's rate. Taking and counting lock the job's row, so that its counters match its chunks. Job workers wait
-for one another only on that row.
+Guarantees: one job worker at a time holds a chunk, and only the one that deletes it counts it. Taking and
+counting lock the job's row, so that its counters match its chunks. Job workers wait for one another only on that row.
 
 Commits here do not wait for the disk, and a crash of Postgres may lose them. A finished chunk is then there again,
 uncounted; writing it twice is harmless.
@@ -26,8 +25,6 @@ from syncer.jobs.model import UNFINISHED
 
 SILENT_SECONDS = 120.0
 """Longer than a request to Elasticsearch takes, during which a job worker may be silent."""
-BURST_SECONDS = 1.0
-"""How many seconds' worth of its rate a job that fell behind may catch up at once."""
 _LOOK_SECONDS = 1.0
 """How often to look for chunks that dead job workers have left."""
 
@@ -57,7 +54,7 @@ _TAKE = f"""
 WITH job AS (
     SELECT j.id, j.document, j.index_name, j.chunks_next, set_config('synchronous_commit', 'off', true)
     FROM syncer.job AS j JOIN syncer.document AS d USING (index_name, revision)
-    WHERE {_OPEN} AND j.chunks_next < j.chunks_end AND j.next_at <= clock_timestamp()
+    WHERE {_OPEN} AND j.chunks_next < j.chunks_end
     ORDER BY j.served_at, j.id
     LIMIT 1
     FOR NO KEY UPDATE OF j
@@ -66,11 +63,7 @@ WITH job AS (
     FROM job JOIN syncer.job_chunk AS p ON p.job = job.id AND p.number = job.chunks_next
 ), served AS (
     UPDATE syncer.job AS j
-    SET served_at = clock_timestamp(),
-        chunks_next = t.number + 1,
-        next_at = CASE WHEN j.rate IS NULL THEN j.next_at
-                       ELSE greatest(j.next_at, clock_timestamp() - $1::interval)
-                            + cardinality(t.ids) / j.rate * interval '1 s' END
+    SET served_at = clock_timestamp(), chunks_next = t.number + 1
     FROM taken AS t WHERE j.id = t.job
 )
 SELECT id, job, number, document, index_name, ids, everywhere FROM taken
@@ -163,10 +156,10 @@ class Chunks:
     def take(self) -> Chunk | None:
         """Take a chunk that a dead job worker has left, or the next one of the least recently served job.
 
-        Not of jobs that are paused, suspended, or have used up their rate.
+        Not of jobs that are paused or suspended.
         """
         chunk = self._take_left() if time.monotonic() - self._looked_at >= _LOOK_SECONDS else None
-        chunk = chunk or self._read(_TAKE, f"{BURST_SECONDS} s")
+        chunk = chunk or self._read(_TAKE)
         if chunk is not None:
             self._in_hand[chunk.id] = chunk
         return chunk

@@ -12,7 +12,7 @@ against ALTER TABLE, captured, and of the shape that the definition was applied 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 
@@ -20,13 +20,14 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from syncer.base.error_policy import Action, decide, is_of_data
-from syncer.base.errors import DocumentError, JobError
+from syncer.base.error_policy import is_of_data
+from syncer.base.errors import DocumentError
 from syncer.base.postgres import AdvisoryLock, Connection, value
-from syncer.documents import affected, predicate, ranges
+from syncer.documents import affected, ranges
+from syncer.documents.queries import castable, is_text, query_of
 from syncer.documents.ranges import IdRange
 from syncer.documents.registry import Document
-from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, noting
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, noting, reading
 from syncer.jobs import queue
 from syncer.jobs.model import CHUNKS_AHEAD, Job, JobKind, JobState, find
 
@@ -81,6 +82,10 @@ SET chunks_end = j.chunks_end + s.chunks, chunks_left = j.chunks_left + s.chunks
 FROM stored AS s WHERE j.id = $1 AND j.state = 'writing'
 RETURNING j.chunks_left
 """
+_UP_TO = "SELECT d._id::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[]) AND {in_range}"
+_IN_CHUNKS = """
+SELECT DISTINCT i.id FROM syncer.job_chunk AS c CROSS JOIN unnest(c.ids) AS i (id) WHERE c.job = $1 AND i.id = ANY ($2)
+"""
 _PUT_CHUNK = """
 WITH job AS (
     UPDATE syncer.job SET chunks_end = chunks_end + 1, chunks_left = chunks_left + 1,
@@ -104,7 +109,6 @@ def create_listed(
     ids: Iterable[str],
     *,
     chunk: int,
-    rate: float | None = None,
     everywhere: bool = False,
 ) -> Job | None:
     """Create a PARTIAL job of these ids, in one transaction or in the caller's; it has all of them at once.
@@ -113,17 +117,16 @@ def create_listed(
         connection: To Postgres.
         document: The document as last read.
         ids: Read as they come, never whole in memory. They may come from the same connection.
-        chunk: How many ids a chunk has at most; with a rate, no more than are written in a second.
-        rate: The limit in documents per second.
+        chunk: How many ids a chunk has at most.
         everywhere: Whether copies on other shards are deleted, too.
 
     Returns:
         The job; None if the document's index is no longer active.
     """
     with connection.transaction():
-        job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision, rate=rate)
+        job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision)
         connection.execute(_BEGIN, (job_id,))
-        for part in _parts(ids, _size(chunk, rate)):
+        for part in _parts(ids, chunk):
             _put_chunk(connection, job_id, part, JobState.WRITING, everywhere=everywhere)
         # Locked only now, so that nothing waits while the ids come. The job is given the revision active by now: one
         # that came meanwhile could not see the job to cancel it.
@@ -149,13 +152,12 @@ def list_ids(
         connection: To Postgres, in no transaction.
         job: The job to list.
         document: The definition active for its index.
-        chunk: How many ids a chunk has at most; with a rate, no more than are written in a second.
+        chunk: How many ids a chunk has at most.
         sequence_numbers: Asks for the greatest ``_seq_no`` of each shard of the index; stored for the cleanup.
 
     Returns:
         Whether anything was done. False if another process lists the job, or it is no longer to be listed. False also
-        after a failure on the data. If its condition failed, the job has failed. If an affects query of a fan-out
-        failed, a refresh of the whole document has replaced it.
+        if an affects query of a fan-out failed on the data: a refresh of the whole document has replaced it.
 
     Raises:
         DocumentError: The document has to be suspended.
@@ -173,9 +175,7 @@ def list_ids(
             numbers = {str(shard): number for shard, number in sequence_numbers().items()}
             connection.execute(_NUMBERS, (job.id, Jsonb(numbers)))
         try:
-            return _list_ranges(connection, job, document, _size(chunk, job.rate))
-        except JobError as error:
-            queue.fail(connection, job.id, f"{error.message}\n{error.hint}")
+            return _list_ranges(connection, job, document, chunk)
         except DocumentError as error:
             if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
                 raise
@@ -207,27 +207,16 @@ def _list_range(connection: Connection, job: Job, document: Document, size: int)
     Returns:
         How many chunks the job has left, and whether this was its last range; None if it is no longer to be listed.
     """
-    try:
-        span, ids = IdRange(), _ids(job, document)
-        if job.kind is not JobKind.FAN_OUT:
-            [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
-            among = None if job.where is None else ids
-            span = ranges.next_range(connection, document, after, rows=_RANGE_CHUNKS * size, among=among)
-        query = sql.SQL(_LIST).format(ids=ids, in_range=ranges.condition(document, span))
-        row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
-    except psycopg.Error as error:
-        if job.where is None or decide(error) is Action.RETRY:
-            raise
-        raise predicate.refused(document, error) from error
-    return None if row is None else (row[0], span.is_last)
-
-
-def _ids(job: Job, document: Document) -> sql.Composable:
     if job.kind is JobKind.FAN_OUT:
-        return affected.touched_by(document, job.cause or ())
-    if job.where is not None:
-        return predicate.matching(document, job.where)
-    return sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
+        span = IdRange()
+        ids: sql.Composable = affected.touched_by(document, job.cause or ())
+    else:
+        [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
+        span = ranges.next_range(connection, document, after, rows=_RANGE_CHUNKS * size)
+        ids = sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
+    query = sql.SQL(_LIST).format(ids=ids, in_range=ranges.condition(document, span))
+    row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
+    return None if row is None else (row[0], span.is_last)
 
 
 def clean_up(connection: Connection, job: Job, orphans: Iterable[str], *, chunk: int) -> bool:
@@ -251,11 +240,54 @@ def clean_up(connection: Connection, job: Job, orphans: Iterable[str], *, chunk:
     with _alone(connection, job) as is_alone:
         if not is_alone:
             return False
-        for part in _parts(orphans, _size(chunk, job.rate)):
+        for part in _parts(orphans, chunk):
             left = _put_chunk(connection, job.id, part, JobState.CLEANING_UP, everywhere=True)
             if left is None or left >= 2 * CHUNKS_AHEAD:
                 return left is not None
         return connection.execute(_CLEANED_UP, (job.id,)).rowcount == 1
+
+
+def held(
+    connection: Connection, document: Document, jobs: Collection[Job], ids: Collection[str], orphans: Collection[str]
+) -> dict[str, list[int]]:
+    """Return for each of these documents the open jobs that may yet write it: until then, it has not drifted.
+
+    A job holds the ids in its chunks, and those that it has not come to. While it walks ranges of ids, that is what is
+    beyond the last range that was listed; before its listing begins, and while one statement lists all, that is any id.
+    A job that cleans up in the end holds what only Elasticsearch has until then.
+
+    Ask this *before* the documents are read for the last time. A job that is through with a document when asked has
+    written it, which that read shows.
+
+    Args:
+        connection: To Postgres.
+        document: The definition.
+        jobs: Unfinished jobs of the document's index, as they were read before this call.
+        ids: Documents that differ.
+        orphans: Those of them that only Elasticsearch has, or has a copy too many of.
+    """
+    found: dict[str, list[int]] = {}
+    writable = [id_ for id_ in ids if is_text(id_)]  # no job can write the others
+    for job in jobs:
+        is_listing = not job.is_listed and job.state is not JobState.CLEANING_UP
+        # Read before the chunks: what is listed meanwhile counts as beyond.
+        holds = set(writable) - _listed(connection, document, job, writable) if is_listing else set()
+        holds.update(id_ for (id_,) in connection.execute(_IN_CHUNKS, (job.id, writable)))
+        if job.kind.is_whole and not (job.is_listed and job.state is JobState.CLEANING_UP):
+            holds.update(orphans)
+        for id_ in holds:
+            found.setdefault(id_, []).append(job.id)
+    return found
+
+
+def _listed(connection: Connection, document: Document, job: Job, ids: list[str]) -> set[str]:
+    """Return those of these ids that the SELECT returns, and that a job's listing has passed."""
+    (listed_to,) = connection.execute(_LISTED_TO, (job.id,)).fetchone() or (None,)
+    if listed_to is None:
+        return set()
+    query = query_of(_UP_TO, document, in_range=ranges.condition(document, IdRange(through=listed_to)))
+    with reading(connection, document):
+        return {id_ for (id_,) in connection.execute(query, (castable(connection, document, ids),))}
 
 
 @contextmanager
@@ -283,8 +315,3 @@ def _parts(ids: Iterable[str], size: int) -> Iterator[list[str]]:
     remaining = iter(ids)
     while part := list(islice(remaining, size)):
         yield list(dict.fromkeys(part))
-
-
-def _size(chunk: int, rate: float | None) -> int:
-    """Limit the chunks of a job with a rate to a second's work, so that it writes evenly instead of in bursts."""
-    return chunk if rate is None else max(1, int(min(chunk, rate)))

@@ -37,8 +37,8 @@ UNFINISHED = sql.SQL("j.state NOT IN ('done', 'failed', 'cancelled')")
 """A condition on ``syncer.job AS j``."""
 _JOBS = """
 SELECT j.id, j.kind, j.document, j.index_name, j.revision, j.state, j.is_listed, j.is_paused, d.suspended IS NOT NULL,
-       j.condition, (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c),
-       j.rate, j.completes_load, j.sequence_numbers,
+       (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c),
+       j.completes_load, j.sequence_numbers,
        CASE WHEN j.is_listed OR j.state = 'cleaning_up' THEN j.documents_listed
             WHEN j.documents_expected IS NOT NULL THEN greatest(j.documents_expected, j.documents_listed) END,
        j.documents_done, j.indexed, j.deleted, j.skipped, j.dead_lettered,
@@ -70,7 +70,7 @@ _DUE = UNFINISHED + sql.SQL("""
  AND CASE WHEN j.state = 'new' THEN (
               SELECT count(*) FROM syncer.job AS o
               WHERE o.index_name = j.index_name AND o.kind = j.kind AND o.id < j.id AND NOT o.is_paused
-                AND o.rate IS NULL AND o.state NOT IN ('done', 'failed', 'cancelled')
+                AND o.state NOT IN ('done', 'failed', 'cancelled')
           ) < CASE j.kind WHEN 'refresh' THEN 1 WHEN 'fan_out' THEN {fan_outs} ELSE 2147483647 END
           WHEN j.state = 'writing' AND NOT j.is_listed THEN j.chunks_left < {ahead}
           ELSE j.chunks_left = 0 END
@@ -91,7 +91,7 @@ class JobKind(StrEnum):
     FAN_OUT = "fan_out"
     """The documents that a change touches, when they are many."""
     PARTIAL = "partial"
-    """Some documents, by a condition or by their ids, on request."""
+    """Documents with given ids, on request."""
 
     @property
     def is_whole(self) -> bool:
@@ -137,9 +137,7 @@ class Job:
     Args:
         is_listed: Whether all chunks of its state exist.
         is_suspended: Whether it waits because its document is suspended.
-        where: For a partial backfill by condition: the condition on the root's columns.
         cause: For a fan-out: how many changed rows caused it, by table.
-        rate: The limit in documents per second, over all job workers; None for no limit.
         completes_load: Whether the document counts as loaded once the job is done.
         sequence_numbers: The greatest ``_seq_no`` of each shard before the first document was written.
         documents_total: How many documents it has to write. Until they are listed, an estimate, or None. The cleanup
@@ -159,9 +157,7 @@ class Job:
     is_listed: bool
     is_paused: bool
     is_suspended: bool
-    where: str | None
     cause: dict[str, int] | None
-    rate: float | None
     completes_load: bool
     sequence_numbers: dict[int, int] | None
     documents_total: int | None
@@ -243,7 +239,7 @@ def recent(connection: Connection, *, unfinished_max: int | None = None, finishe
 def due(connection: Connection) -> list[Job]:
     """Return the jobs that need a step other than writing a chunk: fan-outs first, then the oldest.
 
-    A step lists ids or orphans, or moves the job to its next state: see `syncer.jobs.steps`.
+    A step lists ids or orphans, or moves the job to its next state: see `syncer.worker.job_loop`.
     """
     return _read(connection, _DUE)
 

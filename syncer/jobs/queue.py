@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 from syncer.base.errors import JobError
 from syncer.base.model import dump_images
 from syncer.base.postgres import Connection
-from syncer.documents import predicate, registry
+from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.jobs.model import UNFINISHED, Job, JobKind, JobState, find, unfinished
 
@@ -41,13 +41,10 @@ _LOCK_DOCUMENT_OF = """
 SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
 """
 _CREATE = """
-INSERT INTO syncer.job (kind, document, index_name, revision, rate, completes_load, cause)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO syncer.job (kind, document, index_name, revision, completes_load, cause) VALUES ($1, $2, $3, $4, $5, $6)
 RETURNING id
 """
 _DATE = "UPDATE syncer.job SET changed_at = least(changed_at, to_timestamp($2)) WHERE id = $1"
-# A separate statement, since a daemon's role may create jobs but may not write what is executed.
-_SET_CONDITION = "UPDATE syncer.job SET condition = $2 WHERE id = $1"
 # Listing cannot begin until the caller's transaction ends.
 # Rule: join-only-a-new-fan-out.
 _JOIN = """
@@ -62,7 +59,7 @@ UPDATE syncer.job SET cause = (
 WHERE id = (
     SELECT j.id FROM syncer.job AS j
     WHERE j.state = 'new' AND j.kind = 'fan_out' AND j.index_name = $1 AND j.revision = $2
-      AND NOT j.is_paused AND j.rate IS NULL
+      AND NOT j.is_paused
       AND (SELECT sum(jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c) < $4
     ORDER BY j.id DESC LIMIT 1 FOR NO KEY UPDATE
 )
@@ -88,7 +85,7 @@ DELETE FROM syncer.job WHERE id IN (
         FROM syncer.job AS j WHERE NOT ({unfinished})) AS finished WHERE finished.place > $1)
     FOR UPDATE SKIP LOCKED)
 """
-_CHANGE = "UPDATE syncer.job AS j SET {change} WHERE j.id = $1 AND {unfinished}"
+_PAUSE = "UPDATE syncer.job AS j SET is_paused = $2 WHERE j.id = $1 AND {unfinished}"
 _COMPLETE_NO_LOAD = "UPDATE syncer.job AS j SET completes_load = false WHERE j.index_name = ANY ($1) AND {unfinished}"
 
 
@@ -97,50 +94,39 @@ def create(
     document: Document,
     kind: JobKind,
     *,
-    where: str | None = None,
-    rate: float | None = None,
     resumes: bool = False,
 ) -> Job | None:
     """Create a job whose ids are yet to be listed, in the caller's transaction if there is one.
 
-    If a new job without a rate, that is not paused, does all that this one would, it is returned instead: two
+    If a new job that is not paused does all that this one would, it is returned instead: two
     TRUNCATEs cost one refresh. A load replaces all unfinished whole jobs of its index. Jobs of an older revision are
     cancelled.
 
     Args:
         connection: To Postgres.
         document: The document as last read; the job is for the revision that is active now.
-        kind: A whole kind, or PARTIAL.
-        where: For PARTIAL: a condition on the columns of the document's root.
-        rate: The limit in documents per second.
-        resumes: Whether to resume an unfinished job of the same kind and condition instead, with this rate if one is
-            given.
+        kind: A whole kind.
+        resumes: Whether to resume an unfinished job of the same kind instead.
 
     Returns:
         The job; None if the document's index is no longer active.
-
-    Raises:
-        JobError: Syncer or Postgres refuses the condition.
     """
-    assert kind.is_whole == (where is None)  # ids that are at hand are for `listing.create_listed`
-    if where is not None:
-        where = predicate.canonical(connection, document, where)
+    assert kind.is_whole  # ids that are at hand are for `listing.create_listed`
     with connection.transaction():
         revision = lock_document(connection, document.index_name)
         if revision is None:
             return None
         others = unfinished(connection, document.index_name)
         current = [job for job in others if job.revision == revision]
-        same = [job for job in current if (job.kind, job.where, job.completes_load) == (kind, where, kind.is_whole)]
+        same = [job for job in current if job.kind is kind and job.completes_load]
         if resumes and same:
-            resumed = resume(connection, same[0].id)
-            return resumed if rate is None else set_rate(connection, resumed.id, rate)
-        if kind.is_whole and (new := next((job for job in current if _may_join(job, kind)), None)):
+            return resume(connection, same[0].id)
+        if new := next((job for job in current if _may_join(job, kind)), None):
             connection.execute(_JOIN_WHOLE, (new.id,))
             return new
         if kind is JobKind.INITIAL_LOAD:
             mark_incomplete(connection, [document.index_name])
-        made = insert(connection, document, kind, revision, where=where, rate=rate)
+        made = insert(connection, document, kind, revision)
         for other in others:
             if other.revision != revision or (kind is JobKind.INITIAL_LOAD and other.kind.is_whole):
                 _end(connection, other.id, JobState.CANCELLED, f"Job {made} takes its place")
@@ -209,7 +195,7 @@ def _may_join(job: Job, kind: JobKind) -> bool:
     """Whether a job does all that a new one would; its listing has not begun, so it sees the changes that led to it."""
     # Rule: join-only-a-new-refresh.
     is_new = job.state is JobState.NEW and job.completes_load
-    return is_new and job.kind.covers(kind) and not job.is_paused and job.rate is None
+    return is_new and job.kind.covers(kind) and not job.is_paused
 
 
 def lock_document(connection: Connection, index_name: str) -> int | None:
@@ -228,17 +214,13 @@ def insert(
     kind: JobKind,
     revision: int,
     *,
-    where: str | None = None,
-    rate: float | None = None,
     cause: Mapping[str, Sequence[Any]] | None = None,
 ) -> int:
     """Insert the row of a job in the caller's transaction, for `create` and `syncer.jobs.listing`; return its id."""
-    reasons = (rate, kind.is_whole, None if cause is None else _stored(cause))
+    reasons = (kind.is_whole, None if cause is None else _stored(cause))
     values = (kind, document.name, document.index_name, revision, *reasons)
     row = connection.execute(_CREATE, values).fetchone()
     assert row is not None  # an INSERT returns a row
-    if where is not None:
-        connection.execute(_SET_CONDITION, (row[0], where))
     return int(row[0])
 
 
@@ -272,22 +254,16 @@ def advance(connection: Connection, job_id: int) -> Job:
 
 def pause(connection: Connection, job_id: int) -> Job:
     """Stop taking chunks of a job; chunks in hand are finished."""
-    return _change(connection, "is_paused = true", job_id)
+    return _pause(connection, job_id, is_paused=True)
 
 
 def resume(connection: Connection, job_id: int) -> Job:
     """Resume a paused job."""
-    return _change(connection, "is_paused = false", job_id)
+    return _pause(connection, job_id, is_paused=False)
 
 
-def set_rate(connection: Connection, job_id: int, rate: float | None) -> Job:
-    """Limit the documents per second that a job may write, from now on."""
-    return _change(connection, "rate = $2, next_at = '-infinity'", job_id, rate)
-
-
-def _change(connection: Connection, change: str, job_id: int, *values: object) -> Job:
-    query = sql.SQL(_CHANGE).format(change=sql.SQL(change), unfinished=UNFINISHED)
-    if connection.execute(query, (job_id, *values)).rowcount == 0:
+def _pause(connection: Connection, job_id: int, *, is_paused: bool) -> Job:
+    if connection.execute(sql.SQL(_PAUSE).format(unfinished=UNFINISHED), (job_id, is_paused)).rowcount == 0:
         raise _finished(find(connection, job_id))
     return find(connection, job_id)
 

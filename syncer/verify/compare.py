@@ -131,20 +131,17 @@ def verify(
             retries=True,
             pause=pause,
         )
-        _Comparison(connection=walking, settler=settler, report=report, repair=repair, progress=progress).run()
+        _Comparison(walking, settler, report, repair, progress).run()
     report.seconds = time.monotonic() - began
     report.drifts.sort(key=lambda drift: drift.id)
     return report
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Comparison:
     """One comparison of all documents, which fills its report.
 
     Threads read one side while this one reads the other. What is in hand is bounded.
-
-    Args:
-        connection: For the walks; the settler has its own.
     """
 
     connection: Connection
@@ -200,12 +197,11 @@ class _Comparison:
 
     def _search(self, rows: dict[str, Row]) -> None:
         """Search documents in the index, and compare them there."""
-        document = self.settler.document
-        find = partial(self.settler.index.holdings.find, document.target, list(rows))
+        find = partial(self.settler.index.holdings.find, self.settler.document.target, list(rows))
 
         def differing() -> set[str]:
             copies = retry(find, pause=self.stop.pause, component="verify")
-            return {drift.id for drift in diff.compare(document.name, document.index_name, rows, copies)}
+            return {drift.id for drift in diff.compare(rows, copies)}
 
         self._submit(differing, most=_SEARCHES_MAX)
         self.report.documents += len(rows)
@@ -232,14 +228,14 @@ class _Comparison:
 
     def _settle(self) -> None:
         """Find out what the suspects are, and repair them."""
-        suspects, self.suspects = self.suspects, set()
+        report, suspects, self.suspects = self.report, self.suspects, set()
         settled = self.settler.settle(suspects)
         if self.repair is not None and (differing := {drift.id: drift for drift in (*settled.drifts, *settled.busy)}):
             self.repair(list(differing))
             settled = self.settler.settle(differing)
             left = {drift.id for drift in (*settled.drifts, *settled.busy)}
-            self.report.repaired += [drift for id_, drift in differing.items() if id_ not in left]
-        self.report.drifts += settled.drifts
-        self.report.busy += settled.busy
-        self.report.jobs = sorted({*self.report.jobs, *settled.jobs})
-        self.report.are_changes_handled &= settled.are_changes_handled
+            report.repaired += [drift for id_, drift in differing.items() if id_ not in left]
+        report.drifts += settled.drifts
+        report.busy += settled.busy
+        report.jobs = sorted({*report.jobs, *settled.jobs})
+        report.are_changes_handled &= settled.are_changes_handled

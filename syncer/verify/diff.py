@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from functools import partial
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 from syncer.base.model import Place
@@ -54,8 +53,6 @@ class Cause(StrEnum):
     """Another client wrote it, with a version that syncer's next one surpasses."""
     FOREIGN_AHEAD = "foreign_ahead"
     """Another client wrote it, with a version that no write of syncer's surpasses."""
-    LOST = "lost"
-    """It shows a state that the database has lost in a restore or failover."""
     INCOMPLETE = "incomplete"
     """The document's definition has not been loaded yet."""
     REORDERED = "reordered"
@@ -100,8 +97,6 @@ class Drift:
         error: If it is a dead letter: its error.
     """
 
-    document: str
-    index_name: str
     id: str
     kind: DriftKind
     fields: tuple[str, ...] = ()
@@ -113,8 +108,6 @@ class Drift:
 
 
 def compare(
-    document: str,
-    index_name: str,
     expected: Mapping[str, Row],
     copies: Iterable[Copy],
     *,
@@ -124,58 +117,55 @@ def compare(
     """Yield the differences between documents in Postgres and all their copies in Elasticsearch.
 
     Args:
-        document: The definition's name.
-        index_name: The physical index.
         expected: Documents as in Postgres.
         copies: All copies of these documents, and of documents that Postgres lacks.
         values: Whether to show differing values, which may be secrets.
         unordered: Returns the fields whose elements may come in any order; called only if that matters.
     """
-    drift = partial(Drift, document=document, index_name=index_name)
     found: dict[str, list[Copy]] = {}
     for copy in copies:
         found.setdefault(copy.id, []).append(copy)
     for id_ in expected.keys() | found.keys():
         row, held = expected.get(id_), found.get(id_, [])
         if row is None:
-            yield drift(id=id_, kind=DriftKind.EXTRA, version=held[0].version, routing=held[0].place.routing)
+            yield Drift(id=id_, kind=DriftKind.EXTRA, version=held[0].version, routing=held[0].place.routing)
         elif orphan := next((copy for copy in held if copy.place != Place.of(id_, row.routing)), None):
-            yield drift(id=id_, kind=DriftKind.MISPLACED, version=orphan.version, routing=orphan.place.routing)
+            yield Drift(id=id_, kind=DriftKind.MISPLACED, version=orphan.version, routing=orphan.place.routing)
         elif not held:
-            yield drift(id=id_, kind=DriftKind.MISSING)
-        elif not _is_same(row.source, held[0].source):
-            fields, differences, cause = _differing(row.source, held[0].source, unordered)
-            yield drift(
-                id=id_,
-                kind=DriftKind.DIFFERENT,
-                fields=fields,
-                differences=differences if values else tuple(map(_hidden, differences)),
-                version=held[0].version,
-                cause=cause,
-            )
+            yield Drift(id=id_, kind=DriftKind.MISSING)
+        else:
+            names, differences, cause = _compared(row.source, held[0].source, unordered)
+            shown = differences if values else [Difference(path=each.path, how=each.how) for each in differences]
+            if differences:
+                yield Drift(
+                    id=id_,
+                    kind=DriftKind.DIFFERENT,
+                    fields=tuple(names),
+                    differences=tuple(shown),
+                    version=held[0].version,
+                    cause=cause,
+                )
 
 
-def _is_same(expected: bytes, held: bytes) -> bool:
+def _compared(
+    expected: bytes, held: bytes, unordered: Callable[[], Collection[str]]
+) -> tuple[list[str], list[Difference], Cause | None]:
+    """Return the fields that differ, the first differences within them, and the cause if it is their order."""
     # Elasticsearch keeps the bytes that syncer wrote, so parsing is only for documents that another client wrote.
     if expected == held:
-        return True
-    try:
-        return next(_differences("", _parsed(expected), _parsed(held)), None) is None
-    except _UNPARSED:
-        return False
-
-
-def _differing(
-    expected: bytes, held: bytes, unordered: Callable[[], Collection[str]]
-) -> tuple[tuple[str, ...], tuple[Difference, ...], Cause | None]:
-    """Return the fields that differ, the first differences within them, and the cause if it is their order."""
+        return [], [], None
+    names: list[str] = []
+    differences: list[Difference] = []
     try:
         left, right = _parsed(expected), _parsed(held)
-        names = _names(left, right)
-        differences = tuple(islice(_differences("", left, right), _DIFFERENCES_MAX))
+        for name in sorted(left.keys() | right.keys()):
+            found = _differences(name, left.get(name, _NOTHING), right.get(name, _NOTHING))
+            if (first := next(found, None)) is not None:
+                names.append(name)
+                differences += islice(chain([first], found), _DIFFERENCES_MAX - len(differences))
     except _UNPARSED:
-        return (), (Difference(path=TOO_DEEP, how=FieldChange.CHANGED),), None
-    is_order = set(names) <= set(unordered()) and _are_reordered(names, left, right)
+        return [], [Difference(path=TOO_DEEP, how=FieldChange.CHANGED)], None
+    is_order = bool(names) and set(names) <= set(unordered()) and _are_reordered(names, left, right)
     return names, differences, Cause.REORDERED if is_order else None
 
 
@@ -196,19 +186,6 @@ def _in_any_order(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(sorted(map(_in_any_order, value)))}]"
     return json.dumps(sorted(_BETWEEN_WORDS.split(value))) if isinstance(value, str) else _shown(value)
-
-
-def _names(left: dict[str, Any], right: dict[str, Any]) -> tuple[str, ...]:
-    names = sorted(left.keys() | right.keys())
-    return tuple(
-        name
-        for name in names
-        if name not in left or name not in right or any(_differences(name, left[name], right[name]))
-    )
-
-
-def _hidden(difference: Difference) -> Difference:
-    return Difference(path=difference.path, how=difference.how)
 
 
 def _differences(path: str, left: Any, right: Any) -> Iterator[Difference]:

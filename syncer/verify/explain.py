@@ -6,15 +6,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from functools import partial
 from typing import Any
-
-import psycopg
-from psycopg import sql
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
-from syncer.base.model import ID_BYTES_MAX, levels
+from syncer.base.model import ID_BYTES_MAX
 from syncer.base.postgres import Connection
 from syncer.documents import queries
 from syncer.documents.queries import Row
@@ -25,10 +22,6 @@ from syncer.indexing import dead_letters, version
 from syncer.indexing.dead_letters import DeadLetter
 from syncer.verify.diff import Drift, DriftKind, advice
 from syncer.verify.settle import Settled, Settler
-
-_LEVELS_MAX = 300
-"""JSON that is nested deeper is shown as text."""
-_AS_ID = "SELECT $1::text::{id_type}::text"
 
 
 class State(StrEnum):
@@ -81,14 +74,14 @@ class Explanation:
 
     def as_json(self, *, values: bool) -> dict[str, Any]:
         """The explanation as plain data, with or without the values of fields."""
-        letter = self.dead_letter
+        letter, row = self.dead_letter, self.row
         postgres: dict[str, Any] = {
-            "exists": None if self.state is State.UNKNOWN else self.row is not None,
-            "bytes": len(self.row.source) if self.row else None,
-            "routing": self.row.routing or None if self.row else None,
+            "exists": None if self.state is State.UNKNOWN else row is not None,
+            "bytes": len(row.source) if row else None,
+            "routing": row.routing or None if row else None,
         }
         if values:
-            postgres["source"] = contents(self.row.source) if self.row else None
+            postgres["source"] = contents(row.source) if row else None
         return {
             "index": self.document.index_name,
             "role": self.document.role,
@@ -132,36 +125,27 @@ def as_json(explanations: Sequence[Explanation], id_: str, *, values: bool) -> d
     }
 
 
-def explain(
-    connection: Connection, index: Index, documents: Sequence[Document], id_: str, *, seconds: float
-) -> list[Explanation]:
-    """Explain one document in each of its indices.
+def explain(connection: Connection, index: Index, document: Document, id_: str, *, seconds: float) -> Explanation:
+    """Explain a document in one of its indices.
 
     Args:
         connection: To Postgres; used for nothing else meanwhile.
         index: Elasticsearch.
-        documents: The document's active definitions, one for each index.
-        id_: Its id.
+        document: The definition that is active for the index.
+        id_: The document's id.
         seconds: How long to wait for changes in flight, and for jobs, that make no progress.
 
     Raises:
-        DefinitionError: The id is impossible for this definition, and Elasticsearch has no such document.
+        DefinitionError: No document can have such an id.
         psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
     """
     if not 1 <= len(id_.encode()) <= ID_BYTES_MAX:
         raise DefinitionError(f"An id has 1 to {ID_BYTES_MAX} bytes, not {len(id_.encode()):,}")
-    explanations = [_explained(connection, index, document, id_, seconds=seconds) for document in documents]
-    if not any(seen.copies for seen in explanations):
-        _require_id(connection, documents[0], id_)
-    return explanations
-
-
-def _explained(connection: Connection, index: Index, document: Document, id_: str, *, seconds: float) -> Explanation:
     letter = dead_letters.find(connection, document.index_name, id_)
+    unknown = partial(Explanation, document=document, state=State.UNKNOWN, dead_letter=letter)
     if document.suspended is not None:
         reason, _, hint = document.suspended.partition("\n")
-        says = f"{document.name} is suspended: {reason}."
-        return Explanation(document=document, state=State.UNKNOWN, says=says, hint=hint, dead_letter=letter)
+        return unknown(says=f"{document.name} is suspended: {reason}.", hint=hint)
     settler = Settler(document=document, index=index, connection=connection, settle_seconds=seconds, values=True)
     try:
         with at_work_for(document.name, document.revision):
@@ -169,8 +153,7 @@ def _explained(connection: Connection, index: Index, document: Document, id_: st
             copies = index.holdings.read(document.target, [id_])
         rows = queries.current(connection, document, [id_])
     except DocumentError as error:
-        says = f"Dead-lettered: {letter.error}." if letter else f"{error.message}."
-        return Explanation(document=document, state=State.UNKNOWN, says=says, hint=error.hint, dead_letter=letter)
+        return unknown(says=f"Dead-lettered: {letter.error}." if letter else f"{error.message}.", hint=error.hint)
     drift = next(iter((*settled.drifts, *settled.busy)), None)
     state, says, hint = _verdict(document, settled, drift, exists=id_ in rows)
     return Explanation(
@@ -191,7 +174,8 @@ def _verdict(document: Document, settled: Settled, drift: Drift | None, *, exist
     if drift is None and exists:
         return State.EQUAL, "Equal to its SELECT.", ""
     if drift is None:
-        return State.ABSENT, "No such document: neither Postgres nor Elasticsearch has it.", ""
+        type_ = document.dependencies.id_type
+        return State.ABSENT, f"No such document: neither side has it. Its _id is of type {type_}.", ""
     how = _HOW[drift.kind]
     if settled.busy and settled.jobs:
         jobs = ", ".join(map(str, sorted(settled.jobs)))
@@ -204,30 +188,9 @@ def _verdict(document: Document, settled: Settled, drift: Drift | None, *, exist
     return State.DIFFERENT, f"{how}, and no change is in flight.", advice(drift.cause, document)
 
 
-def _require_id(connection: Connection, document: Document, id_: str) -> None:
-    """Refuse an id that no row of the SELECT can have.
-
-    Raises:
-        DefinitionError: It is not of the id's type, or is written in another way.
-    """
-    type_ = document.dependencies.id_type
-    query = sql.SQL(_AS_ID).format(id_type=sql.SQL(type_))  # named by Postgres
-    try:
-        (known,) = connection.execute(query, (id_,)).fetchone() or (None,)
-    except psycopg.DataError as error:
-        raise DefinitionError(f"{id_!r} cannot be an id of {document.name}: its _id is of type {type_}") from error
-    if known != id_:
-        raise DefinitionError(
-            f"No document of {document.name} has the id {id_!r}: as {type_} that is written {known}",
-            hint=f"Run: syncer explain {document.name} {known}",
-        )
-
-
 def contents(source: bytes) -> Any:
     """Parse a document's JSON; its text if it is nested too deep."""
     try:
-        document = json.loads(source)
+        return json.loads(source)
     except RecursionError:
         return source.decode(errors="replace")
-    is_deep = any(islice(levels(document), _LEVELS_MAX, None))
-    return source.decode(errors="replace") if is_deep else document

@@ -12,6 +12,7 @@ import structlog
 
 from syncer.base.formatting import amount
 from syncer.base.postgres import Connection
+from syncer.verify.compare import VerifyReport
 
 _NOTE = """
 INSERT INTO syncer.verification (index_name, documents, drifted, repaired, is_complete)
@@ -47,16 +48,16 @@ class Verification:
     is_complete: bool
 
 
-def note(
-    connection: Connection, index_name: str, *, documents: int, drifted: int, repaired: int, is_complete: bool
-) -> None:
+def note(connection: Connection, report: VerifyReport) -> None:
     """Record the result for an index, if it is still active."""
-    connection.execute(_NOTE, (index_name, documents, drifted, repaired, is_complete))
+    drifted, repaired = len(report.drifts), len(report.repaired)
+    connection.execute(_NOTE, (report.index_name, report.documents, drifted, repaired, report.is_complete))
+    documents = amount(report.documents, "document")
     structlog.get_logger().info(
         "verify.finished",
-        index=index_name,
-        documents=documents,
+        index=report.index_name,
+        documents=report.documents,
         drifted=drifted,
         repaired=repaired,
-        timeline=f"Verified {index_name}: {amount(documents, 'document')}, {drifted:,} drifted, {repaired:,} repaired.",
+        timeline=f"Verified {report.index_name}: {documents}, {drifted:,} drifted, {repaired:,} repaired.",
     )

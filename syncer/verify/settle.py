@@ -15,9 +15,10 @@ time. A version that no write of syncer's surpasses stays, whatever is in flight
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from syncer.base.postgres import Connection
 from syncer.base.retry import retry
@@ -26,9 +27,7 @@ from syncer.documents import queries
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters, failover, version
-from syncer.indexing.failover import Origin
-from syncer.jobs import holding, model
-from syncer.jobs.model import Job
+from syncer.jobs import listing, model
 from syncer.lineage.remarks import unordered_fields
 from syncer.verify import diff
 from syncer.verify.diff import Cause, Drift, DriftKind
@@ -40,8 +39,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _ORPHANS = (DriftKind.EXTRA, DriftKind.MISPLACED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Differing:
+class _Differing(NamedTuple):
     """A document that differs, with the routings and versions of its copies in Elasticsearch."""
 
     drift: Drift
@@ -88,7 +86,7 @@ class Settler:
     def settle(self, ids: Collection[str]) -> Settled:
         """Return which of these documents differ, once that is known; the others equal their SELECT."""
         settled = Settled()
-        left = self.compare(ids)
+        left = self._compare(ids)
         for last in (False, False, False, True):
             if not left:
                 break
@@ -97,7 +95,7 @@ class Settler:
             settled.are_changes_handled &= is_handled
             surpassed = version.least_next(self.connection)
             left = {}
-            for id_, now in self.compare(before).items():
+            for id_, now in self._compare(before).items():
                 if any(number >= surpassed and self._is_foreign(number) for _, number in now.held):
                     settled.drifts.append(now.drift)
                 elif id_ in holders or not is_handled:
@@ -111,21 +109,11 @@ class Settler:
         settled.drifts, settled.busy = self._explained(settled.drifts), self._explained(settled.busy)
         return settled
 
-    def compare(self, ids: Collection[str]) -> dict[str, Differing]:
+    def _compare(self, ids: Collection[str]) -> dict[str, _Differing]:
         """Read these documents from both sides; return those that differ."""
-        found: dict[str, Differing] = {}
-        compare = partial(
-            diff.compare,
-            self.document.name,
-            self.document.index_name,
-            values=self.values,
-            unordered=partial(
-                unordered_fields,
-                self.connection,
-                self.document.dependencies.canonical_select,
-                self.document.dependencies.shapes,
-            ),
-        )
+        found: dict[str, _Differing] = {}
+        dependencies = self.document.dependencies
+        unordered = partial(unordered_fields, self.connection, dependencies.canonical_select, dependencies.shapes)
         asked = list(ids)
         for page in (asked[at : at + _PAGE] for at in range(0, len(asked), _PAGE)):
             read = partial(self.index.holdings.read, self.document.target, page)
@@ -133,41 +121,34 @@ class Settler:
             # Postgres casts the id 007 to 7, which was not asked for.
             rows = queries.current(self.connection, self.document, page)
             expected = {id_: rows[id_] for id_ in page if id_ in rows}
-            for drift in compare(expected, copies):
+            for drift in diff.compare(expected, copies, values=self.values, unordered=unordered):
                 held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
-                found[drift.id] = Differing(drift=drift, held=held)
+                found[drift.id] = _Differing(drift, held)
         return found
 
-    def _wait(self, differing: Mapping[str, Differing]) -> tuple[bool, dict[str, list[int]]]:
+    def _wait(self, differing: Mapping[str, _Differing]) -> tuple[bool, dict[str, list[int]]]:
         """Wait until all changes so far are handled, and no job that is open then holds one of these documents.
 
         Returns:
             Whether the changes are handled, and the jobs that hold documents after all.
         """
-        moment = progress.moment(self.connection)
         orphans = [id_ for id_, now in differing.items() if now.drift.kind in _ORPHANS]
-        jobs: list[Job] | None = None
-        state = -1
-        since = time.monotonic()
-        pauses = _pauses()
-        while True:
-            holders: dict[str, list[int]] = {}
-            if jobs is not None or progress.is_handled(self.connection, moment):
-                if jobs is None:
-                    # Later jobs are of later changes.
-                    jobs, since = model.unfinished(self.connection, self.document.index_name), time.monotonic()
-                else:
-                    ids = [job.id for job in jobs]
-                    jobs = [job for job in model.some(self.connection, ids) if not job.state.is_finished]
-                holders = holding.held(self.connection, self.document, jobs, differing, orphans)
-                if not holders:
-                    return True, {}
-            else:
-                before, state = state, progress.handled(self.connection)
-                since = since if state == before else time.monotonic()
+        moment, state, since, pause = progress.moment(self.connection), -1, time.monotonic(), _FIRST_PAUSE
+        while not progress.is_handled(self.connection, moment):
+            before, state = state, progress.handled(self.connection)
+            since = since if state == before else time.monotonic()
             if time.monotonic() - since >= self.settle_seconds:
-                return jobs is not None, holders
-            self.pause(next(pauses))
+                return False, {}
+            self.pause(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+        jobs, since = model.unfinished(self.connection, self.document.index_name), time.monotonic()
+        while True:  # later jobs are of later changes
+            holders = listing.held(self.connection, self.document, jobs, differing, orphans)
+            if not holders or time.monotonic() - since >= self.settle_seconds:
+                return True, holders
+            self.pause(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+            jobs = [job for job in model.some(self.connection, [job.id for job in jobs]) if not job.state.is_finished]
 
     def _explained(self, drifts: Sequence[Drift]) -> list[Drift]:
         """Add dead-letter errors and causes; return them by id."""
@@ -176,25 +157,14 @@ class Settler:
         return sorted(explained, key=lambda drift: drift.id)
 
     def _cause(self, drift: Drift, errors: Mapping[str, str]) -> Cause | None:
-        if drift.version is not None:
-            origin = failover.origin(self.connection, self.index, drift.version)
-            if origin is Origin.LOST:
-                return Cause.LOST
-            if origin is Origin.FOREIGN and drift.version >= version.least_next(self.connection):
-                return Cause.FOREIGN_AHEAD
-            if origin is Origin.FOREIGN and drift.id not in errors:
-                return Cause.FOREIGN
+        is_foreign = drift.version is not None and self._is_foreign(drift.version)
+        if is_foreign and (drift.version or 0) >= version.least_next(self.connection):
+            return Cause.FOREIGN_AHEAD
         if drift.id in errors:
             return Cause.DEAD_LETTERED
+        if is_foreign:
+            return Cause.FOREIGN
         return drift.cause if self.document.is_loaded else Cause.INCOMPLETE
 
     def _is_foreign(self, number: int) -> bool:
-        return failover.origin(self.connection, self.index, number) is Origin.FOREIGN
-
-
-def _pauses() -> Iterator[float]:
-    """Yield growing pauses."""
-    seconds = _FIRST_PAUSE
-    while True:
-        yield seconds
-        seconds = min(seconds * 1.5, _LONGEST_PAUSE)
+        return failover.is_foreign(self.connection, self.index, number)

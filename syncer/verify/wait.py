@@ -19,9 +19,9 @@ so T's jobs are looked up again.
 
 *Refresh.* What is written before a refresh is requested is searchable when it is answered.
 
-Reported, but not waited for: documents dead-lettered since, suspended documents, and documents with a job that was
-given up and may have been T's. Neither waited for nor reported: indices being loaded; changes that no trigger sees, as
-when a table is rewritten; and the refresh interval of an index that replaces another.
+Reported, but not waited for: what was dead-lettered since in the indices concerned, suspended documents, and documents
+with a job that was given up and may have been T's. Neither waited for nor reported: indices being loaded; changes that
+no trigger sees, as when a table is rewritten; and the refresh interval of an index that replaces another.
 
 After a transient error everything starts over, except for the identity of the database in which the wait began. So a
 wait for a bare transaction id never reports another transaction that got the same id after a failover.
@@ -32,22 +32,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
-import psycopg
 from elasticsearch import Elasticsearch
 
 from syncer.base import error_policy, migrations, postgres
 from syncer.base.error_policy import Action
-from syncer.base.errors import DocumentError, SyncerError, WaitTimeoutError
+from syncer.base.errors import SyncerError, WaitTimeoutError
 from syncer.base.formatting import amount
-from syncer.base.model import Change, Role
+from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.capture import leader, outbox, progress, transaction_token
 from syncer.capture.transaction_token import Token
-from syncer.documents.affected import AffectedReader, FanOut
 from syncer.documents.registry import Catalogue, Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.reader import Holdings
@@ -58,8 +56,7 @@ from syncer.jobs.model import JobState
 
 TIMEOUT_SECONDS = 30.0
 """The default timeout."""
-_PAGE = 1000
-DEAD_LETTERED_MAX = 100
+_DEAD_LETTERED_MAX = 100
 """At most this many dead letters are named."""
 _PATIENCE_SECONDS = 2.0
 """How much longer than the timeout Elasticsearch may take to answer."""
@@ -76,9 +73,7 @@ class Waited:
         is_captured: Whether it changed anything that a document reads, as far as that can still be told.
         seconds: How long it took.
         jobs: The ids of the jobs that its changes may have caused; they are finished.
-        dead_lettered: Its documents that could not be written, at most 100. Documents dead-lettered later may be among
-            them if the transaction was very large or touched very many documents, was waited for late, or very many
-            documents are dead-lettered.
+        dead_lettered: Documents dead-lettered since, at most 100, in the indices concerned; not only its own.
         suspended: The definitions concerned that are suspended.
         incomplete: The definitions concerned that may lack it, since a job was given up and no other makes up for it.
     """
@@ -141,7 +136,7 @@ class Waiter:
             WaitTimeoutError: The transaction is not indexed in time.
             SyncerError, psycopg.Error, elasticsearch.ApiError: The configuration is wrong.
         """
-        clock = _Clock(Token.parse(token), seconds=timeout_seconds, pause=self._pause)
+        clock = _Clock(Token.parse(token), timeout_seconds, self._pause)
         while True:
             try:
                 with self._session() as (connection, catalogue):
@@ -160,39 +155,34 @@ class Waiter:
         relations = outbox.relations_of(connection, xid)
 
         def concerned() -> list[Document]:
-            return [
-                document
-                for document in catalogue.refresh(connection)
-                if document.role is Role.CURRENT
-                and (relations is None or relations & document.dependencies.tables.keys())
-            ]
+            current = [document for document in catalogue.refresh(connection) if document.role is Role.CURRENT]
+            return [each for each in current if relations is None or relations & each.dependencies.tables.keys()]
 
         if not _wait_for_changes(connection, clock):
             return Waited(xid=xid, is_searchable=searchable, is_captured=False, seconds=clock.seconds)
         jobs = _wait_for_jobs(connection, [document.name for document in concerned()], clock)
-        refreshed: list[str] | None = None
+        refreshed: set[str] = set()
         while searchable:
-            searched = [document for document in concerned() if document.suspended is None]
-            names = [document.index_name for document in searched]
-            if names == refreshed:  # none has replaced another meanwhile
+            left = [each for each in concerned() if each.suspended is None and each.index_name not in refreshed]
+            if not left:  # none has replaced another meanwhile
                 break
-            self._refresh(searched, clock)
-            refreshed = names
+            self._refresh(left, clock)
+            refreshed.update(document.index_name for document in left)
         documents = concerned()
         stale = model.incomplete(connection) if documents else set()
+        active = [document for document in documents if document.suspended is None]
+        names = [document.index_name for document in documents]
         return Waited(
             xid=xid,
             is_searchable=searchable,
             seconds=clock.seconds,
             jobs=tuple(sorted(jobs)),
-            dead_lettered=tuple(_dead_lettered(connection, documents, xid)),
+            dead_lettered=tuple(dead_letters.since(connection, names, xid, limit=_DEAD_LETTERED_MAX)),
             suspended=tuple(document.name for document in documents if document.suspended is not None),
-            incomplete=tuple(
-                document.name for document in documents if document.suspended is None and document.index_name in stale
-            ),
+            incomplete=tuple(document.name for document in active if document.index_name in stale),
         )
 
-    def _refresh(self, documents: list[Document], clock: _Clock) -> None:
+    def _refresh(self, documents: Sequence[Document], clock: _Clock) -> None:
         patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
         if self._client is None:
             self._client = elastic.connect(self._settings.elasticsearch, timeout_seconds=patience)
@@ -206,13 +196,7 @@ class Waiter:
         try:
             session = self._idle.pop()
         except IndexError:  # no check before the pop: another thread might take the session in between
-            session = (postgres.connect(self._settings.postgres, name="wait"), Catalogue())
-            try:
-                migrations.require_current(session[0])
-                outbox.prepare(session[0])
-            except BaseException:
-                session[0].close()
-                raise
+            session = (self._connect(), Catalogue())
         try:
             yield session
         except BaseException:
@@ -220,28 +204,36 @@ class Waiter:
             raise
         self._idle.append(session)
 
+    def _connect(self) -> Connection:
+        connection = postgres.connect(self._settings.postgres, name="wait")
+        try:
+            migrations.require_current(connection)
+            outbox.prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
+
+@dataclass(slots=True)
 class _Clock:
-    """A deadline, and growing pauses between polls.
+    """A deadline, and growing pauses between polls; and the transaction that is waited for."""
 
-    Args:
-        token: The transaction that is waited for.
-    """
-
-    def __init__(self, token: Token, *, seconds: float, pause: Callable[[float], None]) -> None:
-        self.token = token
-        self._began, self._timeout_seconds = time.monotonic(), seconds
-        self._pause, self._next = pause, _FIRST_PAUSE
+    token: Token
+    timeout_seconds: float
+    pause: Callable[[float], None]
+    began: float = field(default_factory=time.monotonic)
+    next_seconds: float = _FIRST_PAUSE
 
     @property
     def seconds(self) -> float:
         """The time since the wait began."""
-        return round(time.monotonic() - self._began, 6)
+        return round(time.monotonic() - self.began, 6)
 
     @property
     def left(self) -> float:
         """The seconds that are left; negative after the deadline."""
-        return self._timeout_seconds - self.seconds
+        return self.timeout_seconds - self.seconds
 
     def rest(self, component: str, what: str, hint: str = "", jobs: tuple[int, ...] = ()) -> None:
         """Pause, each time a little longer.
@@ -251,10 +243,10 @@ class _Clock:
         """
         left = self.left
         if left <= 0:
-            message = f"Transaction {self.token.xid} is not known to be indexed after {self._timeout_seconds:g} s"
+            message = f"Transaction {self.token.xid} is not known to be indexed after {self.timeout_seconds:g} s"
             raise WaitTimeoutError(f"{message}: {what}", hint=hint, component=component, jobs=jobs)
-        self._pause(min(self._next, left))
-        self._next = min(self._next * _SLOWER, _LONGEST_PAUSE)
+        self.pause(min(self.next_seconds, left))
+        self.next_seconds = min(self.next_seconds * _SLOWER, _LONGEST_PAUSE)
 
 
 def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
@@ -289,34 +281,3 @@ def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) 
         if len(jobs) == len(new) and not any(job.state in _GIVEN_UP for job in jobs):
             break  # otherwise another job may have replaced one that was given up, or is gone
     return found
-
-
-def _dead_lettered(connection: Connection, documents: list[Document], xid: int) -> list[DeadLetter]:
-    """Return the dead letters of documents that a transaction touches; all later ones if that is unknown."""
-    by_index = {document.index_name: document for document in documents}
-    letters = dead_letters.since(connection, list(by_index), xid, limit=DEAD_LETTERED_MAX)
-    are_all = 0 < len(letters) < DEAD_LETTERED_MAX
-    rows = outbox.written_by(connection, xid) if are_all else None
-    if rows is None:
-        return letters
-    reader, changes = AffectedReader(connection, page=_PAGE), [Change.parse(row) for row in rows]
-    names = {letter.index_name for letter in letters}
-    touched = {name: _touched(reader, by_index[name], changes) for name in names}
-    return [
-        letter
-        for letter in letters
-        if letter.is_id_cut or (ids := touched[letter.index_name]) is None or letter.id in ids
-    ]
-
-
-def _touched(reader: AffectedReader, document: Document, changes: Sequence[Change]) -> set[str] | None:
-    """Return the documents that changes touch; None if that is unknown, or if they are too many to be listed."""
-    ids: set[str] = set()
-    try:
-        for found in reader.read(document, changes):
-            if isinstance(found, FanOut) or found.ids is None:
-                return None
-            ids.update(found.ids)
-    except (DocumentError, psycopg.DataError):
-        return None
-    return ids

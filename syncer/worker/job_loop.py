@@ -1,46 +1,53 @@
-"""The job worker: takes chunks of jobs, has them written, and deletes them.
+"""The job worker: takes chunks of jobs, has them written, and deletes them. Between chunks it moves jobs on.
 
 Live changes have workers of their own, so a job of any size never delays them in a queue. The job worker also gives way
-to them: see `syncer.indexing.flow_control`. Between chunks it takes the other steps of jobs: see `syncer.jobs.steps`.
+to them: see `syncer.indexing.flow_control`.
 
 Guarantees:
 
 - A chunk is deleted only once each of its documents is written.
 - If a job worker ends in any way, the end of its session frees its chunks for the others.
 - A write that is retried is given up once its chunk is no longer needed.
-- No job waits long for an unavailable index.
+- No job waits long for an unavailable index, or for one whose step fails.
+- An unexpected error fails its own job only.
 
-The job worker also records the last assigned version: see `syncer.indexing.version`.
+The job worker also tries to resume suspended documents, and records the last assigned version: see
+`syncer.indexing.version`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import elasticsearch
 import psycopg
 import structlog
 
 from syncer.base import metrics
-from syncer.base.errors import DocumentError, UnavailableError
+from syncer.base.error_policy import Action, at_work_for, decide, explain, is_of_data, kind
+from syncer.base.errors import DocumentError, JobError, UnavailableError
+from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import Abandoned, Stop, Stopping
 from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
-from syncer.base.retry import Trouble, retry
+from syncer.base.retry import Backoff, Trouble, retry
 from syncer.base.settings import WorkerSettings
-from syncer.documents import registry
+from syncer.documents import queries, registry, suspend
+from syncer.documents.registry import Document
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
-from syncer.jobs import chunks
+from syncer.jobs import chunks, listing, queue
 from syncer.jobs.chunks import Chunk, Chunks
-from syncer.jobs.steps import JobSteps
+from syncer.jobs.model import Job, JobState, due
 from syncer.recovery import resume
 
 _WAIT_SECONDS = 1.0
@@ -49,6 +56,8 @@ _LOOK_SECONDS = 1.0
 """How often to look for steps that are due, and for chunks that were dropped."""
 _IDLE_SECONDS = 0.5
 """How often to look for a job while there is nothing to do."""
+_OTHERS_SECONDS = 2.0
+"""When to look again after a job that another process is working on."""
 _STAYS_SUSPENDED = (DocumentError, UnavailableError, Abandoned, elasticsearch.ApiError, elasticsearch.TransportError)
 _ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
@@ -58,20 +67,11 @@ _NOTE_SECONDS = 10.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Write:
-    """A chunk that is being written.
-
-    Args:
-        is_dropped: Set once the chunk is gone with its job.
-        report: What became of its documents.
-    """
+    """A chunk that is being written; ``is_dropped`` is set once the chunk is gone with its job."""
 
     chunk: Chunk
     is_dropped: threading.Event = field(default_factory=threading.Event)
     report: Future[WriteReport] = field(default_factory=Future)
-
-    def is_needed(self) -> bool:
-        """Whether to go on with it."""
-        return not self.is_dropped.is_set()
 
 
 class JobWorker:
@@ -99,16 +99,18 @@ class JobWorker:
         self._name = name
         self._stop = Stop()
         settings = settings or WorkerSettings()
+        self._chunk_documents = settings.batch_documents_max
         flow = FlowControl(settings, traffic=traffic)
         self._writers = WriterPool(connect=connect, index=index, pause=self._pause, name=name, flow=flow)
-        self._steps = JobSteps(index=index, chunk_documents=settings.batch_documents_max, name=name)
         self._connection: Connection | None = None
         self._chunks: Chunks | None = None
         self._writes: list[_Write] = []
         self._attempts: dict[str, Future[WriteReport]] = {}
         """Attempts to write a suspended document, by index."""
+        self._deferred: dict[int, tuple[float, Backoff]] = {}
+        """By job, when its step is to be tried again."""
         self._looked_at = self._noted_at = self._attempted_at = 0.0
-        self._trouble = Trouble(name)
+        self._trouble, self._step_trouble = Trouble(name), Trouble(name)
         self._log = structlog.get_logger().bind(job_worker=name)
 
     def run(self, stop: Stop) -> None:
@@ -150,7 +152,9 @@ class JobWorker:
             while self._writers.has_room and self._take():
                 done += 1
             if self._writes:
-                self._wait()
+                wait([write.report for write in self._writes], timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+                if self._stop.is_overdue:
+                    raise Stopping
                 done += self._finish()
             done += self._look(connection)
         self._note_version(connection, keeps=done > 0 or not self._writes)
@@ -162,7 +166,8 @@ class JobWorker:
             self._log.warning("component.gave_up", component=self._name)
         with suppress(psycopg.Error):
             self._finish()
-        self._steps.close()
+        self._deferred.clear()
+        self._step_trouble.leave()
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -180,12 +185,11 @@ class JobWorker:
             self._chunks = Chunks(self._connection)
         return self._connection
 
+    # Chunks
+
     def _take(self) -> bool:
         """Take a chunk and have it written; return whether there was one."""
-        if self._stop.is_requested or self._chunks is None:
-            return False
-        chunk = self._chunks.take()
-        if chunk is None:
+        if self._stop.is_requested or self._chunks is None or (chunk := self._chunks.take()) is None:
             return False
         write = _Write(chunk=chunk)
         self._writes.append(write)
@@ -194,19 +198,9 @@ class JobWorker:
             chunk.ids,
             everywhere=chunk.everywhere,
             origin={"job": chunk.job},
-            is_needed=write.is_needed,
+            is_needed=lambda: not write.is_dropped.is_set(),
         )
         return True
-
-    def _wait(self) -> None:
-        """Wait for a chunk to be written.
-
-        Raises:
-            Stopping: The time to stop is up.
-        """
-        wait([write.report for write in self._writes], timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
-        if self._stop.is_overdue:
-            raise Stopping
 
     def _finish(self) -> int:
         """Delete the chunks that are written; return how many.
@@ -242,7 +236,128 @@ class JobWorker:
             for write in self._writes:
                 if write.chunk.id in dropped:
                     write.is_dropped.set()
-        return self._steps.take(connection, self._stop)
+        return self._take_steps(connection)
+
+    # Steps
+
+    def _take_steps(self, connection: Connection) -> int:
+        """Take each job that needs it one step further; return how many steps were taken.
+
+        Raises:
+            Stopping: It was told to stop in the middle of a step.
+            Exception: The configuration is wrong, or the connection is lost.
+        """
+        waiting = due(connection)
+        self._deferred = {job.id: self._deferred[job.id] for job in waiting if job.id in self._deferred}
+        documents = {document.index_name: document for document in registry.documents(connection)} if waiting else {}
+        steps = 0
+        for job in waiting:
+            document = documents.get(job.index_name)
+            if document is None or (job.id in self._deferred and time.monotonic() < self._deferred[job.id][0]):
+                continue
+            try:
+                with self._stop.patient():
+                    is_done = self._step(connection, job, document)
+            except DocumentError as error:
+                suspend.suspend(connection, error)
+            except JobError:  # the job was removed with its index
+                continue
+            except Stopping:
+                raise
+            except Exception as error:  # noqa: BLE001 - _handle_error tells them apart
+                self._handle_error(connection, job, error)
+            else:
+                steps += is_done
+                self._deferred.pop(job.id, None)
+                if not is_done:
+                    self._deferred[job.id] = time.monotonic() + _OTHERS_SECONDS, Backoff()
+        if not self._deferred:
+            self._step_trouble.over()
+        return steps
+
+    def _step(self, connection: Connection, job: Job, document: Document) -> bool:
+        """List ids or orphans of a job, or move it to its next state; return whether anything was done.
+
+        Raises:
+            DocumentError: The document has to be suspended.
+            JobError: There is no such job any more.
+            Stopping: It was told to stop; take the step again.
+            Exception: Try again.
+        """
+        if job.is_listed:
+            after = queue.advance(connection, job.id)
+            if after.state is JobState.DONE:
+                self._log_finished(after)
+            return after.state is not job.state
+        if job.state is JobState.CLEANING_UP:
+            orphans = self._orphans(connection, document, job.sequence_numbers or {})
+            return listing.clean_up(connection, job, orphans, chunk=self._chunk_documents)
+        numbers = partial(self._sequence_numbers, document)
+        return listing.list_ids(connection, job, document, chunk=self._chunk_documents, sequence_numbers=numbers)
+
+    def _sequence_numbers(self, document: Document) -> Mapping[int, int]:
+        with at_work_for(document.name, document.revision):
+            return self._index.holdings.sequence_numbers(document.target)
+
+    def _orphans(self, connection: Connection, document: Document, numbers: dict[int, int]) -> Iterator[str]:
+        """Yield the ids that only Elasticsearch has, among documents unchanged since the job began.
+
+        Ids that no text of Postgres can be are left: no row has them, so another client has written them.
+        """
+        left = 0
+        with at_work_for(document.name, document.revision):
+            for places in self._index.holdings.untouched_since(document.target, numbers, page=self._chunk_documents):
+                if self._stop.is_requested:
+                    raise Stopping
+                with reading(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
+                    present = queries.existing_here(connection, document, [place.id for place in places])
+                orphans = [place.id for place in places if place not in present]
+                yield from filter(queries.is_text, orphans)
+                left += sum(not queries.is_text(id_) for id_ in orphans)
+        if left:
+            self._log.warning("job.orphans_left", index=document.index_name, documents=left)
+
+    def _handle_error(self, connection: Connection, job: Job, error: Exception) -> None:
+        """Handle an error of one job so that it does not block other jobs.
+
+        Raises:
+            Exception: The configuration is wrong, or the connection is lost; then the other jobs go first next time.
+        """
+        if decide(error) is Action.RETRY:
+            self._step_trouble.met(error)
+            _, backoff = self._deferred.get(job.id, (0.0, Backoff()))
+            self._deferred[job.id] = time.monotonic() + backoff.next_seconds(), backoff
+            if connection.closed:
+                raise error
+        elif explain(error) is None or decide(error) is Action.DEAD_LETTER:
+            # What Postgres says of data may quote a row.
+            what, trace = (kind(error), None) if is_of_data(error) else (repr(error), error)
+            self._log.error("component.failed", component=self._name, job=job.id, error=what, exc_info=trace)
+            metrics.JOB_FAILURES.inc()
+            queue.fail(connection, job.id, f"Unexpected error: {what}\nPlease report it.")
+        else:
+            raise error
+
+    def _log_finished(self, job: Job) -> None:
+        seconds = ((job.finished_at or job.created_at) - job.created_at).total_seconds()
+        done = amount(job.documents_done, "document")
+        wrote = f"Job {job.id} ({job.kind}) wrote every document of {job.document}: {done} in {elapsed(seconds)}."
+        self._log.info(
+            "job.finished",
+            job=job.id,
+            kind=job.kind,
+            document=job.document,
+            cause=job.cause,
+            documents=job.documents_done,
+            indexed=job.indexed,
+            deleted=job.deleted,
+            skipped=job.skipped,
+            dead_lettered=job.dead_lettered,
+            seconds=round(seconds, 3),
+            timeline=wrote if job.kind.is_whole else None,
+        )
+
+    # What else it looks after
 
     def _try_suspended(self, connection: Connection) -> None:
         """Try to write each suspended document every few seconds, in the writers' threads; resume those that can be."""

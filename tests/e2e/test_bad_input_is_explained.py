@@ -359,7 +359,9 @@ def test_what_is_not_there_is_named(loaded: World, line: str, parts: tuple[str, 
 
 
 def test_a_backfill_of_nonsense_is_refused(loaded: World) -> None:
-    """Nothing is made of it, and the error names which part was wrong."""
-    done = loaded.syncer("backfill", "blogpost", "--where", "1=1) UNION SELECT 5 WHERE (true")
-    explained(done, "condition", "syntax error")
+    """Nothing is made of it, and the error names which line was wrong."""
+    lines = b"1\n" + 600 * b"x" + b"\n"
+    command = ("backfill", "blogpost", "--ids", "-")
+    done = preloaded.run(*command, environment=loaded.environment, seconds=PATIENCE_SECONDS, stdin=lines)
+    explained(done, "Line 2", "512 bytes")
     assert loaded.sql("SELECT id FROM syncer.job WHERE kind <> 'initial_load'") == []

@@ -14,6 +14,7 @@ from syncer.jobs.model import JobKind, unfinished
 from syncer.jobs.queue import create
 from syncer.sandbox.server import chosen_ports
 from tests.support.browser import browser_page
+from tests.support.job_worker import hold
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
 if TYPE_CHECKING:
@@ -161,8 +162,10 @@ def look_up(visit: Visit) -> None:
 def pause(world: World, visit: Visit) -> int:
     """A job is shown, paused, and cancelled after a second click."""
     with world.connect() as connection:
-        made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=0.1)
-        assert made is not None
+        with connection.transaction():
+            made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
+            assert made is not None
+            hold(connection, made.id)
         visit.wait_for("#jobs", f"{made.id} · backfill")
         visit.click("#jobs button")
         visit.wait_for("#jobs-notice", f"Job {made.id} is paused")

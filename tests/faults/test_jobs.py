@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import pytest
 from syncer.base.postgres import Connection
 from syncer.base.settings import WorkerSettings
 from syncer.documents import registry
-from syncer.jobs import chunks, listing, queue
+from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
@@ -40,11 +39,11 @@ def connection(world: World) -> Iterator[Connection]:
 # Chunks, and a crowd that takes them
 
 
-def listed(world: World, connection: Connection, *, chunks: int, rate: float | None = None) -> Job:
+def listed(world: World, connection: Connection, *, chunks: int) -> Job:
     """A backfill of so many chunks of ten posts, listed."""
     add_posts(world, chunks * 10)
     document = the_document(connection)
-    job = queue.create(connection, document, JobKind.BACKFILL, rate=rate)
+    job = queue.create(connection, document, JobKind.BACKFILL)
     assert job is not None
     while not find(connection, job.id).is_listed:
         assert listing.list_ids(connection, job, document, chunk=10)
@@ -153,22 +152,6 @@ def test_a_job_that_is_ended_under_job_workers_counts_nothing_more(
         assert find(connection, job.id).indexed == 1000
 
 
-def test_a_rate_holds_for_all_job_workers_together(world: World, connection: Connection) -> None:
-    """However many there are, no more is taken than the rate allows in the time that passed; and it can be lifted."""
-    rate = 200.0
-    job = listed(world, connection, chunks=200, rate=rate)
-    began = time.monotonic()
-    with crowd_of(world) as crowd:
-        while time.monotonic() < began + 1:
-            for each in crowd:
-                each.turn()
-        taken = sum(len(chunk.ids) for each in crowd for chunk in each.taken)
-        assert 0 < taken <= rate * (time.monotonic() - began + chunks.BURST_SECONDS) + 10
-        queue.set_rate(connection, job.id, None)
-        together([each.drain for each in crowd])
-    assert find(connection, job.id).indexed == 2000
-
-
 # Late writers, whose documents no change names
 
 
@@ -219,11 +202,16 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
 # Steps that fail
 
 
-def break_the_session(connection: Connection, _: pytest.MonkeyPatch) -> Job:
-    """What it asks for ends the session each time."""
-    suicide = "(SELECT count(*) FROM pg_terminate_backend(pg_backend_pid())) = 1"
-    job = queue.create(connection, the_document(connection), JobKind.PARTIAL, where=suicide)
-    assert job is not None
+def break_the_session(connection: Connection, patch: pytest.MonkeyPatch) -> Job:
+    """Its listing ends the session each time."""
+    list_ids, job = listing.list_ids, create(connection)
+
+    def end_session(asking: Connection, listed: Job, *arguments: Any, **options: Any) -> bool:
+        if listed.id == job.id:
+            asking.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        return list_ids(asking, listed, *arguments, **options)
+
+    patch.setattr(listing, "list_ids", end_session)
     return job
 
 

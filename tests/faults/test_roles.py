@@ -12,14 +12,12 @@ from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
 from syncer.base import postgres
-from syncer.base.errors import DefinitionError, JobError
+from syncer.base.errors import DefinitionError
 from syncer.base.settings import PostgresSettings
 from syncer.capture import install as capture_install
 from syncer.capture.triggers import Capture
-from syncer.documents import analyze, registry
+from syncer.documents import analyze
 from syncer.documents.definition import Definition
-from syncer.jobs import listing, queue
-from syncer.jobs.model import JobKind
 from tests.faults import harness
 from tests.support.capture import capture_only, define, install, written
 from tests.support.in_process import assign
@@ -68,7 +66,7 @@ def caught(world: World) -> list[str]:
 def test_a_function_of_another_role_has_no_part_in_what_syncer_does(
     empty_world: World, mallory: Callable[[str], None]
 ) -> None:
-    """Not in migrate, apply, or versions; a SELECT and a condition mean what they did when they were given."""
+    """Not in migrate, apply, or versions; a SELECT means what it did when it was applied."""
     world = empty_world
     mallory(SPELLS)
     select = world.document_folder / "select.sql"
@@ -77,12 +75,7 @@ def test_a_function_of_another_role_has_no_part_in_what_syncer_does(
     harness.add_posts(world, 2)
     world.sql("UPDATE posts SET title = 't'")
     with world.connect() as connection, world.index() as index:
-        document = registry.current(connection)["blogpost"]
-        job = queue.create(connection, document, JobKind.PARTIAL, where="concat(title, title) = 'tt'")
-        assert job is not None
         mallory(JOINS_WORDS + ASSIGNS_ALIKE)
-        assert listing.list_ids(connection, job, document, chunk=10)
-        assert world.sql("SELECT ids FROM syncer.job_chunk") == [(["1", "2"],)]
         with world.relay() as relay, world.worker(index) as worker:
 
             def is_written() -> bool:
@@ -275,14 +268,9 @@ UNNAMED = [
 
 
 def test_an_operator_that_sql_cannot_name_is_refused(world: World) -> None:
-    """Without search_path another operator would take its place, unnoticed; also in a condition."""
+    """Without search_path another operator would take its place, unnoticed."""
     world.sql(MOODS)
     for select in UNNAMED:
         with pytest.raises(DefinitionError, match="where SQL cannot name one"):
             analyse(world, select)
     assert "OPERATOR(public.=)" in analyse(world, "SELECT id AS _id, status = 'well' AS is_well FROM people")
-    where = "EXISTS (SELECT FROM people WHERE people.id = posts.id AND status IS DISTINCT FROM 'well')"
-    with world.connect() as connection:
-        document = registry.current(connection)["blogpost"]
-        with pytest.raises(JobError, match="where SQL cannot name one"):
-            queue.create(connection, document, JobKind.PARTIAL, where=where)

@@ -60,9 +60,7 @@ level = pytest.mark.usefixtures("parts")
 def explained(world: World, id_: str = "2", *, seconds: float = 60) -> Explanation:
     """What syncer explains of one post."""
     with world.connect() as connection, world.index() as index:
-        documents = [document for document in registry.documents(connection) if document.name == "blogpost"]
-        (seen,) = explain(connection, index, documents, id_, seconds=seconds)
-    return seen
+        return explain(connection, index, registry.current(connection)["blogpost"], id_, seconds=seconds)
 
 
 def test_a_change_is_followed_from_the_outbox_to_the_index(world: World, parts: Parts) -> None:
@@ -109,16 +107,12 @@ def test_what_differs_with_nothing_on_its_way_can_be_repaired(world: World) -> N
 @level
 def test_bad_input_is_explained(world: World) -> None:
     """An unknown document, letters for a number, another spelling of a number, nothing, far too much."""
-    for id_, *words in (
-        ("abc", "'abc' cannot be an id of blogpost", "bigint"),
-        ("99999999999999999999", "cannot be an id", "bigint"),
-        ("007", "written 7"),
-        ("", "1 to 512 bytes"),
-        ("x" * 513, "1 to 512 bytes"),
-    ):
-        with pytest.raises(DefinitionError) as raised:
+    for id_ in ("abc", "99999999999999999999", "007"):
+        seen = explained(world, id_)
+        assert (seen.state, "bigint" in seen.says) == (State.ABSENT, True)
+    for id_ in ("", "x" * 513):
+        with pytest.raises(DefinitionError, match="1 to 512 bytes"):
             explained(world, id_)
-        assert all(word in f"{raised.value.message}\n{raised.value.hint}" for word in words), raised.value.message
     done = world.syncer("explain", "blogspot", "2")
     assert done.returncode == 1
     assert done.stdout == ""

@@ -219,8 +219,8 @@ def test_fan_outs_do_not_wait_for_one_another_and_do_not_pile_up(connection: Con
 
 
 def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> None:
-    """None that is paused, slowed or full, and none whose listing has begun."""
-    for hindrance in ("is_paused = true", "rate = 5", "state = 'writing'"):
+    """None that is paused or full, and none whose listing has begun."""
+    for hindrance in ("is_paused = true", "state = 'writing'"):
         job = fan_out(connection)
         assert fan_out(connection, OTHER).id == job.id
         connection.execute(f"UPDATE syncer.job SET {hindrance}")
@@ -231,18 +231,14 @@ def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> No
     assert fan_out(connection).id != full.id
 
 
-@pytest.mark.parametrize("kind", [JobKind.FAN_OUT, JobKind.PARTIAL])
-def test_listing_some_leaves_writers_alone(world: World, connection: Connection, kind: JobKind) -> None:
+def test_listing_some_leaves_writers_alone(world: World, connection: Connection) -> None:
     """Only a job that looks for orphans makes those in flight do their work again.
 
     The document's row stays as it is.
     """
     query = "SELECT xmin::text, listings FROM syncer.document"
     before = world.sql(query)
-    part = queue.create(connection, the_document(connection), JobKind.PARTIAL, where="id < 5")
-    job = fan_out(connection) if kind is JobKind.FAN_OUT else part
-    assert job is not None
-    list_(connection, job)
+    list_(connection, fan_out(connection))
     assert world.sql(query) == before
 
 

@@ -60,6 +60,13 @@ def create(connection: Connection, kind: JobKind, **options: object) -> Job:
     return job
 
 
+def create_part(connection: Connection) -> Job:
+    """Create a job of some given ids."""
+    job = listing.create_listed(connection, the_document(connection), ["1", "2", "3", "4"], chunk=10)
+    assert job is not None
+    return job
+
+
 def list_(connection: Connection, job: Job) -> Job:
     """List a job in chunks of ten."""
     assert listing.list_ids(connection, job, the_document(connection), chunk=10)
@@ -169,9 +176,9 @@ def test_a_job_joins_a_new_one_that_does_as_much(connection: Connection, wanted:
         connection.execute("DELETE FROM syncer.job")
 
 
-@pytest.mark.parametrize("hindrance", ["state = 'writing'", "is_paused = true", "completes_load = false", "rate = 5"])
+@pytest.mark.parametrize("hindrance", ["state = 'writing'", "is_paused = true", "completes_load = false"])
 def test_a_job_joins_none_that_may_be_too_late(connection: Connection, hindrance: str) -> None:
-    """None whose listing has begun, that is paused or slow, or since whose creation changes were missed."""
+    """None whose listing has begun, that is paused, or since whose creation changes were missed."""
     first = create(connection, JobKind.REFRESH)
     connection.execute(f"UPDATE syncer.job SET {hindrance}")
     assert create(connection, JobKind.REFRESH).id != first.id
@@ -194,7 +201,7 @@ def test_an_initial_load_replaces_all_other_whole_jobs(connection: Connection) -
     """It does what they would, later: they are cancelled, a part is not."""
     refresh = list_(connection, create(connection, JobKind.REFRESH))
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
-    part = create(connection, JobKind.PARTIAL, where="id < 5")
+    part = create_part(connection)
     load = create(connection, JobKind.INITIAL_LOAD)
     assert [job.id for job in unfinished(connection)] == [part.id, load.id]
     assert find(connection, refresh.id).state is JobState.CANCELLED
@@ -204,7 +211,7 @@ def test_an_initial_load_replaces_all_other_whole_jobs(connection: Connection) -
 
 def test_a_new_revision_cancels_all_jobs_of_the_old_one(world: World, connection: Connection) -> None:
     """Its load writes everything anew; no chunk of an older revision is taken any more."""
-    part = create(connection, JobKind.PARTIAL, where="id < 5")
+    part = create_part(connection)
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
     after = new_revision(connection)
     assert {find(connection, job.id).state for job in (part, backfill)} == {JobState.CANCELLED}
@@ -216,15 +223,11 @@ def test_a_new_revision_cancels_all_jobs_of_the_old_one(world: World, connection
 
 
 def test_a_backfill_that_is_asked_for_again_goes_on(connection: Connection) -> None:
-    """The same job, from where it was, no longer paused, with its rate or the one given; or it is another condition."""
-    backfill = list_(connection, create(connection, JobKind.BACKFILL, rate=5, resumes=True))
-    part = create(connection, JobKind.PARTIAL, where="id < 5", resumes=True)
+    """The same job, from where it was, no longer paused."""
+    backfill = list_(connection, create(connection, JobKind.BACKFILL, resumes=True))
     queue.pause(connection, backfill.id)
     again = create(connection, JobKind.BACKFILL, resumes=True)
-    assert (again.id, again.is_paused, again.rate, again.documents_total) == (backfill.id, False, 5, 25)
-    assert create(connection, JobKind.BACKFILL, rate=7, resumes=True).rate == 7
-    assert create(connection, JobKind.PARTIAL, where="id < 5", resumes=True).id == part.id
-    assert create(connection, JobKind.PARTIAL, where="id < 6", resumes=True).id != part.id
+    assert (again.id, again.is_paused, again.documents_total) == (backfill.id, False, 25)
     assert create(connection, JobKind.BACKFILL).id != backfill.id
 
 
@@ -318,7 +321,7 @@ def test_finished_jobs_are_forgotten_in_the_end(connection: Connection, monkeypa
     monkeypatch.setattr(queue, "FINISHED_KEPT_MAX", 3)
     old = create(connection, JobKind.REFRESH)
     queue.pause(connection, old.id)
-    part = create(connection, JobKind.PARTIAL, where="id < 5")
+    part = create_part(connection)
     queue.cancel(connection, part.id)
     finished = [queue.cancel(connection, create(connection, JobKind.BACKFILL).id).id for _ in range(5)]
     assert [job.id for job in recent(connection)] == [old.id, *finished[:1:-1], part.id]
@@ -381,55 +384,12 @@ def test_very_many_orphans_are_looked_for_in_turns(
     assert queue.advance(connection, job.id).documents_done == 30
 
 
-# Conditions
-
-
-def test_a_condition_selects_a_part(world: World, connection: Connection) -> None:
-    """Any condition on the root's columns, however it is written."""
-    for where, ids in {
-        "posts.id = 7 -- a comment": ["7"],
-        "id > 24 OR id = (SELECT min(id) FROM posts)": ["1", "25"],
-        "title = '100% ''quoted'' {braces} %s'": [],
-    }.items():
-        job = list_(connection, create(connection, JobKind.PARTIAL, where=where))
-        assert sorted(drain(world), key=int) == ids, where
-        assert queue.advance(connection, job.id).state is JobState.DONE
-
-
-def test_a_condition_that_postgres_does_not_take_is_refused(world: World, connection: Connection) -> None:
-    """With Postgres's words, before there is a job, and before anything else happens."""
-    for where, words in {
-        "heading = 'x'": 'column "heading" does not exist',
-        "id < ": "syntax error",
-        "id": "must be type boolean",
-        "true); DELETE FROM posts; SELECT (true": "syntax error at or near",
-        "id = $1": "has a parameter",
-        "count(*) > 1": "aggregate functions are not allowed",
-    }.items():
-        with pytest.raises(JobError, match=words) as refused:
-            create(connection, JobKind.PARTIAL, where=where)
-        assert "the root of blogpost" in refused.value.hint
-    assert recent(connection) == []
-    assert world.sql("SELECT count(*) FROM posts") == [(25,)]
-
-
-def test_a_condition_that_fails_on_the_data_fails_the_job(world: World, connection: Connection) -> None:
-    """Not the document: the job ends with Postgres's words, and nothing of it is left."""
-    job = create(connection, JobKind.PARTIAL, where="100 / (id - 20) > 0")
-    assert not listing.list_ids(connection, job, the_document(connection), chunk=10)
-    failed = find(connection, job.id)
-    assert failed.state is JobState.FAILED
-    assert "division by zero" in (failed.error or "")
-    assert the_document(connection).suspended is None
-    assert drain(world) == []
-
-
 # The commands
 
 
 def test_the_commands_show_and_change_jobs(world: World, connection: Connection) -> None:
     """What a person reads, what a script reads; what caused a job is named by tables and numbers, never by values."""
-    job = list_(connection, create(connection, JobKind.REFRESH, rate=1000))
+    job = list_(connection, create(connection, JobKind.REFRESH))
     cause: dict[str, list[Image]] = {"public.users": [{"id": "1"}, {"id": "4711000815"}]}
     caused = queue.create_fan_out(connection, the_document(connection), cause)
     assert caused is not None

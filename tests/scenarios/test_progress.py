@@ -210,10 +210,10 @@ def test_what_cannot_be_waited_for_is_said(blog: World) -> None:
 
 
 def test_what_could_not_be_written_is_said(blog: World) -> None:
-    """Its own documents that are dead-lettered, and no others; documents that are suspended."""
-    follow(blog, committed(blog, UPDATE, "first"))
-    committed(blog, "UPDATE posts SET created = 'infinity' WHERE id = 7")
+    """Documents that were dead-lettered since, and not before; documents that are suspended."""
+    follow(blog, committed(blog, "UPDATE posts SET created = 'infinity' WHERE id = 7"))
     mine = committed(blog, "UPDATE posts SET created = 'infinity' WHERE id = 8")
+    follow(blog, mine)
     well = committed(blog, UPDATE, "fine")
     follow(blog, well)
     with Waiter(blog.settings) as waiter:

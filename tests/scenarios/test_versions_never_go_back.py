@@ -20,7 +20,6 @@ from syncer.base.model import EPOCH_SHIFT
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version
-from syncer.indexing.failover import Origin
 from syncer.worker.job_loop import JobWorker
 from tests.support.in_process import assign
 from tests.support.world import DEADLINE_SECONDS, World
@@ -49,9 +48,7 @@ def index(database: World) -> Iterator[Index]:
 def enter(world: World, index: Index) -> failover.ClusterIdentity:
     """What every writer does on a new connection."""
     with world.connect() as connection:
-        found = failover.enter_cluster_identity(connection, index)
-        version.skip_unflushed(connection)
-        return found
+        return failover.enter(connection, index)
 
 
 def assign_alone(world: World) -> int:
@@ -182,7 +179,7 @@ def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(dat
             database.elasticsearch() as client,
             pytest.raises(ConnectionAbortedError),
         ):
-            failover.enter_cluster_identity(connection, _Crashes(client))
+            failover.enter(connection, _Crashes(client))
     assert database.sql(EPOCH) == [(1,)]
     entered = enter(database, index)
     assert entered.epoch == index.read_epoch(installation(database)) == 4
@@ -222,10 +219,10 @@ def test_a_writer_that_waits_for_the_record_holds_no_lock(database: World, index
     def others_enter() -> None:
         with database.connect() as connection:
             connection.execute("SET lock_timeout = '2s'")
-            entered.append(failover.enter_cluster_identity(connection, index))
+            entered.append(failover.enter(connection, index))
 
     with database.connect() as connection, database.elasticsearch() as client:
-        found = failover.enter_cluster_identity(connection, _Slow(client, others_enter))
+        found = failover.enter(connection, _Slow(client, others_enter))
     assert [found.epoch] == [identity.epoch for identity in entered] == [1]
 
 
@@ -259,24 +256,21 @@ def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> Non
     enter(database, index)
     with database.connect() as connection:
 
-        def origin(number: int) -> Origin:
-            return failover.origin(connection, index, number)
+        def is_foreign(number: int) -> bool:
+            return failover.is_foreign(connection, index, number)
 
         own = assign(connection)
-        assert origin(own) is Origin.ASSIGNED
+        assert not is_foreign(own)
         for foreign in (own + 1, own + 256, 1, 2 << EPOCH_SHIFT | 5, 1 << 62):
-            assert origin(foreign) is Origin.FOREIGN, foreign
+            assert is_foreign(foreign), foreign
         assert own + 256 < version.least_next(connection) <= 2 << EPOCH_SHIFT | 5
         database.sql(OTHER_TIMELINE)
-        failover.enter_cluster_identity(connection, index)
-        assert origin(own) is Origin.EARLIER
+        failover.enter(connection, index)
         second = assign(connection)
-        assert origin(second) is Origin.ASSIGNED
         # A restore to the first epoch, which nobody has noticed yet.
         database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {version.split(own)[1]})")
-        assert origin(own) is Origin.ASSIGNED
-        assert origin(second) is origin(own + 5 * 256) is Origin.LOST
-        assert origin(3 << EPOCH_SHIFT | 5) is Origin.FOREIGN
+        assert not any(map(is_foreign, (own, second, own + 5 * 256)))
+        assert is_foreign(3 << EPOCH_SHIFT | 5)
 
 
 def test_the_job_worker_takes_the_notes(database: World, index: Index) -> None:

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from syncer.base.model import WriteReport
-from syncer.base.postgres import Connection
+from syncer.base.postgres import AdvisoryLock, Connection
 from syncer.jobs.chunks import Chunk, Chunks
+
+
+def hold(connection: Connection, job_id: int) -> None:
+    """Keep job workers from listing a job as long as this connection is open, as a lister that hangs would."""
+    connection.execute("SELECT pg_advisory_lock($1::bigint | $2::bigint)", (int(AdvisoryLock.JOBS), job_id))
 
 
 def written(chunk: Chunk) -> tuple[Chunk, WriteReport]:

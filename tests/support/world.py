@@ -327,7 +327,7 @@ class World:
         )
         with self.connect() as connection, self.elasticsearch() as client:
             parts = self.parts(connection, client)
-            failover.enter_cluster_identity(connection, parts.index)
+            failover.enter(connection, parts.index)
             for one in registry.documents(connection):
                 target = parts.indices.create(
                     document=one.name,

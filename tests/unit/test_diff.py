@@ -30,7 +30,7 @@ def row(source: str | dict[str, Any], routing: str | None = None) -> Row:
 
 def drifts(expected: dict[str, Row], *copies: Copy, values: bool = True) -> list[Drift]:
     """What differs."""
-    return list(compare("post", "post-1", expected, copies, values=values))
+    return list(compare(expected, copies, values=values))
 
 
 def differences(expected: str | dict[str, Any], held: str | dict[str, Any]) -> tuple[Difference, ...]:
@@ -128,5 +128,5 @@ def test_another_order_is_a_cause_only_where_the_select_gives_none(
 ) -> None:
     """Real drift gets no harmless cause: the same elements, and only in fields that an unordered aggregate fills."""
     unordered = unordered_columns("SELECT p.id AS _id, p.title, array_agg(t.name) AS tags FROM p, t GROUP BY p.id")
-    (found,) = compare("post", "post-1", {"1": row(expected)}, [copy(held)], unordered=lambda: unordered)
+    (found,) = compare({"1": row(expected)}, [copy(held)], unordered=lambda: unordered)
     assert (found.cause is Cause.REORDERED) is is_order

@@ -62,8 +62,6 @@ def test_the_interface_is_small_and_an_option_has_one_meaning() -> None:
 USAGE = {
     **{f"apply --lock-timeout {value}": "Invalid value" for value in ("nan", "inf", "-1", "soon")},
     "wait 1.a --timeout nan": "Invalid value",
-    "backfill x --rate 0": "Invalid value",
-    "backfill x --rate inf": "Invalid value",
     f"dead-letters list --limit {'9' * 4000}": "Invalid value",
     **{f"events --since {value}": "Invalid value" for value in ("5", "-5m", "1y", "yesterday")},
     "jobs list first": "Invalid value",

@@ -15,16 +15,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from syncer.base.formatting import whole_number
 from syncer.base.postgres import Connection, bounded
-
-if TYPE_CHECKING:
-    from syncer.lineage.catalog import Probe
 
 # Domains are resolved to their base type, arrays to their element type. Composites become JSON, as do types with a
 # cast to it.
@@ -147,12 +144,13 @@ def completed(
     probe = catalog.probe(connection, select, file)
     described = connection.execute(sql.SQL("SELECT * FROM ({}) AS d LIMIT 0").format(sql.SQL(probe.canonical)))
     digits = {column.name: column.type_display for column in described.description or ()}
+    assert described.pgresult is not None  # it was just read
+    stored = {name for place, name in enumerate(digits) if described.pgresult.ftable(place)}  # no expressions
     types = {
         name: column_type(connection, digits[name] if type_ == "numeric" else type_)
         for name, type_ in probe.columns.items()
         if name not in ("_id", "_routing")
     }
-    stored = _stored(probe)
     vectors = {name for name, type_ in types.items() if type_.is_array and type_.name == "float4"}
     is_sampled = bool(vectors) or any(type_.mapping is None for type_ in types.values())
     sample = _sampled(connection, probe.canonical) if is_sampled else []
@@ -160,7 +158,7 @@ def completed(
     properties = mappings.get("properties", {})
     for name, type_ in types.items():
         values = [document[name] for document in sample if document.get(name) is not None]
-        made = guess(values, is_free=name in stored) if type_.mapping is None else type_.mapping
+        made = type_.mapping or guess(values, is_free=name in stored)
         lengths = {0 if None in value else len(value) for value in values if name in vectors}
         if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
             made = {"type": "dense_vector", "dims": lengths.pop()}
@@ -174,21 +172,10 @@ def completed(
         elif type_.name == "numeric" and made["type"] == "double":
             remarks.append(f"{name}: double rounds to 15 digits; for money use scaled_float, for every digit keyword")
     number = _number_of_fields(properties)
-    limit = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} if number > _FIELDS_MAX else {}
-    settings = {"settings": limit | body.get("settings", {})} if limit else {}
-    return {**body, **settings, "mappings": {**mappings, "properties": properties}}, remarks
-
-
-def _stored(probe: Probe) -> set[str]:
-    """Return the columns of a SELECT that are columns of a table, and no expressions."""
-    from sqlglot import exp  # noqa: PLC0415 - slow to load, and few commands need it
-
-    select = probe.tree.unnest() if probe.tree is not None else None
-    if not isinstance(select, exp.Select):
-        return set()
-    tables = {"", *(table.alias_or_name for table in select.find_all(exp.Table) if table.db)}
-    columns = {column.alias_or_name: column.unalias() for column in select.selects}
-    return {name for name, column in columns.items() if isinstance(column, exp.Column) and column.table in tables}
+    settings = body.get("settings", {})
+    if number > _FIELDS_MAX:
+        settings = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
+    return {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}, remarks
 
 
 def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
@@ -207,18 +194,16 @@ def guess(values: Iterable[Any], *, is_free: bool = False) -> dict[str, Any]:
     Objects that a table stores, or that differ in their keys, are free to have others, which are kept and shown, but
     not searched. Objects that a SELECT builds have the same keys everywhere.
     """
-    values = list(values)
+    values = [found for found in values if found is not None]
     flat = list(_flat(values))
     kinds = {type(found) for found in flat}
     if kinds == {dict}:
         names = list(dict.fromkeys(name for found in flat for name in found))
-        is_map = len(names) > _KEYS_MAX
-        known = [name for name in names if name and "." not in name and not is_map]
-        inside = {name: guess(found[name] for found in flat if name in found) for name in known}
-        is_free = is_free or is_map or len(known) < len(names) or any(found.keys() != flat[0].keys() for found in flat)
-        kind = "nested" if all(isinstance(found, list) for found in values) else "object"
-        made = {"type": kind} | ({"dynamic": False} if is_free else {})
-        return made | ({"properties": inside} if inside else {})
+        known = [name for name in names if name and "." not in name] if len(names) <= _KEYS_MAX else []
+        inside = {name: guess(found.get(name) for found in flat) for name in known}
+        is_free = is_free or len(known) < len(names) or any(found.keys() != flat[0].keys() for found in flat)
+        made = {"type": "nested" if all(isinstance(found, list) for found in values) else "object"}
+        return made | ({"dynamic": False} if is_free else {}) | ({"properties": inside} if inside else {})
     if kinds == {bool}:
         return {"type": "boolean"}
     if kinds == {int} and all(abs(found) < 2**63 for found in flat):

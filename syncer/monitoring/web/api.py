@@ -107,7 +107,7 @@ class Api:
     # To read
 
     def status(self, asked: Asked) -> dict[str, Any]:
-        """The status; the conditions and errors of jobs are shown only with the token."""
+        """The status; the errors of jobs are shown only with the token."""
         status = self._reader.read()
         rights = {
             "can_act": asked.has_token,
@@ -130,7 +130,7 @@ class Api:
         return {"events": found}
 
     def jobs(self, asked: Asked) -> dict[str, Any]:
-        """The unfinished jobs and the last finished ones; conditions and errors are shown as in `status`.
+        """The unfinished jobs and the last finished ones; errors are shown as in `status`.
 
         Reads one job of each kind more than it shows, to tell whether there are more.
         """
@@ -169,7 +169,7 @@ class Api:
         with self._connection() as connection, elastic.connect(self._settings.elasticsearch) as client:
             index = Index(client)
             chosen = registry.named(connection, document)
-            found = explain.explain(connection, index, chosen, id_, seconds=_EXPLAIN_SECONDS)
+            found = [explain.explain(connection, index, each, id_, seconds=_EXPLAIN_SECONDS) for each in chosen]
         answer = explain.as_json(found, id_, values=values)
         for row in answer["indices"]:
             if row["dead_letter"] is not None and not asked.has_token:  # errors quote values
@@ -246,9 +246,9 @@ class Api:
 
 
 def _job(job: Job, asked: Asked) -> dict[str, Any]:
-    """A job as data; its condition and its error contain values of rows."""
+    """A job as data; its error may contain values of rows."""
     data: dict[str, Any] = plain(job)
-    return data if asked.has_token else data | {name: data[name] and _HIDDEN for name in ("where", "error")}
+    return data if asked.has_token else data | {"error": data["error"] and _HIDDEN}
 
 
 def _log(asked: Asked, action: str, **about: Any) -> None:

@@ -46,8 +46,7 @@ function change(row, one, access, refresh) {
 function under(one) {
   if (one.finished_at !== null && !one.error) return "";
   if (one.error) return one.error.split("\n")[0];
-  const limit = one.rate === null ? "" : `, at most ${rate(one.rate)} a second`;
-  return `${one.started_at === null ? `created ${moment(one.created_at)}` : `since ${moment(one.started_at)}`}${limit}`;
+  return one.started_at === null ? `created ${moment(one.created_at)}` : `since ${moment(one.started_at)}`;
 }
 
 /** How far it is, how fast it goes, and how long the rest takes; or what it waits for. */

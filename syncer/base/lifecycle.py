@@ -48,10 +48,6 @@ class Stopping(Exception):  # noqa: N818 - not an error: the way out of a wait
     """The component must end now. Unacknowledged work will be done again by its successor."""
 
 
-class Abandoned(Exception):  # noqa: N818 - likewise
-    """The work that is being retried is no longer needed."""
-
-
 class Stop:
     """A stop request, shared by all components. Safe to share between threads.
 

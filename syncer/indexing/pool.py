@@ -18,14 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
+from typing import TypeAlias
 
 from syncer.base.errors import DocumentError
-from syncer.base.lifecycle import join
+from syncer.base.lifecycle import Stopping, join
 from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl
 from syncer.indexing.writer import NO_ORIGIN, Shared, Writer
+
+_Tasks: TypeAlias = "SimpleQueue[Callable[[Writer], None] | None]"
 
 
 class WriterPool:
@@ -50,12 +53,12 @@ class WriterPool:
     ) -> None:
         self._shared = Shared(name=name, flow=flow)
         self._name = name
-        self._make = partial(Writer, connect=connect, index=index, pause=pause, name=name, shared=self._shared)
+        self._pause = pause
+        self._make = partial(Writer, connect=connect, index=index, name=name, shared=self._shared)
         self._threads: list[threading.Thread] = []
-        self._tasks: SimpleQueue[Callable[[Writer], None] | None] = SimpleQueue()
+        self._tasks: _Tasks = SimpleQueue()
         self._open: set[Future[WriteReport]] = set()
         """What was submitted and is not done."""
-        self._dropped = 0
 
     @property
     def has_room(self) -> bool:
@@ -70,41 +73,33 @@ class WriterPool:
         everywhere: bool = False,
         origin: Mapping[str, int] = NO_ORIGIN,
         resumes: bool = False,
-        is_needed: Callable[[], bool] = lambda: True,
     ) -> Future[WriteReport]:
         """Bring documents up to date in one index: see `Writer.write`.
 
         Returns:
             A future of the report. It raises what `Writer.write` raises; a definition that has to be suspended is.
         """
-        done, dropped = Future[WriteReport](), self._dropped
-
-        def is_wanted() -> bool:
-            return dropped == self._dropped and is_needed()
+        done, opened = Future[WriteReport](), self._open
 
         def write(writer: Writer) -> None:
-            if dropped != self._dropped:
-                return
             report, failure = WriteReport(), None
             try:
                 try:
-                    report = writer.write(
-                        index_name, ids, everywhere=everywhere, origin=origin, resumes=resumes, is_needed=is_wanted
-                    )
+                    report = writer.write(index_name, ids, everywhere=everywhere, origin=origin, resumes=resumes)
                 except DocumentError as error:
                     writer.suspend(error)
                     raise
             except BaseException as error:  # noqa: BLE001 - the future passes it on
                 failure = error
-            self._open.discard(done)
+            opened.discard(done)
             if failure is not None:
                 done.set_exception(failure)
             else:
                 done.set_result(report)
 
-        self._open.add(done)
+        opened.add(done)
         self._tasks.put(write)
-        if len(self._threads) < min(len(self._open), self._shared.flow.slices_max):
+        if len(self._threads) < min(len(opened), self._shared.flow.slices_max):
             name = f"{self._name}-writer-{len(self._threads) + 1}"
             self._threads.append(threading.Thread(target=self._run, args=(self._tasks,), name=name, daemon=True))
             self._threads[-1].start()
@@ -114,13 +109,10 @@ class WriterPool:
         """Log dead letters that are not logged yet, if it is time."""
         self._shared.dead_lettered.report()
 
-    def drop(self) -> None:
-        """Start no more of what was submitted, and retry none of it; its futures are never done."""
-        self._dropped += 1
-        self._open.clear()
-
     def close(self, *, seconds: float | None = None) -> bool:
-        """Drop what was submitted, and wait for the slices in progress; the next submission starts new threads.
+        """Drop what was submitted, and wait for the slices in progress, whose failures are not retried.
+
+        The next submission starts new threads.
 
         Args:
             seconds: How long to wait at most; None for no limit.
@@ -128,19 +120,24 @@ class WriterPool:
         Returns:
             Whether all threads have ended.
         """
-        self.drop()
-        leaving, self._threads = self._threads, []
+        leaving, tasks = self._threads, self._tasks
+        self._threads, self._tasks, self._open = [], SimpleQueue(), set()
         for _ in leaving:
-            self._tasks.put(None)
-        self._tasks = SimpleQueue()
+            tasks.put(None)
         is_through = join(leaving, seconds=seconds)
         self._shared.dead_lettered.flush()
         return is_through
 
-    def _run(self, tasks: SimpleQueue[Callable[[Writer], None] | None]) -> None:
-        writer = self._make()
+    def _run(self, tasks: _Tasks) -> None:
+        def pause(seconds: float) -> None:
+            self._pause(seconds)
+            if tasks is not self._tasks:  # closed
+                raise Stopping
+
+        writer = self._make(pause=pause)
         try:
             while (write := tasks.get()) is not None:
-                write(writer)
+                if tasks is self._tasks:
+                    write(writer)
         finally:
             writer.close()

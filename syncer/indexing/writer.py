@@ -47,7 +47,6 @@ import structlog
 from syncer.base import log as base_log
 from syncer.base.error_policy import NO_ROOM, Action, at_work_for, decide, decide_item, explain_refusal
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
-from syncer.base.lifecycle import Abandoned
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, WriteReport
 from syncer.base.postgres import Connection, Link
@@ -183,12 +182,11 @@ class Writer:
         shared: Shared | None = None,
     ) -> None:
         self._index = index
-        self._component_pause = pause
+        self._pause = pause
         self._name = name
         self._shared = shared or Shared(name=name)
         self._flow = self._shared.flow
         self._session = Session(connect=connect, index=index)
-        self._is_needed: Callable[[], bool] = lambda: True
 
     def write(
         self,
@@ -198,7 +196,6 @@ class Writer:
         everywhere: bool = False,
         origin: Mapping[str, int] = NO_ORIGIN,
         resumes: bool = False,
-        is_needed: Callable[[], bool] = lambda: True,
     ) -> WriteReport:
         """Bring documents up to date in one index; return when each is written, skipped or dead-lettered.
 
@@ -208,16 +205,14 @@ class Writer:
             everywhere: Also remove stray copies from all other shards.
             origin: What the documents are written for, as logged with each.
             resumes: Whether to write although the definition is suspended, to find out if it may be resumed.
-            is_needed: Whether to go on retrying.
 
         Raises:
-            Stopping, Abandoned: The writer was told to stop, or the write is no longer needed. It is safe to repeat.
+            Stopping: The writer was told to stop. It is safe to repeat.
             SuspendedError: The definition is suspended. What was written before is valid.
             DocumentError: The definition has to be suspended. What was written before is valid.
             UnavailableError: `resumes` is set, and the index takes no documents.
             Exception: An error that the policy classifies as FATAL.
         """
-        self._is_needed = is_needed
         all_ids = list(dict.fromkeys(ids))
         whole = Slice(index_name=index_name, ids=all_ids, everywhere=everywhere, origin=origin, resumes=resumes)
         slices = [whole]
@@ -478,17 +473,6 @@ class Writer:
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         return retry(action, pause=self._pause, component=self._name, trouble=self._shared.trouble)
-
-    def _pause(self, seconds: float) -> None:
-        """Wait before a retry.
-
-        Raises:
-            Stopping: The component has to stop.
-            Abandoned: The write is no longer needed.
-        """
-        self._component_pause(seconds)
-        if not self._is_needed():
-            raise Abandoned
 
     def _is_outdated(self, index_name: str, error: DocumentError) -> bool:
         """Return whether the error concerns a revision that is no longer active."""

@@ -81,10 +81,6 @@ SELECT p.id, p.job, p.number, j.document, j.index_name, p.ids, p.everywhere
 FROM syncer.job AS j JOIN syncer.job_chunk AS p ON p.job = j.id WHERE p.job = $1 AND p.number = $2
 """
 _UNLOCK = f"SELECT pg_advisory_unlock({_KEY}) FROM unnest($1::bigint[]) AS p (id)"
-_HELD = """
-SELECT p.id FROM unnest($1::bigint[], $2::integer[]) AS held (job, number)
-JOIN syncer.job_chunk AS p USING (job, number)
-"""
 # Rule: count-what-you-delete.
 _FINISH = """
 WITH job AS (
@@ -204,10 +200,3 @@ class Chunks:
         held = [chunk.id for chunk in chunks if self._in_hand.pop(chunk.id, None) is not None]
         if held:
             self._connection.execute(_UNLOCK, (held,), prepare=True)
-
-    def dropped(self) -> list[Chunk]:
-        """Return the chunks in hand that are no longer there: their job was cancelled."""
-        held = self._in_hand.values()
-        where = ([chunk.job for chunk in held], [chunk.number for chunk in held])
-        there = {id_ for (id_,) in self._connection.execute(_HELD, where, prepare=True)}
-        return [chunk for chunk in held if chunk.id not in there]

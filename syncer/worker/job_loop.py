@@ -7,7 +7,6 @@ Guarantees:
 
 - A chunk is deleted only once each of its documents is written.
 - If a job worker ends in any way, the end of its session frees its chunks for the others.
-- A write that is retried is given up once its chunk is no longer needed.
 - No job waits long for an unavailable index, or for one whose step fails.
 - An unexpected error fails its own job only.
 
@@ -17,13 +16,12 @@ The job worker also tries to resume suspended documents, and records the last as
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import elasticsearch
 import psycopg
@@ -33,7 +31,7 @@ from syncer.base import metrics
 from syncer.base.error_policy import Action, at_work_for, decide, explain, is_of_data, kind
 from syncer.base.errors import DocumentError, JobError, UnavailableError
 from syncer.base.formatting import amount, elapsed
-from syncer.base.lifecycle import Abandoned, Stop, Stopping
+from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
 from syncer.base.retry import Backoff, Trouble, retry
@@ -53,25 +51,23 @@ from syncer.recovery import resume
 _WAIT_SECONDS = 1.0
 """How long to wait for a chunk to be written before looking after other things."""
 _LOOK_SECONDS = 1.0
-"""How often to look for steps that are due, and for chunks that were dropped."""
+"""How often to look for steps that are due, and for suspended documents."""
 _IDLE_SECONDS = 0.5
 """How often to look for a job while there is nothing to do."""
 _OTHERS_SECONDS = 2.0
 """When to look again after a job that another process is working on."""
-_STAYS_SUSPENDED = (DocumentError, UnavailableError, Abandoned, elasticsearch.ApiError, elasticsearch.TransportError)
+_STAYS_SUSPENDED = (DocumentError, UnavailableError, elasticsearch.ApiError, elasticsearch.TransportError)
 _ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
 _NOTE_SECONDS = 10.0
 """How often to record the last version."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Write:
-    """A chunk that is being written; ``is_dropped`` is set once the chunk is gone with its job."""
+class _Write(NamedTuple):
+    """A chunk that is being written."""
 
     chunk: Chunk
-    is_dropped: threading.Event = field(default_factory=threading.Event)
-    report: Future[WriteReport] = field(default_factory=Future)
+    report: Future[WriteReport]
 
 
 class JobWorker:
@@ -132,7 +128,7 @@ class JobWorker:
         except Stopping:
             raise
         except Exception:
-            self._writers.drop()
+            self._writers.close(seconds=0)
             self._disconnect()
             raise
 
@@ -191,15 +187,10 @@ class JobWorker:
         """Take a chunk and have it written; return whether there was one."""
         if self._stop.is_requested or self._chunks is None or (chunk := self._chunks.take()) is None:
             return False
-        write = _Write(chunk=chunk)
-        self._writes.append(write)
-        write.report = self._writers.submit(
-            chunk.index_name,
-            chunk.ids,
-            everywhere=chunk.everywhere,
-            origin={"job": chunk.job},
-            is_needed=lambda: not write.is_dropped.is_set(),
+        report = self._writers.submit(
+            chunk.index_name, chunk.ids, everywhere=chunk.everywhere, origin={"job": chunk.job}
         )
+        self._writes.append(_Write(chunk, report))
         return True
 
     def _finish(self) -> int:
@@ -213,7 +204,7 @@ class JobWorker:
         written: list[tuple[Chunk, WriteReport]] = []
         for write in ended:
             # If its document is suspended, the chunk waits with its job.
-            with suppress(Abandoned, DocumentError, Stopping):
+            with suppress(DocumentError, Stopping):
                 written.append((write.chunk, write.report.result()))
         if self._chunks is not None and ended:
             self._chunks.finish(written)
@@ -232,10 +223,6 @@ class JobWorker:
         if now - self._looked_at >= _LOOK_SECONDS:
             self._looked_at = now
             self._try_suspended(connection)
-            dropped = {chunk.id for chunk in self._chunks.dropped()} if self._chunks is not None else set()
-            for write in self._writes:
-                if write.chunk.id in dropped:
-                    write.is_dropped.set()
         return self._take_steps(connection)
 
     # Steps

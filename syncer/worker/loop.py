@@ -130,7 +130,7 @@ class Worker:
         except Stopping:
             raise
         except Exception:
-            self._writers.drop()
+            self._writers.close(seconds=0)
             self._batches.clear()  # the source delivers them again
             with suppress(psycopg.Error):
                 self._source.close()

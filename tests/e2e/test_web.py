@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.documents import registry
 from syncer.jobs.model import JobKind
-from syncer.jobs.queue import create
+from syncer.jobs.queue import create, pause
 from tests.support.job_worker import hold
 from tests.support.world import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
 
@@ -110,6 +110,10 @@ def test_the_api_has_what_the_commands_print(world: World) -> None:
         return any(job["id"] in tried["jobs"] and job["state"] == "done" for job in jobs)
 
     wait_until(is_done, what="the job is done")
+    with world.connect() as connection, connection.transaction():
+        made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
+        assert made is not None
+        pause(connection, made.id)
     world.sql(f"UPDATE syncer.job SET error = 'unforeseen {SECRET}'")
     for path in ("/api/jobs", "/api/status"):
         wait_until(lambda path=path: SECRET in operator.ask(path)[1], what=f"{path} shows the error")  # type: ignore[misc]

@@ -22,6 +22,7 @@ from syncer.verify.diff import Cause
 from syncer.worker.loop import Worker
 from tests.faults.test_rebuild import begin, require_done
 from tests.scenarios.test_jobs import new_revision
+from tests.support.job_worker import hold
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 # User 1 has posts 1 to 120, user 2 has 201 to 320, and users 3 to 42 have three each.
@@ -378,16 +379,16 @@ def test_no_new_index_waits_for_what_is_paused(world: World, database: Connectio
     """It says which job, and what to do; searches stay where they are, and the same command goes on afterwards."""
     before = world.index_of()
     late = done_where_it_serves(world, database, building)
-    queue.set_rate(database, late.id, 0.1)
     log = world.folder / "rebuild.log"
-    process = begin(world)
-    wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
-    queue.pause(database, late.id)
-    assert process.wait(DEADLINE_SECONDS) == 1
+    with world.connect() as lister:
+        hold(lister, late.id)
+        process = begin(world)
+        wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
+        queue.pause(database, late.id)
+        assert process.wait(DEADLINE_SECONDS) == 1
     assert f"syncer jobs resume {late.id}" in log.read_text()
     assert world.index_of() == before
     queue.resume(database, late.id)
-    queue.set_rate(database, late.id, None)
     require_done(world, begin(world))
     assert world.index_of() == building.index_name
     assert world.held() == world.expected()

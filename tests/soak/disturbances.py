@@ -217,13 +217,14 @@ def _look(soak: Soak, dice: random.Random) -> None:
 def _cancel_job(soak: Soak, dice: random.Random) -> None:
     """Cancel a backfill, without which no document is missed."""
     document = dice.choice(soak.world.documents)
-    with _command(soak, "backfill", document, "--rate", "5"):
-        time.sleep(dice.uniform(1, 3))
+    with _command(soak, "backfill", document):
+        time.sleep(dice.uniform(0, 0.5))
         listed = json.loads(_run(soak, dice, "jobs", "list", "--json") or "{}")
         jobs = listed.get("jobs", []) if isinstance(listed, dict) else listed
         backfills = [job for job in jobs if (job["document"], job["kind"]) == (document, "backfill")]
         for job in [job["id"] for job in backfills if not job["finished_at"]]:
-            _run(soak, dice, "jobs", "cancel", str(job), "--yes")
+            with suppress(RefusedError):  # it is done meanwhile
+                _run(soak, dice, "jobs", "cancel", str(job), "--yes")
 
 
 def _apply_select(soak: Soak, dice: random.Random) -> None:

@@ -20,13 +20,13 @@ from functools import partial
 import elasticsearch
 import psycopg
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from syncer.base.errors import SandboxError
 from tests.soak.fleet import Fleet
 from tests.soak.record import Record
 from tests.support import preloaded
+from tests.support.in_process import admin
 from tests.support.network import Direction, Line
 from tests.support.standbys import Standbys
 from tests.support.world import World, wait_until
@@ -165,32 +165,23 @@ def _close_index(soak: Soak, dice: random.Random) -> None:
 
 
 def _lose_topic(soak: Soak, _: random.Random) -> None:
-    with _admin(soak) as (admin, topic):
-        admin.delete_topics([topic])[topic].result(30)
+    client, topic = admin(soak.world), soak.world.settings.kafka.topic
+    client.delete_topics([topic])[topic].result(30)
 
 
 def _lose_records(soak: Soak, _: random.Random) -> None:
     """What retention does."""
-    with _admin(soak) as (admin, topic):
-        partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
-        for deleted in admin.delete_records([TopicPartition(topic, one, -1) for one in partitions]).values():
-            deleted.result(30)
+    client, topic = admin(soak.world), soak.world.settings.kafka.topic
+    partitions = client.list_topics(topic, timeout=10).topics[topic].partitions
+    for deleted in client.delete_records([TopicPartition(topic, one, -1) for one in partitions]).values():
+        deleted.result(30)
 
 
 def _add_partition(soak: Soak, _: random.Random) -> None:
-    with _admin(soak) as (admin, topic):
-        number = len(admin.list_topics(topic, timeout=10).topics[topic].partitions)
-        if 0 < number < _PARTITIONS_MAX:
-            admin.create_partitions([NewPartitions(topic, number + 1)])[topic].result(30)
-
-
-@contextmanager
-def _admin(soak: Soak) -> Iterator[tuple[AdminClient, str]]:
-    """A client for the topic; daemons may not use it just now."""
-    yield (
-        AdminClient({"bootstrap.servers": soak.world.endpoints.kafka_bootstrap_servers}),
-        soak.world.settings.kafka.topic,
-    )
+    client, topic = admin(soak.world), soak.world.settings.kafka.topic
+    number = len(client.list_topics(topic, timeout=10).topics[topic].partitions)
+    if 0 < number < _PARTITIONS_MAX:
+        client.create_partitions([NewPartitions(topic, number + 1)])[topic].result(30)
 
 
 # An operator

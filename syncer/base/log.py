@@ -27,38 +27,29 @@ QUIET_SECONDS = 10.0
 """How long occurrences are only counted after a report."""
 _KNOWN_MAX = 1000
 _BATCH_SLOW_SECONDS = 1.0
-"""A batch that took so long is logged by itself."""
-_BATCHES: Final = ("relay.batch_published", "worker.batch_indexed")
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Sample = TypeVar("_Sample")
 
 
-class Choice:
-    """Filters log lines by level. A batch of changes is of level debug, unless it is slow.
-
-    Args:
-        level: The lowest level that is logged.
-    """
-
-    def __init__(self, level: Level) -> None:
-        self.least = LEVELS[level]
-
-    def __call__(self, _: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Return the line if it is logged, as a structlog processor.
-
-        Raises:
-            structlog.DropEvent: It is not logged.
-        """
-        if line["event"] in _BATCHES and line["seconds"] < _BATCH_SLOW_SECONDS:
-            level = "debug"
-        if LEVELS[level] < self.least:  # type: ignore[index]  # structlog uses the same level names
-            raise structlog.DropEvent
-        return line
-
-
-_choice = Choice("info")
+_least = LEVELS["info"]
 _is_json = False
+
+
+def batch_level(seconds: float) -> int:
+    """Return the level at which a batch of changes is logged that took so long."""
+    return LEVELS["debug" if seconds < _BATCH_SLOW_SECONDS else "info"]
+
+
+def _drop_lower(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Drop a line that is not logged, as a structlog processor.
+
+    Raises:
+        structlog.DropEvent: It is not logged.
+    """
+    if LEVELS[level] < _least:  # type: ignore[index]  # structlog uses the same level names
+        raise structlog.DropEvent
+    return line
 
 
 def _note(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -75,19 +66,19 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
         settings: The format and the level.
         is_command: Whether a command runs in the foreground; information is then left to the command's own output.
     """
-    global _choice, _is_json  # noqa: PLW0603 - structlog's configuration is global to the process too
+    global _least, _is_json  # noqa: PLW0603 - structlog's configuration is global to the process too
     console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
         if console
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
-    _choice = Choice("warning" if is_command and settings.level == "info" else settings.level)
+    _least = LEVELS["warning" if is_command and settings.level == "info" else settings.level]
     _is_json = not console and not is_command
     structlog.configure(
         processors=[
             _note,
-            _choice,
+            _drop_lower,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
@@ -95,7 +86,7 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
             renderer,
         ],
         # The timeline is noted whatever the level.
-        wrapper_class=structlog.make_filtering_bound_logger(min(_choice.least, LEVELS["info"])),
+        wrapper_class=structlog.make_filtering_bound_logger(min(_least, LEVELS["info"])),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -103,7 +94,7 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
 
 def is_debug() -> bool:
     """Whether events of level debug are logged. Ask this before building many lines."""
-    return _choice.least <= LEVELS["debug"]
+    return _least <= LEVELS["debug"]
 
 
 def is_json() -> bool:

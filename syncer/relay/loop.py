@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from syncer.base import metrics
+from syncer.base import log, metrics
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import Connection
@@ -167,7 +167,8 @@ class Relay:
 
     def _log_published(self, page: Page, *, seconds: float) -> None:
         ids = [id_in(row.value) for row in page.rows]
-        self._log.info(
+        self._log.log(
+            log.batch_level(seconds),
             "relay.batch_published",
             changes=len(page.rows),
             seconds=round(seconds, 4),

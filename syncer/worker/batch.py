@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from syncer.base import metrics
+from syncer.base import log, metrics
 from syncer.base.errors import DocumentError
 from syncer.base.model import Change, WriteReport
 
@@ -69,7 +69,8 @@ class ChangeBatch:
         seconds = time.monotonic() - self.begun_at
         made = [change.changed_at for change in self.changes]
         ids = [change.id for change in self.changes]
-        structlog.get_logger().info(
+        structlog.get_logger().log(
+            log.batch_level(seconds),
             "worker.batch_indexed",
             worker=worker,
             batch=self.number,

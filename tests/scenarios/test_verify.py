@@ -305,9 +305,6 @@ def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearc
     assert blog.sql("SELECT count(*) FROM syncer.verification") == [(0,)]
     client.delete(index=blog.alias, id="8")
     handled(blog)
-    ended = blog.syncer("verify")
-    assert ended.returncode == 1
-    assert "2 documents differ" in ended.stdout
     ended = blog.syncer("verify", "--repair")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 documents are repaired" in ended.stdout

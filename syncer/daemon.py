@@ -34,6 +34,7 @@ from syncer.worker.source import OutboxSource, Source, TopicSource
 
 IDLE_SECONDS = 120.0
 """How long a component may idle in a transaction: longer than it waits for any response of another server."""
+_WAKE_SECONDS = 1.0
 STOP_SECONDS = 25.0
 """How long components may take to end, for the case that a server hangs. Other daemons redo what was in hand."""
 
@@ -140,7 +141,9 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
         structlog.get_logger().info("daemon.started", components=list(made), process=os.getpid())
         threads.start(made)
         reporter.components = [*beside, *made]
-        stop.wait(threading.TIMEOUT_MAX)
+        # A signal that another thread gets, as after SIGCONT, is handled only once this one wakes.
+        while not stop.wait(_WAKE_SECONDS):
+            pass
     except Stopping:
         pass
     except BaseException as error:  # noqa: BLE001 - it is raised once all have ended

@@ -103,7 +103,10 @@ def carry_out(
 
 def _log_applied(steps: Sequence[Step], removed: Sequence[str]) -> None:
     changes = {step.document.name: str(step.change) for step in steps}
-    resumed = [step.document.name for step in steps if step.suspended is not None]
+    # One whose new index is being built stays suspended until that is searched.
+    resumed = [
+        step.document.name for step in steps if step.suspended is not None and step.document.role is Role.CURRENT
+    ]
     applied = [f"{name} ({change})" for name, change in changes.items() if name not in resumed]
     parts = (("Applied", applied), ("Resumed", resumed), ("Removed", removed))
     sentence = " ".join(f"{what} {', '.join(names)}." for what, names in parts if names)
@@ -119,7 +122,9 @@ def _log_applied(steps: Sequence[Step], removed: Sequence[str]) -> None:
 def _refresh(connection: Connection, missed: Iterable[Document], report: Callable[[str], None]) -> None:
     """Create a refresh of each index that may have missed changes, unless it is being loaded, gone or suspended."""
     for document in missed:
-        made = queue.create(connection, document, JobKind.REFRESH) if document.suspended is None else None
+        if document.suspended is not None:
+            continue
+        made = queue.create(connection, document, JobKind.REFRESH, occasion="triggers were gone, and are there again")
         if made is not None and made.kind is JobKind.REFRESH:
             report(f"index {document.index_name} may have missed changes: job {made.id} writes all of it again")
 

@@ -6,7 +6,7 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,17 +29,23 @@ from syncer.documents.definition import Definition
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
+from syncer.lineage import routes
 
 # Errors of one definition; a failing connection is none of these.
 _REFUSALS = (SyncerError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
+_WORST_FIRST = {severity: place for place, severity in enumerate(Severity)}
 _BUILD = "SELECT to_jsonb(d.*) FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffectsQuery:
-    """A query from changed rows, ``$1``, to documents; its cost is None if the table has no row to try it with."""
+    """A query from changed rows, ``$1``, to documents; its cost is None if the table has no row to try it with.
+
+    If there are several, ``through`` says which this is: the columns that it compares.
+    """
 
     query: str
+    through: str
     cost: Cost | None
 
 
@@ -248,7 +254,9 @@ class _Previewed:
                 rows: list[tuple[object, ...]] = [([id_],) for id_ in list(tried.sample)[: cost.SAMPLE_ROWS]]
                 self._measure(queries.query_of(_BUILD, document), rows, document)
             with self.refusals(document.name):
-                found = replace(found, tables=tuple(self._tables(document)))
+                tables = tuple(self._tables(document))
+                problems = sorted((*found.problems, *_failing(tables)), key=lambda each: _WORST_FIRST[each.severity])
+                found = replace(found, tables=tables, problems=tuple(problems))
         return found
 
     def _tables(self, document: Document) -> Iterator[TablePreview]:
@@ -258,7 +266,8 @@ class _Previewed:
             for query in use.affected:
                 documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
                 measured = self._measure(documents, rows, document, change_of=relation)
-                affects.append(AffectsQuery(query=query, cost=measured))
+                through = routes.columns_of(query) if len(use.affected) > 1 else ""
+                affects.append(AffectsQuery(query=query, through=through, cost=measured))
             watched = tuple(sorted(use.watched))
             yield TablePreview(relation=relation, watched=watched, id_columns=use.id_columns, affects=tuple(affects))
 
@@ -272,3 +281,20 @@ class _Previewed:
                 self.connection, query, tries[0], measured, document=document.name, change_of=change_of
             )
         return measured
+
+
+def _failing(tables: Iterable[TablePreview]) -> Iterator[Problem]:
+    """Yield a warning for each query from changes to documents that fails on the data."""
+    for table in tables:
+        for path in table.affects:
+            if path.cost is None or not path.cost.failure:
+                continue
+            through = f" through {path.through}" if path.through else ""
+            texts = routes.as_texts(path.query, table.relation)
+            yield Problem(
+                severity=Severity.WARNING,
+                message=f"a change of {table.relation} writes every document again: the query that finds those that "
+                f"it touches{through} fails on the data: {path.cost.failure}",
+                action="It meets rows that WHERE leaves out, too. "
+                + (f"Compare texts in select.sql: {texts}" if texts else "Compare what cannot fail on any row."),
+            )

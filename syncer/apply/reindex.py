@@ -28,8 +28,9 @@ from syncer.apply.plan import PlannedChange, Step
 from syncer.base.errors import DefinitionError, JobError
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
-from syncer.documents import registry, suspend
+from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Document
+from syncer.documents.snapshot import require_shape
 from syncer.elasticsearch.indices import Indices
 from syncer.jobs.model import Job, unfinished
 from syncer.recovery import orphan_indices
@@ -41,10 +42,14 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
     """Activate a new index beside the current one, or continue with the one that is being built.
 
     Raises:
+        DocumentError: Its tables are not as they were applied, or its ids not unique; nothing was created.
         SyncerError: The new index was not activated.
     """
     active = plan.read_active(connection)
     current, building = active.documents[name], active.building(name)
+    require_shape(connection, building or current)
+    if current.suspended is not None:
+        queries.require_unique(connection, current)
     if building is not None and building.suspended is None:
         step = Step(document=building, change=PlannedChange.BUILDING, before=current)
     else:

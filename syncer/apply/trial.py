@@ -20,7 +20,7 @@ from psycopg import errors as pg
 from syncer.apply.plan import NEEDS_INDEX, Step
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
-from syncer.base.formatting import amount, brief
+from syncer.base.formatting import amount, shortened, without_preview
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition
 from syncer.base.postgres import Connection, bounded
@@ -198,11 +198,11 @@ def _rejected(rejections: list[Rejection], tried: str) -> Iterator[Problem]:
         reason = _OF_ONE_DOCUMENT.sub("", rejection.reason)
         found.setdefault((rejection.kind, reason.partition(":")[0]), []).append(rejection)
     for first, *others in found.values():
-        are, reason = "are" if others else "is", brief(_OF_ONE_DOCUMENT.sub("", first.reason))
+        are, reason = "are" if others else "is", without_preview(_OF_ONE_DOCUMENT.sub("", first.reason))
         yield Problem(
             severity=Severity.ERROR,
             message=f"{1 + len(others):,} of {tried} {are} rejected, for example {first.composition.id}: "
-            f"{first.kind}: {reason}",
+            f"{first.kind}: {shortened(reason)}",
             action="Add the field to index.json: syncer init --from-select adds every field that it lacks."
             if first.kind == "strict_dynamic_mapping_exception"
             else _TO_FIX,

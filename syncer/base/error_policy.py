@@ -222,8 +222,16 @@ def explain(error: BaseException) -> SyncerError | None:
     return None
 
 
+_GONE = re.compile(r"no such index \[([^]]+?)(?:-syncer-write)?\]")
+
+
 def explain_refusal(document: str, cause: str) -> IndexingError:
     """Explain an index that accepts no documents."""
+    if gone := _GONE.search(cause):
+        return IndexingError(
+            f"The index {gone[1]} of {document} is gone",
+            hint="Was it deleted? To create it again and write every document, run: syncer apply",
+        )
     return IndexingError(
         f"The index of {document} is gone or refuses: {cause}",
         hint="If it is closed, open it; if it is blocked (index.blocks.*), lift the block: it resumes by itself.\n"

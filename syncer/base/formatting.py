@@ -43,9 +43,9 @@ def shortened(value: object) -> object:
     return value
 
 
-def brief(error: str) -> str:
+def without_preview(error: str) -> str:
     """Return the reason for a rejection without the value that Elasticsearch quotes."""
-    return str(shortened(_PREVIEW.sub("", error).replace(".: ", ": ")))
+    return _PREVIEW.sub("", error).replace(".: ", ": ")
 
 
 def whole_number(digits: str) -> int | str:

@@ -8,6 +8,7 @@ hint; ``--debug`` adds the traceback.
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
 import signal
 import sys
@@ -94,6 +95,9 @@ class _Debug:
 
 def main() -> None:
     """Entry point of the command ``syncer``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a document may hold half of a surrogate pair
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (KeyboardInterrupt, Stopping):

@@ -213,14 +213,15 @@ def _paths(table: TablePreview) -> Iterator[tuple[str, str]]:
     for column in table.id_columns:
         yield f"a change of {table.relation}", f"1 document, by its {column}"
     for path in table.affects:
-        tried = "no row to try it with" if path.cost is None else _cost(path.cost)
+        tried = "no row to try it with" if path.cost is None else _cost(path.cost, path.through)
         yield f"a change of {table.relation}", tried
 
 
-def _cost(cost: Cost) -> str:
+def _cost(cost: Cost, through: str) -> str:
+    by = f" through {through}" if through else ""
     if cost.failure:
-        return f"the query fails: {cost.failure}"
-    return f"{amount(cost.documents, 'document')}, {_duration(cost.seconds)}"
+        return f"every document: the query{by} fails"
+    return f"{amount(cost.documents, 'document')}{by}, {_duration(cost.seconds)}"
 
 
 def _needed_by(missing: MissingIndex) -> str:

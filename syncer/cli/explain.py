@@ -75,8 +75,8 @@ def _show(console: Console, seen: Explanation, id_: str, *, values: bool) -> Non
 
 
 def _facts(seen: Explanation) -> Iterator[tuple[Part, Part]]:
-    if seen.state is State.UNKNOWN:
-        yield "Postgres", "unknown"
+    if not seen.is_row_known:
+        yield "Postgres", "unknown: its SELECT fails, or a table is locked"
     elif seen.row is None:
         yield "Postgres", "its SELECT returns no such id"
     else:
@@ -84,9 +84,10 @@ def _facts(seen: Explanation) -> Iterator[tuple[Part, Part]]:
         yield "Postgres", f"its SELECT returns it: {amount(len(seen.row.source), 'byte')}{routing}"
     copies = [
         f"{_version(copy.version)}{f', under routing {copy.routing}' if copy.place.routing != copy.id else ''}"
-        for copy in seen.copies
+        for copy in seen.copies or ()
     ]
-    yield "Elasticsearch", "\n".join(copies) or "nothing under this id"
+    nothing = "unknown: it cannot be read" if seen.copies is None else "nothing under this id"
+    yield "Elasticsearch", "\n".join(copies) or nothing
     if seen.drift is not None:
         yield "differs in", ", ".join(part.path for part in seen.drift.differences)
     if (letter := seen.dead_letter) is not None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
-from syncer.base.formatting import amount, brief
+from syncer.base.formatting import amount, shortened
 from syncer.cli import parameters, render
 from syncer.cli.context import Parts, open_parts
 from syncer.cli.jobs import show_left
@@ -200,7 +200,11 @@ def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> No
             _CAUSES[drift.cause],
         ]
         fields = "".join(f" {path}," for path in paths[:_PATHS_SHOWN_MAX]).rstrip(",") + more
-        say(console, f"  {drift.id} {drift.kind}{fields}; {', '.join(filter(None, facts))}".rstrip("; "), style=style)
+        say(
+            console,
+            f"  {shortened(drift.id)} {drift.kind}{fields}; {', '.join(filter(None, facts))}".rstrip("; "),
+            style=style,
+        )
         for difference in drift.differences:
             if difference.expected or difference.held:
                 values = f"{difference.expected or '-'} in Postgres, {difference.held or '-'} in Elasticsearch"
@@ -220,5 +224,5 @@ def _advice(report: VerifyReport, document: Document) -> Iterator[str]:
         yield f"So many differ that not all were compared. To write all of them again: syncer backfill {document.name}"
     for cause, example in {drift.cause: drift for drift in reversed(report.drifts)}.items():
         if example.error is not None:
-            yield f"Dead-lettered, for example {example.id}: {brief(example.error)}"
+            yield f"Dead-lettered, for example {shortened(example.id)}: {shortened(example.error)}"
         yield advice(cause, document)

@@ -36,7 +36,7 @@ from itertools import chain, islice
 import psycopg
 from psycopg import sql
 
-from syncer.base.error_policy import is_of_data
+from syncer.base.error_policy import is_of_data, kind
 from syncer.base.errors import DocumentError
 from syncer.base.model import Change, Image, dump_images, watched_digest
 from syncer.base.postgres import Connection
@@ -72,10 +72,11 @@ Cause = tuple[Image, ...]
 class Affected:
     """Documents to build again: distinct ids, at most a page of them; None stands for all, as after a TRUNCATE.
 
-    If an affects query failed on the data of a change, ``failed`` is the name of the error, and all may be touched.
+    Then ``occasion`` says why. If an affects query failed on the data of a change, ``failed`` is the name of the error.
     """
 
     ids: tuple[str, ...] | None
+    occasion: str | None = None
     failed: str | None = None
 
 
@@ -103,6 +104,10 @@ class _Allowance:
         return self.ids <= 0 or self.queries <= 0 or self.until <= time.monotonic()
 
 
+class _UnresolvedError(Exception):
+    """An affects query of this relation failed on the data."""
+
+
 class AffectedReader:
     """Finds affected documents in Postgres; returns at most a page of ids together.
 
@@ -123,17 +128,17 @@ class AffectedReader:
         """Yield the documents of a definition that these changes touch: the fan-out first, then the others in pages."""
         used = _used(document, changes)
         if used is None:
-            yield Affected(ids=None)
+            yield Affected(ids=None, occasion=truncated(document, changes))
             return
         columns = {relation: document.dependencies.tables[relation].id_columns for relation in used}
         keys = (_keys(used[relation], column) for relation, named in columns.items() for column in named)
         ids = dict.fromkeys(chain.from_iterable(keys))
         try:
             many = self._find_few(document, used, ids)
-        except psycopg.Error as error:
-            if not is_of_data(error):
-                raise
-            yield Affected(ids=None, failed=type(error).__name__)
+        except _UnresolvedError as error:
+            cause = error.__cause__
+            assert cause is not None
+            yield Affected(ids=None, occasion=unresolved(str(error), cause), failed=type(cause).__name__)
         else:
             if many:
                 yield FanOut(cause=many)
@@ -152,16 +157,27 @@ class AffectedReader:
             if use.affected:
                 causes = _causes(relevant)
                 try:
-                    rest = self._separate(document, use, causes, allowance, ids)
-                except DocumentError as error:
-                    # Postgres does not plan anew when a table is altered of which a statement uses only the row type.
-                    # After a failed transaction psycopg has dropped the connection's prepared statements.
-                    if not isinstance(error.__cause__, psycopg.ProgrammingError):
+                    rest = self._separate_again(document, use, causes, allowance, ids)
+                except psycopg.Error as error:
+                    if not is_of_data(error):
                         raise
-                    rest = self._separate(document, use, causes, allowance, ids)
+                    raise _UnresolvedError(relation) from error
                 if rest:
                     many[relation] = _images(rest)
         return many
+
+    def _separate_again(
+        self, document: Document, use: TableUse, causes: list[Cause], allowance: _Allowance, ids: dict[str, None]
+    ) -> list[Cause]:
+        """Separate causes, if necessary with new plans."""
+        try:
+            return self._separate(document, use, causes, allowance, ids)
+        except DocumentError as error:
+            # Postgres does not plan anew when a table is altered of which a statement uses only the row type.
+            # After a failed transaction psycopg has dropped the connection's prepared statements.
+            if not isinstance(error.__cause__, psycopg.ProgrammingError):
+                raise
+            return self._separate(document, use, causes, allowance, ids)
 
     def _separate(
         self, document: Document, use: TableUse, causes: list[Cause], allowance: _Allowance, ids: dict[str, None]
@@ -192,6 +208,18 @@ class AffectedReader:
         if groups:
             allowance.until = time.monotonic()
         return many + [cause for group in groups for cause in group]
+
+
+def unresolved(relations: str, error: BaseException) -> str:
+    """Say which query failed on the data, and how; the values stay unsaid."""
+    return f"the query from a change of {relations} to documents failed on the data: {kind(error)}"
+
+
+def truncated(document: Document, changes: Sequence[Change]) -> str:
+    """Say which tables of a definition may have changed in any row."""
+    tables = {change.relation for change in changes if not change.images} & document.dependencies.tables.keys()
+    found = " and ".join(sorted(tables))
+    return f"{found} {'were' if len(tables) > 1 else 'was'} truncated, or rewritten, or without triggers for a while"
 
 
 def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image]] | None:

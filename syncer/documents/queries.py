@@ -198,10 +198,12 @@ def first_ids(connection: Connection, document: Document, limit: int) -> list[st
     return [row[0] for row in connection.execute(query_of(_FIRST_IDS, document), (limit,))]
 
 
-def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:
+def current(
+    connection: Connection, document: Document, ids: Sequence[str], *, lock_seconds: float = 0
+) -> dict[str, Row]:
     """Return these documents as the SELECT returns them now. Without a version: to compare, never to write."""
     query = query_of(_COMPOSE, document)
-    with reading(connection, document):
+    with reading(connection, document, lock_seconds=lock_seconds):
         rows = connection.execute(query, (castable(connection, document, ids),), prepare=True).fetchall()
     return {id_: Row(source=one_line(source.encode()), routing=routing) for id_, source, routing in rows}
 

@@ -111,7 +111,11 @@ def _enter_another(
         connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
         if has_changed:
             # Rule: a-new-identity-refreshes-all.
-            jobs = (queue.create(connection, document, JobKind.REFRESH) for document in registry.documents(connection))
+            occasion = "the database failed over or was restored"
+            jobs = (
+                queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
+                for document in registry.documents(connection)
+            )
             made = [job for job in jobs if job is not None]
     if has_changed:
         log = structlog.get_logger()
@@ -122,7 +126,7 @@ def _enter_another(
             timeline=f"The database failed over or was restored: epoch {epoch}.",
         )
         for job in made:
-            log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.cause)
+            log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.occasion)
     return ClusterIdentity(epoch=epoch, has_changed=has_changed)
 
 

@@ -179,7 +179,9 @@ def list_ids(
         except DocumentError as error:
             if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
                 raise
-            queue.widen(connection, document, job.id, error.message)
+            changed = " or ".join(sorted(job.cause or ()))
+            occasion = affected.unresolved(changed, error.__cause__)
+            queue.widen(connection, document, job.id, error.message, occasion=occasion)
         return False
 
 

@@ -37,7 +37,7 @@ UNFINISHED = sql.SQL("j.state NOT IN ('done', 'failed', 'cancelled')")
 """A condition on ``syncer.job AS j``."""
 _JOBS = """
 SELECT j.id, j.kind, j.document, j.index_name, j.revision, j.state, j.is_listed, j.is_paused, d.suspended IS NOT NULL,
-       (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c),
+       (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c), j.occasion,
        j.completes_load, j.sequence_numbers,
        CASE WHEN j.is_listed OR j.state = 'cleaning_up' THEN j.documents_listed
             WHEN j.documents_expected IS NOT NULL THEN greatest(j.documents_expected, j.documents_listed) END,
@@ -138,6 +138,7 @@ class Job:
         is_listed: Whether all chunks of its state exist.
         is_suspended: Whether it waits because its document is suspended.
         cause: For a fan-out: how many changed rows caused it, by table.
+        occasion: For a refresh: what made it necessary.
         completes_load: Whether the document counts as loaded once the job is done.
         sequence_numbers: The greatest ``_seq_no`` of each shard before the first document was written.
         documents_total: How many documents it has to write. Until they are listed, an estimate, or None. The cleanup
@@ -158,6 +159,7 @@ class Job:
     is_paused: bool
     is_suspended: bool
     cause: dict[str, int] | None
+    occasion: str | None
     completes_load: bool
     sequence_numbers: dict[int, int] | None
     documents_total: int | None
@@ -176,7 +178,8 @@ class Job:
     def reason(self) -> str:
         """Its kind and what caused it: tables and numbers of changed rows, never their contents."""
         caused = [f"{relation}, {amount(rows, 'row')}" for relation, rows in sorted((self.cause or {}).items())]
-        return f"{self.kind}: {', '.join(caused)}" if caused else self.kind
+        because = self.occasion or ", ".join(caused)
+        return f"{self.kind}: {because}" if because else self.kind
 
     @property
     def documents_left(self) -> int | None:

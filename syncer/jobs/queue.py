@@ -41,7 +41,8 @@ _LOCK_DOCUMENT_OF = """
 SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
 """
 _CREATE = """
-INSERT INTO syncer.job (kind, document, index_name, revision, completes_load, cause) VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO syncer.job (kind, document, index_name, revision, completes_load, cause, occasion)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
 RETURNING id
 """
 _DATE = "UPDATE syncer.job SET changed_at = least(changed_at, to_timestamp($2)) WHERE id = $1"
@@ -66,7 +67,13 @@ WHERE id = (
 RETURNING id
 """
 # The cause was committed before this statement's snapshot.
-_JOIN_WHOLE = "UPDATE syncer.job SET caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1"
+_JOIN_WHOLE = """
+UPDATE syncer.job
+SET caused_before = pg_snapshot_xmax(pg_current_snapshot()),
+    occasion = CASE WHEN kind <> 'refresh' OR strpos(occasion, $2) > 0 OR length(occasion) > 500 THEN occasion
+                    ELSE concat_ws('; ', occasion, $2) END
+WHERE id = $1
+"""
 _IS_THROUGH = """
 SELECT j.state IN ('writing', 'cleaning_up') AND j.is_listed AND j.chunks_left = 0
 FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
@@ -95,6 +102,7 @@ def create(
     kind: JobKind,
     *,
     resumes: bool = False,
+    occasion: str | None = None,
 ) -> Job | None:
     """Create a job whose ids are yet to be listed, in the caller's transaction if there is one.
 
@@ -107,6 +115,7 @@ def create(
         document: The document as last read; the job is for the revision that is active now.
         kind: A whole kind.
         resumes: Whether to resume an unfinished job of the same kind instead.
+        occasion: What made a refresh necessary; it never quotes a row. A refresh that is joined gets it, too.
 
     Returns:
         The job; None if the document's index is no longer active.
@@ -122,11 +131,11 @@ def create(
         if resumes and same:
             return resume(connection, same[0].id)
         if new := next((job for job in current if _may_join(job, kind)), None):
-            connection.execute(_JOIN_WHOLE, (new.id,))
+            connection.execute(_JOIN_WHOLE, (new.id, occasion))
             return new
         if kind is JobKind.INITIAL_LOAD:
             mark_incomplete(connection, [document.index_name])
-        made = insert(connection, document, kind, revision)
+        made = insert(connection, document, kind, revision, occasion=occasion)
         for other in others:
             if other.revision != revision or (kind is JobKind.INITIAL_LOAD and other.kind.is_whole):
                 _end(connection, other.id, JobState.CANCELLED, f"Job {made} takes its place")
@@ -178,14 +187,16 @@ def date(connection: Connection, job_id: int, changed_at: float) -> None:
     connection.execute(_DATE, (job_id, changed_at))
 
 
-def widen(connection: Connection, document: Document, job_id: int, error: str) -> Job | None:
+def widen(connection: Connection, document: Document, job_id: int, error: str, *, occasion: str) -> Job | None:
     """Replace a fan-out whose documents cannot be determined with a refresh of the whole document.
+
+    The error may quote a row; the occasion does not.
 
     Returns:
         The refresh, which is listed later and so sees what caused the fan-out; None if the index is no longer active.
     """
     with connection.transaction():
-        made = create(connection, document, JobKind.REFRESH)
+        made = create(connection, document, JobKind.REFRESH, occasion=occasion)
         if made is not None:
             _end(connection, job_id, JobState.CANCELLED, f"Job {made.id} takes its place: {error}")
         return made
@@ -215,9 +226,10 @@ def insert(
     revision: int,
     *,
     cause: Mapping[str, Sequence[Any]] | None = None,
+    occasion: str | None = None,
 ) -> int:
     """Insert the row of a job in the caller's transaction, for `create` and `syncer.jobs.listing`; return its id."""
-    reasons = (kind.is_whole, None if cause is None else _stored(cause))
+    reasons = (kind.is_whole, None if cause is None else _stored(cause), occasion)
     values = (kind, document.name, document.index_name, revision, *reasons)
     row = connection.execute(_CREATE, values).fetchone()
     assert row is not None  # an INSERT returns a row

@@ -39,9 +39,9 @@ _PINNED = {
 }
 _CAST = "a text is cast to {}: a row with the text 'today' or the like makes a document that is soon outdated"
 _CAST_ACTION = "If a row may have such a text, use to_date(column, 'YYYY-MM-DD') or to_timestamp instead."
-_UNORDERED = "{} has no ORDER BY: elements may come in another order each time, and verify then reports a difference"
+_UNORDERED = "{} {} no ORDER BY: elements may come in another order each time, and verify then reports a difference"
 _UNORDERED_ACTION = "Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id)."
-_SETTING = "the field {} depends on {}: syncer uses {}, whatever the database, the role or psql use"
+_SETTING = "{} {} on {}: syncer uses {}, whatever the database, the role or psql use"
 # ``d.*`` is the row, even if it has a column d.
 _FIELDS = """
 SELECT d._id::text, f.key, f.value::text
@@ -78,12 +78,24 @@ def remarks(connection: Connection, query: str, file: str) -> list[tuple[str, st
             for at, (relation, *_, text) in enumerate(stored(connection))
             for name in _unordered(text)
         ]
-        fields = dict.fromkeys(_differing(connection))
+        fields: dict[str, list[str]] = {}
+        for field, setting in sorted(set(_differing(connection))):
+            fields.setdefault(setting, []).append(field)
     return [
         *((_CAST.format(type_), _CAST_ACTION) for (type_,) in casts),
-        *((_UNORDERED.format(aggregate), _UNORDERED_ACTION) for aggregate in dict.fromkeys(unordered)),
-        *((_SETTING.format(field, setting, *_PINNED[setting]), _PINNED[setting][1]) for field, setting in fields),
+        *((_UNORDERED.format(*names), _UNORDERED_ACTION) for names in _named(unordered, "has", "have")),
+        *(
+            (_SETTING.format(*names, setting, _PINNED[setting][0]), _PINNED[setting][1])
+            for setting, found in fields.items()
+            for names in _named(found, "is a field that depends", "are fields that depend")
+        ),
     ]
+
+
+def _named(names: Iterable[str], verb: str, verbs: str) -> Iterator[tuple[str, str]]:
+    """Yield these names, each once, in one text, with the verb for them; nothing if there are none."""
+    if named := list(dict.fromkeys(names)):
+        yield ", ".join(named), verb if len(named) == 1 else verbs
 
 
 def _unordered(text: str) -> list[str]:

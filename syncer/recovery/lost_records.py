@@ -43,7 +43,10 @@ def make_up(connection: Connection, cause: str, *, loss: LossError | None = None
     with connection.transaction():
         connection.execute(_WAIT_FOR_DISK)
         # Rule: a-loss-is-made-up-for-in-a-suspended-document.
-        created = [queue.create(connection, document, JobKind.REFRESH) for document in registry.documents(connection)]
+        created = [
+            queue.create(connection, document, JobKind.REFRESH, occasion=f"records were lost: {cause}")
+            for document in registry.documents(connection)
+        ]
         jobs = [job for job in created if job is not None]
         if loss is not None:
             progress.cover(connection, loss.partition, loss.number)

@@ -28,7 +28,8 @@ def resume(connection: Connection, index_name: str) -> bool:
         is_stale, seconds = resumed
         if is_stale:
             queue.mark_incomplete(connection, [index_name])
-            queue.create(connection, document, JobKind.REFRESH)
+            occasion = "it was suspended, and changes may have been missed meanwhile"
+            queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
     structlog.get_logger().info(
         "document.resumed",
         index=index_name,

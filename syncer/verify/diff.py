@@ -231,7 +231,6 @@ def _shown(value: Any) -> str:
         text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=_plain)
     except RecursionError:
         return TOO_DEEP
-    text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be shown
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
 
 

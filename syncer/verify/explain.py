@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any
+
+import psycopg
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
@@ -16,11 +19,12 @@ from syncer.base.postgres import Connection
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Copy
 from syncer.indexing import dead_letters, version
 from syncer.indexing.dead_letters import DeadLetter
-from syncer.verify.diff import Drift, DriftKind, advice
+from syncer.verify.diff import Drift, DriftKind, advice, compare
 from syncer.verify.settle import Settled, Settler
 
 
@@ -36,7 +40,7 @@ class State(StrEnum):
     DIFFERENT = "different"
     """It differs, and nothing is in flight to it."""
     UNKNOWN = "unknown"
-    """Its definition is suspended, or one side cannot be read."""
+    """Its definition is suspended, or one side cannot be read; how the sides differ is shown if both can be."""
 
 
 _HOW = {
@@ -55,8 +59,8 @@ class Explanation:
         state: Its state.
         says: The same, in a sentence.
         hint: What to do, if anything.
-        row: The SELECT's row; None if it returns no such id, or cannot be run.
-        copies: The copies in Elasticsearch, on any shard.
+        row: The SELECT's row; None if it returns no such id, or cannot be run: then ``is_row_known`` is false.
+        copies: The copies in Elasticsearch, on any shard; None if they cannot be read.
         drift: How the sides differ.
         dead_letter: Its dead letter.
         jobs: The open jobs that may write it.
@@ -67,7 +71,8 @@ class Explanation:
     says: str
     hint: str = ""
     row: Row | None = None
-    copies: tuple[Copy, ...] = ()
+    is_row_known: bool = True
+    copies: tuple[Copy, ...] | None = ()
     drift: Drift | None = None
     dead_letter: DeadLetter | None = None
     jobs: tuple[int, ...] = ()
@@ -76,7 +81,7 @@ class Explanation:
         """The explanation as plain data, with or without the values of fields."""
         letter, row = self.dead_letter, self.row
         postgres: dict[str, Any] = {
-            "exists": None if self.state is State.UNKNOWN else row is not None,
+            "exists": row is not None if self.is_row_known else None,
             "bytes": len(row.source) if row else None,
             "routing": row.routing or None if row else None,
         }
@@ -92,7 +97,7 @@ class Explanation:
             "hint": self.hint,
             "jobs": list(self.jobs),
             "postgres": postgres,
-            "elasticsearch": [_copy_json(copy) for copy in self.copies],
+            "elasticsearch": None if self.copies is None else [_copy_json(copy) for copy in self.copies],
             "differences": [
                 {"path": part.path, "how": part.how}
                 | ({"postgres": part.expected, "elasticsearch": part.held} if values else {})
@@ -139,10 +144,10 @@ def explain(connection: Connection, index: Index, document: Document, id_: str, 
         DefinitionError: No document can have such an id.
         psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
     """
-    if not 1 <= len(id_.encode()) <= ID_BYTES_MAX:
-        raise DefinitionError(f"An id has 1 to {ID_BYTES_MAX} bytes, not {len(id_.encode()):,}")
     letter = dead_letters.find(connection, document.index_name, id_)
-    unknown = partial(Explanation, document=document, state=State.UNKNOWN, dead_letter=letter)
+    if letter is None and not 1 <= len(id_.encode()) <= ID_BYTES_MAX:
+        raise DefinitionError(f"An id has 1 to {ID_BYTES_MAX} bytes, not {len(id_.encode()):,}")
+    unknown = partial(_unsettled, connection, index, document, id_, letter=letter)
     if document.suspended is not None:
         reason, _, hint = document.suspended.partition("\n")
         return unknown(says=f"{document.name} is suspended: {reason}.", hint=hint)
@@ -166,6 +171,39 @@ def explain(connection: Connection, index: Index, document: Document, id_: str, 
         drift=drift,
         dead_letter=letter,
         jobs=tuple(sorted(settled.jobs)),
+    )
+
+
+def _unsettled(
+    connection: Connection,
+    index: Index,
+    document: Document,
+    id_: str,
+    *,
+    letter: DeadLetter | None,
+    says: str,
+    hint: str,
+) -> Explanation:
+    """Return what can be read of a document that is not being written, or of which one side cannot be read."""
+    rows: dict[str, Row] | None = None
+    copies: list[Copy] | None = None
+    with suppress(DocumentError, psycopg.errors.LockNotAvailable):
+        rows = queries.current(connection, document, [id_], lock_seconds=COMPONENT_LOCK_SECONDS)
+    with suppress(DocumentError), at_work_for(document.name, document.revision):
+        copies = index.holdings.read(document.target, [id_])
+    are_read = rows is not None and copies is not None
+    row = (rows or {}).get(id_)
+    drifts = compare({} if row is None else {id_: row}, copies or (), values=True) if are_read else iter(())
+    return Explanation(
+        document=document,
+        state=State.UNKNOWN,
+        says=says,
+        hint=hint,
+        row=row,
+        is_row_known=rows is not None,
+        copies=None if copies is None else tuple(copies),
+        drift=next(drifts, None),
+        dead_letter=letter,
     )
 
 

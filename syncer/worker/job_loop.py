@@ -328,13 +328,13 @@ class JobWorker:
     def _log_finished(self, job: Job) -> None:
         seconds = ((job.finished_at or job.created_at) - job.created_at).total_seconds()
         done = amount(job.documents_done, "document")
-        wrote = f"Job {job.id} ({job.kind}) wrote every document of {job.document}: {done} in {elapsed(seconds)}."
+        wrote = f"Job {job.id} ({job.reason}) wrote every document of {job.document}: {done} in {elapsed(seconds)}."
         self._log.info(
             "job.finished",
             job=job.id,
             kind=job.kind,
             document=job.document,
-            cause=job.cause,
+            cause=job.occasion or job.cause,
             documents=job.documents_done,
             indexed=job.indexed,
             deleted=job.deleted,

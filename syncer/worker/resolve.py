@@ -98,7 +98,8 @@ class Resolver:
         """Leave the changes to a fan-out of a suspended document, which waits until it is resumed."""
         cause = affected.cause(document, batch.changes)
         if cause is None:
-            job = queue.create(self._link.connection, document, JobKind.REFRESH)
+            occasion = affected.truncated(document, batch.changes)
+            job = queue.create(self._link.connection, document, JobKind.REFRESH, occasion=occasion)
         elif cause:
             job = queue.create_fan_out(self._link.connection, document, cause)
         else:
@@ -126,7 +127,7 @@ class Resolver:
                 elif found.ids is None:
                     if found.failed is not None:
                         self.unresolved.note((document.name, found.failed), document.index_name)
-                    job = queue.create(self._link.connection, document, JobKind.REFRESH)
+                    job = queue.create(self._link.connection, document, JobKind.REFRESH, occasion=found.occasion)
                 else:
                     report = self._writers.submit(document.index_name, found.ids, origin=origin)
                     batch.writes.append(Write(document.index_name, report))
@@ -144,7 +145,8 @@ class Resolver:
             return
         queue.date(self._link.connection, job.id, changed_at)
         if self._refreshes.get(job.index_name) != job.id:
-            self._log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.cause)
+            why = job.occasion or job.cause
+            self._log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=why)
         if job.kind is JobKind.REFRESH:
             self._refreshes[job.index_name] = job.id
 

@@ -154,10 +154,22 @@ def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
 
         with capture_logs() as logs:
             wait_until(turn, what="a job is made")
-        assert [job.kind for job in unfinished(connection)] == [JobKind.REFRESH]
-        noted.refresh(index)
+        (job,) = unfinished(connection)
+        assert job.kind is JobKind.REFRESH
+        failed = "the query from a change of public.notes to documents failed on the data: InvalidTextRepresentation"
+        assert failed in job.reason
+        noted.sql("TRUNCATE notes")
+        wait_until(lambda: turn() and "public.notes was truncated" in unfinished(connection)[0].reason, what="joined")
+        assert failed in noted.syncer("jobs", "list", "--json").stdout
+        with capture_logs() as more:
+            noted.refresh(index)
+        (ended,) = [event for event in more if event["event"] == "job.finished"]
+        assert "public.notes was truncated" in ended["timeline"]
+        assert "public.notes was truncated" in ended["cause"]
     assert noted.differences() == []
     assert noted.sql(SUSPENDED) == []
+    (created,) = [event for event in logs if event["event"] == "job.created"]
+    assert failed in created["cause"]
     (unresolved,) = [event for event in logs if event["event"] == "worker.changes_unresolved"]
     assert unresolved["kind"] == "InvalidTextRepresentation"
     assert "x3" not in json.dumps(logs, default=str)
@@ -175,6 +187,7 @@ def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
         assert ended.state is JobState.CANCELLED
         assert (ended.error or "").startswith(f"Job {job.id + 1} takes its place")
         assert find(connection, job.id + 1).state is JobState.DONE
+        assert "a change of public.notes" in find(connection, job.id + 1).reason
     require_holds(noted)
 
 

@@ -76,6 +76,25 @@ def searching(world: World) -> Iterator[None]:
     assert failures == []
 
 
+def test_a_rebuild_of_a_suspended_document_begins_only_if_it_can_end(blog: World) -> None:
+    """If its tables are at fault, nothing is created; if its index is, a new one is the way out."""
+    blog.backfill()
+    blog.sql("TRUNCATE syncer.outbox")  # as if all were handled
+    blog.sql("UPDATE syncer.document SET suspended = 'a shard is gone'")
+    rebuilt = blog.syncer("index", "rebuild", "blogpost")
+    assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
+    events = blog.syncer("events").stdout
+    assert "Applied blogpost" in events
+    assert "Resumed" not in events, "the index before stayed suspended until the new one was searched"
+    before = roles(blog)
+    blog.sql("ALTER TABLE posts RENAME title TO heading")
+    refused = blog.syncer("index", "rebuild", "blogpost")
+    assert (refused.returncode, "public.posts.title" in refused.stderr) == (1, True), refused.stderr
+    assert roles(blog) == before
+    with blog.elasticsearch() as client:
+        assert list(client.indices.get(index=f"{blog.alias}*").body) == [before[Role.CURRENT]]
+
+
 def test_a_full_disk_amid_a_rebuild_leaves_the_old_index_live(blog: World) -> None:
     """The rebuild suspends and says so; changes go on reaching what is searched; later it is done by one command."""
     blog.daemon()

@@ -77,6 +77,28 @@ def test_what_differs_with_nothing_on_its_way_can_be_repaired(blog: World) -> No
     assert done.returncode == 0, done.stdout
 
 
+def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
+    """Both sides, if its index is at fault; if its tables are, what Elasticsearch has. A dead letter has any id."""
+    blog.sql(r"UPDATE syncer.document SET suspended = E'its index is blocked\nlift the block'")
+    blog.sql("UPDATE posts SET title = 'new' WHERE id = 4")
+    seen = explained(blog, "4")
+    assert (seen.state, seen.says) == (State.UNKNOWN, "blogpost is suspended: its index is blocked.")
+    assert seen.copies
+    assert seen.drift is not None
+    assert [part.path for part in seen.drift.differences] == ["title"]
+    blog.sql("ALTER TABLE posts RENAME title TO heading")
+    seen = explained(blog, "4")
+    assert (seen.is_row_known, seen.drift, len(seen.copies or ())) == (False, None, 1)
+    printed = blog.syncer("explain", "blogpost", "4").stdout
+    assert "blogpost is suspended" in printed
+    assert "nothing under this id" not in printed
+    blog.sql(
+        "INSERT INTO syncer.dead_letter (document, index_name, id, version, kind, error, is_id_cut) "
+        "SELECT name, index_name, '', 1, 'too_short', 'no id', false FROM syncer.document"
+    )
+    assert explained(blog, "").dead_letter is not None
+
+
 def test_bad_input_is_explained(blog: World) -> None:
     """An unknown document, letters for a number, another spelling of a number, nothing, far too much."""
     for id_ in ("abc", "99999999999999999999", "007"):

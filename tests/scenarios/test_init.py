@@ -165,6 +165,8 @@ def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) ->
     bare.sql(PEOPLE)
     referring = ("badges", "people_skills", '"Shop"."Visits"')
     drafted(bare, "--table", "public.people", *(word for name in referring for word in ("--with", name)))
+    assert "add them in select.sql" in bare.syncer("init", "--table", "people", "--name", "x").stdout
+    shutil.rmtree(bare.config / "documents" / "x")
     drafted(bare, "--table", "countries")
     drafted(bare, "--table", "skills")
     assert "--with" not in drafted(bare, "--table", '"Shop"."Visits"', "--name", "visits")
@@ -207,16 +209,18 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
     assert "no table at all" in bare.syncer("init", "--table", "x").stderr
     bare.sql("""
         CREATE TABLE plain (a text); CREATE VIEW seen AS SELECT 1 AS a; CREATE UNLOGGED TABLE fast (id int PRIMARY KEY);
-        CREATE TABLE a (id int PRIMARY KEY); CREATE SCHEMA other; CREATE TABLE other.a (id int PRIMARY KEY)
+        CREATE TABLE a (id int PRIMARY KEY); CREATE SCHEMA other; CREATE TABLE other.a (id int PRIMARY KEY);
+        CREATE TABLE other."B c" (id int PRIMARY KEY)
     """)
     for arguments, expected in (
         (("--table", "plain"), "no primary key"),
         (("--table", "seen"), "is a view or a foreign table"),
         (("--table", "fast"), "unlogged"),
-        (("--table", "nope"), "other.a"),
+        (("--table", "nope"), 'other."B c"'),
         (("--table", "a", "--with", "other.a"), "other.a has no foreign key to public.a"),
+        (("--table", "a", "--with", "nope"), "The database has no table nope"),
         (("--table", "a", "--name", "x/../y"), "valid document name"),
-        ((), "public.a, public.plain, other.a"),
+        ((), "public.a, public.plain, other"),
     ):
         ended = bare.syncer("init", *arguments)
         assert ended.returncode in (1, 2), arguments

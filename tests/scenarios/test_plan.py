@@ -310,6 +310,45 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
     assert look(blog, "entry").missing_indexes == ()
 
 
+def test_a_cast_that_fails_on_other_rows_is_a_warning(blog: World) -> None:
+    """WHERE keeps it from the SELECT, and not from the query that finds the documents of a changed row."""
+    blog.sql("""
+        CREATE TABLE acts (id int PRIMARY KEY, subject_id text);
+        INSERT INTO acts VALUES (1, '1'), (2, 'x2')
+    """)
+    named = "(SELECT u.name FROM users AS u WHERE u.id = {}) AS name"
+    for compared, warned in (("a.subject_id::bigint", 1), ("(a.subject_id)::int + 0", 1)):
+        select = f"SELECT a.id AS _id, {named.format(compared)} FROM acts AS a WHERE a.subject_id !~ 'x'"
+        add_document(blog, "act", select, {"dynamic": True})
+        warnings = of(blog, "act").warnings
+        assert len(warnings) == warned
+        assert "a change of public.users writes every document again" in warnings[0].message
+    add_document(blog, "act", select.replace("(a.subject_id)::int + 0", "a.subject_id::bigint"), {"dynamic": True})
+    (warning,) = of(blog, "act").warnings
+    assert warning.action.endswith("acts.subject_id = users.id::text")
+    text = select.replace("u.id = (a.subject_id)::int + 0", "u.id::text = a.subject_id")
+    add_document(blog, "act", text, {"dynamic": True})
+    assert of(blog, "act").problems == ()
+
+
+def test_paths_and_fields_are_told_apart(blog: World) -> None:
+    """A table that is read through three columns has three paths; what depends on one setting is one note."""
+    blog.sql("ALTER TABLE posts ADD editor bigint; UPDATE posts SET editor = 1, created = '2026-11-26 23:30:00Z'")
+    add_document(
+        blog,
+        "two",
+        "SELECT p.id AS _id, p.created::date::text AS b, to_char(p.created, 'HH24') AS a, "
+        "(SELECT u.name FROM users AS u WHERE u.id = p.user_id) AS author, "
+        "(SELECT u.name FROM users AS u WHERE u.id = p.editor) AS editor FROM posts AS p",
+        {"dynamic": True},
+    )
+    printed = blog.syncer("plan", "two").stdout
+    assert "through posts.editor, " in printed
+    assert "through posts.user_id, " in printed
+    notes = [problem.message for problem in of(blog, "two").problems if "TimeZone" in problem.message]
+    assert [note.partition(" are fields that depend on TimeZone")[0] for note in notes] == ["a, b"]
+
+
 # Refusals
 
 

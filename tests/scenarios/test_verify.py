@@ -315,6 +315,19 @@ def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearc
 # Many
 
 
+def test_an_index_that_is_gone_is_named(blog: World, client: Elasticsearch) -> None:
+    """In words, with what to do; how syncer writes to it is nobody's business."""
+    name = blog.index_of()
+    client.indices.delete(index=name)
+    for command in ("verify", "plan", "explain"):
+        ended = blog.syncer(*(command, "blogpost", *(["7"] if command == "explain" else [])))
+        shown = ended.stdout + ended.stderr
+        assert "gone" in shown, (command, shown)
+        assert "syncer apply" in shown or command == "plan", (command, shown)
+        assert "require_alias" not in shown, (command, shown)
+        assert "no such index" not in shown, (command, shown)
+
+
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than ten suspects at once."""

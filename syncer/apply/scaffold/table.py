@@ -57,6 +57,7 @@ _PAIRS_MAX = 50
 _KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 _NO_COLON = frozenset({"int2", "int4", "int8", "uuid", "numeric", "date", "bool"})
 """Types whose text has no colon."""
+_PERSONAL = "left out, personal or secret by name"
 _NOT_IN_FIELDS = re.compile(r"[^\w$@ -]")
 
 
@@ -88,9 +89,9 @@ class Table:
 
 
 def tables(connection: Connection) -> dict[str, bool]:
-    """Return the tables to choose from, schema public first, and whether this role may read each."""
+    """Return the tables to choose from, as SQL names them, schema public first, and whether this role may read each."""
     rows = connection.execute(_RELATIONS).fetchall()
-    return {name: may_read for _, name, _, _, is_table, is_logged, may_read in rows if is_table and is_logged}
+    return {relation: may_read for relation, _, _, _, is_table, is_logged, may_read in rows if is_table and is_logged}
 
 
 def find(connection: Connection, name: str) -> Table:
@@ -181,7 +182,7 @@ class _Drafter:
         self.remarks: list[str] = []
 
     def select(self, table: Table, referring: Sequence[str]) -> tuple[str, dict[str, Any]]:
-        wanted = dict.fromkeys(reference for name in referring for reference in _referring(table, name))
+        wanted = dict.fromkeys(reference for name in referring for reference in self._referring(table, name))
         alias, line = self._alias(table.name), "\n    "
         fields = self._fields(table, alias, line, "")
         fields = _renamed([*fields, *(self._rows(reference, table, alias, line) for reference in wanted)])
@@ -189,12 +190,32 @@ class _Drafter:
         for field in fields:
             is_column = field.expression == self._name(alias, field.name)
             columns.append(field.expression if is_column else f"{field.expression} AS {self._name(field.name)}")
-        others = sorted({bare(found.relation) for found in table.referred if found not in wanted})
+        others = sorted({found.relation for found in table.referred if found not in wanted})
         if others:
             self.remarks.append(f"--with adds rows of other tables: {', '.join(others)}")
+        if any(remark.startswith(_PERSONAL) for remark in self.remarks):
+            self.remarks.append("to show columns that are left out, add them in select.sql; then: init --from-select")
         listed = f",{line}".join(columns)
         built = {field.name: field.mapping for field in fields if "properties" in field.mapping}
         return f"SELECT{line}{listed}\nFROM {table.relation} AS {self._name(alias)}\n", built
+
+    def _referring(self, table: Table, name: str) -> list[Reference]:
+        """Return the foreign keys to a table of the table that a name means, quoted or not."""
+        meant = {name, bare(name)}
+        found = [
+            reference
+            for reference in table.referred
+            if meant & {reference.table, bare(reference.relation), _array_name(reference, table)}
+        ]
+        if not found:
+            other = find(self._connection, name)
+            known = sorted({reference.relation for reference in table.referred})
+            raise DefinitionError(
+                f"{other.relation} has no foreign key to {table.relation}",
+                hint=f"--with takes a table that refers to {table.relation}: {', '.join(known) or 'there is none'}. "
+                "Add rows of others in select.sql, and run init --from-select.",
+            )
+        return found
 
     def _fields(self, table: Table, alias: str, line: str, path: str, *, but: Reference | None = None) -> list[_Field]:
         """Return the columns of a table's rows, and the rows that they refer to, except by one foreign key."""
@@ -229,7 +250,7 @@ class _Drafter:
             else:
                 hidden.append(f"{path}{name}")
         if hidden:
-            self.remarks.append(f"left out, personal or secret by name: {', '.join(hidden)}")
+            self.remarks.append(f"{_PERSONAL}: {', '.join(hidden)}")
 
     def _rows(self, reference: Reference, root: Table, outer: str, line: str) -> _Field:
         """Return the rows that refer, as an array of objects; as one object if there is at most one."""
@@ -286,24 +307,6 @@ class _Drafter:
             else sql.Identifier(name).as_string(self._connection)
             for name in names
         )
-
-
-def _referring(table: Table, name: str) -> list[Reference]:
-    """Return the foreign keys to a table of the table that a name means, quoted or not."""
-    meant = {name, bare(name)}
-    found = [
-        reference
-        for reference in table.referred
-        if meant & {reference.table, bare(reference.relation), _array_name(reference, table)}
-    ]
-    if not found:
-        known = sorted({bare(reference.relation) for reference in table.referred})
-        raise DefinitionError(
-            f"{name} has no foreign key to {table.relation}",
-            hint=f"--with takes a table that refers to {table.relation}: {', '.join(known) or 'there is none'}. "
-            "Add rows of others in select.sql, and run init --from-select.",
-        )
-    return found
 
 
 def _object_name(reference: Reference) -> str:

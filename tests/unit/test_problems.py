@@ -31,6 +31,7 @@ JOB = Job(
     is_paused=False,
     is_suspended=False,
     cause=None,
+    occasion=None,
     completes_load=True,
     sequence_numbers=None,
     documents_total=200_000,

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import Any
 
-_PREVIEW = re.compile(r"\s*Preview of field's value: '.*'(?=:|$)", re.DOTALL)
+_PREVIEW = re.compile(r"\s*Preview of field's value: '(.*)'(?=:|$)", re.DOTALL)
 _LONG_TEXT = 200
 _LONG_LIST = 5
 _MINUTE, _HOUR = 60, 3600
@@ -44,8 +44,12 @@ def shortened(value: object) -> object:
 
 
 def without_preview(error: str) -> str:
-    """Return the reason for a rejection without the value that Elasticsearch quotes."""
-    return _PREVIEW.sub("", error).replace(".: ", ": ")
+    """Return the reason for a rejection without the value that Elasticsearch quotes, in the cause too."""
+    before, *quoted = _PREVIEW.split(error, maxsplit=1)
+    if not quoted:
+        return error
+    value, cause = quoted
+    return before.removesuffix(".") + re.sub(rf"(?<=[\[\"']){re.escape(value)}(?=[\]\"'])", "…", cause)
 
 
 def whole_number(digits: str) -> int | str:

@@ -69,6 +69,8 @@ def _show(console: Console, seen: Explanation, id_: str, *, values: bool) -> Non
         rows = [(part.path, part.expected or "", part.held or "") for part in seen.drift.differences]
         console.print(table(("field", "Postgres", "Elasticsearch"), rows))
         return
+    if seen.row is None and seen.copies:
+        say(console, "  Elasticsearch has:")
     found = contents(seen.row.source if seen.row else seen.copies[0].source if seen.copies else b"{}")
     for name, value in (found if isinstance(found, dict) else {"…": found}).items():
         say(console, f"    {name}: {json.dumps(shortened(value), ensure_ascii=False)}")

@@ -157,7 +157,8 @@ def _write_again(parts: Parts, document: Document, err: Console, ids: Sequence[s
 def show_verify(console: Console, report: VerifyReport, document: Document) -> None:
     """Print the result of a verification, and what to do if something differs."""
     if report.suspended is not None:
-        say(console, (f"{report.document} is suspended:", "bold red"), f" {report.suspended}")
+        state = "cannot be compared" if document.suspended is None else "is suspended"
+        say(console, (f"{report.document} {state}:", "bold red"), f" {report.suspended}")
         return
     _show_verdict(console, report)
     if report.searched is not None:

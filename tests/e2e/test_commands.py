@@ -164,7 +164,7 @@ def test_dead_letters_are_listed_and_retried(world: World) -> None:
     assert [letter["id"] for letter in listed["shown"]] == ["2"]
     printed = done(world, "dead-letters", "list", "blogpost")
     assert "failed to parse field [created]" in printed
-    assert "Preview of field's value" not in printed
+    assert "infinity" not in printed, "what a field holds is not for everybody"
     assert "1 dead letter of" in done(world, "dead-letters", "retry", "blogpost", "2", code=1)
     done(world, "status", code=1)
 

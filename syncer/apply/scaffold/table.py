@@ -190,11 +190,11 @@ class _Drafter:
         for field in fields:
             is_column = field.expression == self._name(alias, field.name)
             columns.append(field.expression if is_column else f"{field.expression} AS {self._name(field.name)}")
+        if any(remark.startswith(_PERSONAL) for remark in self.remarks):
+            self.remarks.append("to show columns that are left out, add them in select.sql; then: init --from-select")
         others = sorted({found.relation for found in table.referred if found not in wanted})
         if others:
             self.remarks.append(f"--with adds rows of other tables: {', '.join(others)}")
-        if any(remark.startswith(_PERSONAL) for remark in self.remarks):
-            self.remarks.append("to show columns that are left out, add them in select.sql; then: init --from-select")
         listed = f",{line}".join(columns)
         built = {field.name: field.mapping for field in fields if "properties" in field.mapping}
         return f"SELECT{line}{listed}\nFROM {table.relation} AS {self._name(alias)}\n", built

@@ -127,7 +127,7 @@ _FROM_POSTGRES: dict[Metric, Callable[[Status, Stored], _Found]] = {
     Metric(
         "syncer_drifted_documents",
         _WRONG,
-        "Documents that still differed from their SELECT after the last `syncer verify`.",
+        "Documents that still differed from their SELECT after the last `syncer verify`, dead letters aside.",
         ("document",),
     ): lambda _, stored: {(last.document,): last.drifted for last in stored.verifications},
     Metric(

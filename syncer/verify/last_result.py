@@ -13,6 +13,7 @@ import structlog
 from syncer.base.formatting import amount
 from syncer.base.postgres import Connection
 from syncer.verify.compare import VerifyReport
+from syncer.verify.diff import Cause
 
 _NOTE = """
 INSERT INTO syncer.verification (index_name, documents, drifted, repaired, is_complete)
@@ -34,7 +35,7 @@ class Verification:
     """The result of one verification.
 
     Args:
-        drifted: How many were left different.
+        drifted: How many were left different, for a reason that `syncer status` does not name otherwise.
         repaired: How many differed and are equal since they were written again.
         is_complete: False if counting stopped because there were too many.
     """
@@ -48,9 +49,14 @@ class Verification:
     is_complete: bool
 
 
+_CONSEQUENCES = frozenset({Cause.DEAD_LETTERED, Cause.INCOMPLETE})
+"""What `syncer status` names by itself, as long as it lasts."""
+
+
 def note(connection: Connection, report: VerifyReport) -> None:
     """Record the result for an index, if it is still active."""
-    drifted, repaired = len(report.drifts), len(report.repaired)
+    drifted = sum(drift.cause not in _CONSEQUENCES for drift in report.drifts)
+    repaired = len(report.repaired)
     connection.execute(_NOTE, (report.index_name, report.documents, drifted, repaired, report.is_complete))
     documents = amount(report.documents, "document")
     structlog.get_logger().info(

@@ -12,6 +12,8 @@ from elasticsearch import Elasticsearch
 from rich.console import Console
 
 from syncer.cli.verify import compared
+from syncer.indexing import dead_letters
+from syncer.indexing.dead_letters import Failure
 from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind
 from syncer.monitoring.status import ask_postgres
@@ -405,4 +407,15 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
         parts = blog.parts(connection, client)
         report = compared(parts, before, err=Console(quiet=True), settle_seconds=0)
         assert (report.holds, report.documents) == (True, 60)
+        assert [last.drifted for last in ask_postgres(connection).verifications] == [0]
+
+
+def test_a_dead_letter_is_no_drift_beside(blog: World, client: Elasticsearch) -> None:
+    """`verify` names it, with its cause; the status names the dead letter alone, which a repair does not help."""
+    client.delete(index=blog.alias, id="5")
+    with blog.connect() as connection:
+        dead_letters.dead_letter(connection, blog.index_of(), 1, {"5": Failure(kind="any", error="because")})
+        parts = blog.parts(connection, client)
+        report = compared(parts, document(blog), err=Console(quiet=True), settle_seconds=0)
+        assert [drift.cause for drift in report.drifts] == [Cause.DEAD_LETTERED]
         assert [last.drifted for last in ask_postgres(connection).verifications] == [0]

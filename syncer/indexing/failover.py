@@ -44,10 +44,12 @@ SELECT coalesce((SELECT t.assigned_before > now() - $1::interval FROM syncer.ver
 FROM syncer.cluster_identity AS i
 """
 _YOUNG = timedelta(hours=1)
-# No server has timeline 0. A writer that still assigns meanwhile is no worse off than before.
+_NO_TIMELINE = 0
+"""No server has it."""
+# A writer that still assigns meanwhile is no worse off than before.
 _LEAVE = f"""
-UPDATE syncer.cluster_identity SET timeline = 0
-WHERE timeline <> 0
+UPDATE syncer.cluster_identity SET timeline = {_NO_TIMELINE}
+WHERE timeline <> {_NO_TIMELINE}
   AND $1::bigint >= epoch << {EPOCH_SHIFT} | ((SELECT last_value + 1 FROM syncer.version) << {NUMBER_SHIFT})
 """
 _REMEMBER = "UPDATE syncer.cluster_identity SET system_identifier = $1, timeline = $2, sequence = $3, epoch = $4"
@@ -56,6 +58,11 @@ SELECT i.installation, i.epoch, CASE WHEN s.is_called THEN s.last_value ELSE 0 E
        (i.system_identifier, i.timeline, i.sequence) = ({CLUSTER_IDENTITY})
 FROM syncer.cluster_identity AS i, syncer.version AS s
 """
+_FAILED_OVER = "The database failed over or was restored"
+_DOUBTED = (
+    "Elasticsearch has a version that this database did not assign: another client wrote it, or an old copy of the "
+    "database was put in place"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +73,12 @@ class ClusterIdentity:
         epoch: The active epoch.
         has_changed: Whether this call found that the identity has changed, or that documents may have been written
             before there was one.
+        is_doubted: Whether only a version in Elasticsearch speaks for another identity: see `doubt`.
     """
 
     epoch: int
     has_changed: bool
+    is_doubted: bool = False
 
 
 def enter(connection: Connection, record: Index) -> ClusterIdentity:
@@ -123,7 +132,7 @@ def _enter_another(
             "failover.detected",
             epoch=epoch,
             jobs=[job.id for job in made],
-            timeline=f"The database failed over or was restored: epoch {epoch}.",
+            timeline=f"{_DOUBTED if found.is_doubted else _FAILED_OVER}: epoch {epoch}.",
         )
         for job in made:
             log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.occasion)
@@ -137,7 +146,8 @@ def _compared(connection: Connection, query: str, recorded: int, assigned: int) 
     known = max(assigned, row(connection, NOTED)[0])
     is_same = (system_identifier, timeline, sequence) == current and recorded <= epoch
     is_same = is_same and may_have_assigned(connection, known)
-    return ClusterIdentity(epoch=epoch, has_changed=False), is_same
+    is_doubted = timeline == _NO_TIMELINE
+    return ClusterIdentity(epoch=epoch, has_changed=False, is_doubted=is_doubted), is_same
 
 
 def may_have_assigned(connection: Connection, version: int) -> bool:

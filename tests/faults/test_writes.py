@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from structlog.testing import capture_logs
 
 from syncer.base.errors import DocumentError
 from syncer.base.model import Composition, Target
@@ -127,6 +128,19 @@ def test_a_version_that_another_client_raises_keeps_no_change_from_being_written
             raise_versions()
             assert resume().indexed == 1
     require_holds(blog)
+
+
+def test_a_version_that_another_client_made_up_is_called_that(blog: World) -> None:
+    """Another epoch is entered, which writes over it; no failover is claimed."""
+    with blog.index() as index, blog.elasticsearch() as client, blog.writer(index) as writer:
+        writer.write(blog.index_of(), ["1"])
+        version = int(client.get(index=blog.alias, id="1").body["_version"]) + (1 << 40)
+        client.index(index=blog.alias, id="1", document={}, version=version, version_type="external")
+        blog.sql("UPDATE posts SET title = 'made up' WHERE id = 1")
+        with capture_logs() as logs:
+            assert writer.write(blog.index_of(), ["1"]).indexed == 1
+        (entered,) = [line["timeline"] for line in logs if line["event"] == "failover.detected"]
+        assert "another client wrote it" in entered
 
 
 def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:

@@ -15,7 +15,7 @@ import structlog
 from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain, is_refused
 from syncer.base.errors import HangingError, SourceError, SyncerError
-from syncer.base.lifecycle import Component, Stop, Stopping
+from syncer.base.lifecycle import PULSE_SECONDS, Component, Stop, Stopping, pulse
 from syncer.base.postgres import Connection, Link
 from syncer.base.retry import retry
 from syncer.base.settings import Settings
@@ -34,7 +34,6 @@ from syncer.worker.source import OutboxSource, Source, TopicSource
 
 IDLE_SECONDS = 120.0
 """How long a component may idle in a transaction: longer than it waits for any response of another server."""
-_WAKE_SECONDS = 1.0
 STOP_SECONDS = 25.0
 """How long components may take to end, for the case that a server hangs. Other daemons redo what was in hand."""
 
@@ -142,8 +141,8 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
         threads.start(made)
         reporter.components = [*beside, *made]
         # A signal that another thread gets, as after SIGCONT, is handled only once this one wakes.
-        while not stop.wait(_WAKE_SECONDS):
-            pass
+        while not stop.wait(PULSE_SECONDS):
+            pulse()
     except Stopping:
         pass
     except BaseException as error:  # noqa: BLE001 - it is raised once all have ended

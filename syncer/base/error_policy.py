@@ -88,6 +88,8 @@ _FATAL_KAFKA = frozenset(
     }
 )
 
+_KAFKA_AWAY = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT"})
+
 
 def decide(error: BaseException) -> Action:
     """Return the action for an error of a component."""
@@ -148,6 +150,19 @@ def is_refused(error: BaseException) -> bool:
         message = str(error)
         return "FATAL:" in message and not any(words in message for words in _STARTING)
     return isinstance(error, elasticsearch.AuthenticationException | elasticsearch.AuthorizationException)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether a server did not answer, refused the connection or ended it."""
+    if isinstance(error, psycopg.Error):
+        if error.sqlstate is not None:
+            return error.sqlstate.startswith(("08", "57P"))
+        is_full = "too many" in str(error)
+        is_lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return is_lost and not is_full and not is_refused(error)
+    if isinstance(error, KafkaException):
+        return error.args[0].name() in _KAFKA_AWAY
+    return isinstance(error, elasticsearch.ConnectionError | elasticsearch.ConnectionTimeout)
 
 
 def is_by_another(error: elasticsearch.ApiError) -> bool:
@@ -233,13 +248,13 @@ def explain_refusal(document: str, cause: str) -> IndexingError:
             hint="Was it deleted? To create it again and write every document, run: syncer apply",
         )
     return IndexingError(
-        f"The index of {document} is gone or refuses: {cause}",
+        f"The index of {document} is gone or refuses: {_one_line(cause)}",
         hint="If it is closed, open it; if it is blocked (index.blocks.*), lift the block: it resumes by itself.\n"
         "If it was deleted, or once a privilege that the role lacks is granted, run: syncer apply",
     )
 
 
-_CALLER = re.compile(r'(?:SQL|PL/pgSQL) function "?([^"\n]+?)"? (?:line|statement|during)')
+_CALLER = re.compile(r'(?:SQL|PL/pgSQL) function "?([^"\n]+?)"? (?:near line|line|statement|during)')
 
 
 def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
@@ -250,19 +265,31 @@ def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
             hint="The role of postgres.dsn needs SELECT on every table of it and, where row-level security is on,\n"
             "to own the table or to see every row (ALTER ROLE … BYPASSRLS). Then run: syncer apply",
         )
-    caller = _CALLER.search(error.diag.context or "")
-    if caller is not None and isinstance(error, pg.UndefinedFunction | pg.UndefinedTable | pg.UndefinedObject):
-        return ComposeError(
-            f"The function {caller[1]}, which the SELECT of {document} calls, names something without its schema: "
-            f"{message}",
-            hint="syncer uses search_path = pg_catalog, pg_temp. Write the schema in the function's body, or run\n"
-            f"ALTER FUNCTION {caller[1]}(…) SET search_path = …; with its arguments, and the schemas that it needs.\n"
-            "Then run: syncer apply",
-        )
+    if unqualified := explain_unqualified(error, f"the SELECT of {document}"):
+        return unqualified
     return ComposeError(
         f"The SELECT of {document} no longer fits the database: {message}",
         hint="Fix the tables, select.sql or its affects queries. Then run: syncer apply",
     )
+
+
+def explain_unqualified(error: psycopg.Error, query: str) -> ComposeError | None:
+    """Explain a function that names something without its schema, which psql finds and syncer does not."""
+    caller = _CALLER.search(error.diag.context or "")
+    if caller is None or not isinstance(error, pg.UndefinedFunction | pg.UndefinedTable | pg.UndefinedObject):
+        return None
+    # Postgres names some functions with their arguments, and others without.
+    function = caller[1] if caller[1].endswith(")") else f"{caller[1]}(…)"
+    return ComposeError(
+        f"The function {function}, which {query} calls, names something without its schema: "
+        f"{error.diag.message_primary}",
+        hint="syncer uses search_path = pg_catalog, pg_temp. Write the schema in the function's body, or name the\n"
+        f"schemas that it needs: ALTER FUNCTION {function} SET search_path = …;\nThen run: syncer apply",
+    )
+
+
+_QUESTION = re.compile(r"\n\s*Is the server running .*")
+"""What libpq asks after an error; it is in the hint."""
 
 
 def _explain_postgres(error: psycopg.Error) -> SyncerError:
@@ -282,7 +309,7 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
             hint = "Check the user, the password and the database of SYNCER_POSTGRES_DSN."
             return SourceError(f"Postgres refuses the connection: {refusal.strip()}", hint=hint)
         hint = "Check SYNCER_POSTGRES_DSN, and that the server is up."
-        return SourceError(f"Postgres cannot be reached: {message}", hint=hint)
+        return SourceError(f"Postgres cannot be reached: {_one_line(_QUESTION.sub('', message))}", hint=hint)
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn):
         hint = "Fix select.sql and run: syncer apply"
         return ComposeError(f"The SELECT no longer fits the database: {message}", hint=hint)
@@ -339,7 +366,12 @@ def reason(error: elasticsearch.ApiError) -> str:
         return str(error.message)
     root = str((detail.get("root_cause") or [detail])[0].get("reason", error.message))
     cause = detail.get("caused_by", {}).get("reason")
-    return " ".join((f"{root}: {cause}" if cause and cause not in root else root).split())
+    return _one_line(f"{root}: {cause}" if cause and cause not in root else root)
+
+
+def _one_line(text: str) -> str:
+    """Return a server's words without what ends their sentence."""
+    return " ".join(text.split()).rstrip("; .")
 
 
 _NO_TOPIC = ("Kafka has no such topic: {}", "A daemon creates it.")

@@ -16,6 +16,10 @@ from typing import Protocol, TypeVar, cast
 
 GRACE_SECONDS = 10.0
 """How long work in hand may take after a stop is requested; a hung server is not waited for any longer."""
+PULSE_SECONDS = 0.5
+"""How often a daemon notes that it runs."""
+STOPPED_SECONDS = 5.0
+"""A daemon that has not noted that for so long was stopped, or its machine."""
 
 _Item = TypeVar("_Item")
 _NO_MORE = object()
@@ -25,6 +29,27 @@ _thread = threading.local()
 def beaten_at() -> float:
     """Return the time of this thread's last heartbeat, by the monotonic clock; before the first, minus infinity."""
     return getattr(_thread, "beaten_at", -math.inf)
+
+
+class _Pulse:
+    """When this process was last seen to run, and when it last went on after it had been stopped."""
+
+    at = math.inf
+    resumed_at = -math.inf
+
+
+def pulse() -> None:
+    """Note that this process runs; the daemon calls it all the time."""
+    _Pulse.resumed_at, _Pulse.at = resumed_at(), time.monotonic()
+
+
+def resumed_at() -> float:
+    """Return when this process last went on after it had been stopped, by the monotonic clock; else minus infinity.
+
+    What it then finds broken or late broke because it did not run.
+    """
+    now = time.monotonic()
+    return now if now - _Pulse.at > STOPPED_SECONDS else _Pulse.resumed_at
 
 
 def clock() -> float:

@@ -26,6 +26,7 @@ from psycopg.types.json import Jsonb
 
 from syncer.base.error_policy import Action, decide
 from syncer.base.errors import SourceError
+from syncer.base.retry import answered
 from syncer.base.settings import PostgresSettings
 
 OLDEST_SUPPORTED_VERSION = 14
@@ -81,6 +82,7 @@ class AdvisoryLock(IntEnum):
     SCHEMA = 0x73796E63_00000001
     RELAY = 0x73796E63_00000002
     APPLY = 0x73796E63_00000003
+    REBUILD = 0x73796E63_00000004
     JOB_WORKERS = 0x73796E63_00000008
     JOBS = 0x73796E6A_00000000
     CHUNKS = 0x73796E6B_00000000
@@ -126,6 +128,7 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
     except BaseException:
         connection.close()
         raise
+    answered("postgres")
     connection.adapters.register_loader("json", _BytesLoader)
     return connection
 

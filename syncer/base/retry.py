@@ -19,16 +19,20 @@ import psycopg
 import structlog
 from confluent_kafka import KafkaException
 
-from syncer.base.error_policy import Action, decide, explain, kind
+from syncer.base.error_policy import Action, decide, explain, is_away, kind
 from syncer.base.errors import IndexingError, SourceError, TopicError
 from syncer.base.formatting import elapsed
-from syncer.base.lifecycle import beaten_at
+from syncer.base.lifecycle import beaten_at, resumed_at
 
 REPEAT_SECONDS = 60.0
 """How often to log trouble that persists."""
 _BRIEF_SECONDS = 5.0
 _OUTAGE_SECONDS = 1.0
 """What is over sooner is no outage in the timeline."""
+_SLOW_SECONDS = 10.0
+"""A server that answers a request only after so long, and nobody meanwhile, was away, though the request succeeds."""
+_AWAY = "away"
+"""The kind of each error of a server that does not answer: see `answered`."""
 
 _Result = TypeVar("_Result")
 _OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
@@ -53,10 +57,14 @@ class CurrentTrouble:
     hint: str
 
 
-_current: dict[tuple[int, int], tuple[float, CurrentTrouble]] = {}
-"""By thread and `Trouble`: when the first failed attempt began, by the monotonic clock, and the last error."""
+_current: dict[tuple[int, int], tuple[float, float, CurrentTrouble]] = {}
+"""By thread and `Trouble`: when the first failed attempt began and the last one ended, and its error."""
 _recovered_at: dict[tuple[str, str], float] = {}
-"""When an outage of this server and kind was last over."""
+"""When an outage of this server and kind was last over, and noted."""
+_outages: dict[str, tuple[float, str]] = {}
+"""By server that is away: when its outage began, by the monotonic clock, and the first error."""
+_answered_at: dict[str, float] = {}
+"""When a server last answered."""
 _turn = threading.Lock()
 
 
@@ -64,8 +72,34 @@ def troubles() -> list[CurrentTrouble]:
     """Return what the components of this process are retrying now, the longest first."""
     now = time.monotonic()
     with _turn:
-        found = [replace(trouble, seconds=now - began) for began, trouble in _current.values()]
+        # Whoever has reached Postgres shows that others will. Elasticsearch may answer one request and not another.
+        back_at = _answered_at.get("postgres", -math.inf)
+        found = [
+            replace(trouble, seconds=now - began)
+            for began, failed_at, trouble in _current.values()
+            if failed_at > back_at or (trouble.server, trouble.kind) != ("postgres", _AWAY)
+        ]
     return sorted(found, key=lambda trouble: -trouble.seconds)
+
+
+def answered(server: str, *, seconds: float = 0) -> None:
+    """Record that a server has answered, after so many seconds; whoever meets that it is away, its outage is over.
+
+    Only this ends an outage: an action that succeeds may not have needed the server.
+    """
+    now = time.monotonic()
+    with _turn:
+        asked_at = max(now - seconds, _answered_at.get(server, -math.inf), resumed_at())
+        began, error = _outages.pop(server, (math.inf, ""))
+        if asked_at < began and now - asked_at >= _SLOW_SECONDS:
+            began, error = asked_at, ""
+        _answered_at[server] = now
+        lasted = now - began
+        if lasted >= _OUTAGE_SECONDS:
+            _recovered_at[server, _AWAY] = now
+    if lasted >= _OUTAGE_SECONDS:
+        away = f"{server.title()} did not answer for {elapsed(lasted)}{error and ': '}{error}"
+        structlog.get_logger().info("server.recovered", server=server, outage_seconds=round(lasted, 3), timeline=away)
 
 
 def retry(
@@ -143,17 +177,24 @@ class Trouble:
     def met(self, error: Exception, *, seconds: float = 0) -> None:
         """Record an attempt that failed after so many seconds, and will be retried."""
         explained = explain(error)
+        server = next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), "")
+        seconds = min(seconds, time.monotonic() - resumed_at())
         trouble = CurrentTrouble(
             component=self._component,
-            server=next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), ""),
-            kind=kind(error),
+            server=server,
+            kind=_AWAY if is_away(error) else kind(error),
             seconds=0,
             error=(explained.message if explained else repr(error)).rstrip("; ."),
             hint=explained.hint if explained else "",
         )
+        failed_at = time.monotonic()
         with _turn:
-            began, _ = _current.get(self._key, (time.monotonic() - seconds, None))
-            _current[self._key] = began, trouble
+            began, *_ = _current.get(self._key, (failed_at - seconds,))
+            _current[self._key] = began, failed_at, trouble
+            if trouble.kind == _AWAY:
+                since = max(failed_at - seconds, _answered_at.get(server, -math.inf))
+                # What a server says when it goes on after a while is not why it was away.
+                _outages.setdefault(server, (since, "" if seconds >= _SLOW_SECONDS else trouble.error))
         with self._turn:
             now = self._clock()
             if self._began is None:
@@ -179,6 +220,9 @@ class Trouble:
         """Record that this thread no longer retries, whether it has succeeded or not."""
         with _turn:
             _current.pop(self._key, None)
+            # Once nobody asks a server any more, nobody learns when it is back.
+            for server in _outages.keys() - {trouble.server for *_, trouble in _current.values()}:
+                del _outages[server]
 
     @property
     def _key(self) -> tuple[int, int]:
@@ -193,9 +237,11 @@ class Trouble:
         with _turn:
             if self._key not in _current:
                 return 0.0
-            began, trouble = _current.pop(self._key)
+            began, _, trouble = _current.pop(self._key)
             what = trouble.server, trouble.kind
-            alike = [other for other, each in _current.values() if (each.server, each.kind) == what]
+            alike = [other for other, _, each in _current.values() if (each.server, each.kind) == what]
+            if trouble.kind == _AWAY and trouble.server in _outages:
+                return 0.0  # this action did not need it
             is_noted = began < _recovered_at.get(what, -math.inf)
             _recovered_at[what] = now
             return 0.0 if is_noted else now - min([began, *alike])

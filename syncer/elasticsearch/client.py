@@ -12,7 +12,7 @@ from elasticsearch.serializer import NdjsonSerializer
 
 from syncer.base.error_policy import NO_ROOM, explain
 from syncer.base.errors import IndexingError
-from syncer.base.retry import Backoff
+from syncer.base.retry import Backoff, answered
 from syncer.base.settings import ElasticsearchSettings
 
 OLDEST_SUPPORTED_VERSION = 8
@@ -44,7 +44,7 @@ def connect(
     if settings.ca_certs:
         options["ca_certs"] = str(settings.ca_certs)
     try:
-        client = (_Patient if is_patient else Elasticsearch)(
+        client = (_Patient if is_patient else _Client)(
             settings.urls,
             request_timeout=timeout_seconds,
             max_retries=len(settings.urls) - 1,
@@ -86,7 +86,16 @@ def require_supported(info: Mapping[str, Any]) -> None:
         )
 
 
-class _Patient(Elasticsearch):
+class _Client(Elasticsearch):
+    def perform_request(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Record how long an answer took."""
+        began = time.monotonic()
+        response = super().perform_request(method, path, **kwargs)
+        answered("elasticsearch", seconds=time.monotonic() - began)
+        return response
+
+
+class _Patient(_Client):
     def perform_request(self, method: str, path: str, **kwargs: Any) -> Any:
         """Repeat a request that is refused for lack of room; nothing of it was done. The writer repeats its own."""
         backoff, deadline, is_logged = Backoff(), time.monotonic() + _PATIENCE_SECONDS, False

@@ -22,6 +22,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message,
 from syncer.base import log
 from syncer.base.errors import LossError, TopicError
 from syncer.base.lifecycle import join
+from syncer.base.retry import answered
 from syncer.base.settings import KafkaSettings
 from syncer.capture.progress import Place
 from syncer.kafka.topic import INSTALLATION, NUMBER, common
@@ -117,6 +118,7 @@ class ChangeConsumer:
             values.append(message.value() or b"")
             places.append((partition, offset))
             reached[partition] = Place(next_offset=offset + 1, number=number)
+        answered("kafka")
         return Received(values=tuple(values), places=tuple(places), reached=reached) if values else None
 
     def _checked(self, message: Message, partition: int) -> int:

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from syncer.base import log
 from syncer.base.model import Change
+from syncer.base.retry import answered
 from syncer.base.settings import KafkaSettings
 from syncer.capture.outbox import Row
 from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, common, configuration
@@ -132,6 +133,7 @@ class ChangeProducer:
             self._while_waiting(time.monotonic() - began)
         if self._error is not None:
             raise KafkaException(self._error)
+        answered("kafka", seconds=time.monotonic() - began)
 
     def close(self) -> None:
         """Drop queued records and close."""

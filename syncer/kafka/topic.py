@@ -16,6 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from syncer.base import log
 from syncer.base.errors import TopicError
+from syncer.base.retry import answered
 from syncer.base.settings import KafkaSettings
 
 ANSWER_SECONDS = 10
@@ -81,7 +82,7 @@ def exists(settings: KafkaSettings) -> bool:
     told: dict[str, Any] = {**common(settings), "error_cb": troubles.append}
     with AdminClient(told, logger=log.library_logger()) as admin:
         try:
-            return settings.topic in admin.list_topics(timeout=ANSWER_SECONDS).topics
+            found = admin.list_topics(timeout=ANSWER_SECONDS).topics
         except KafkaException:
             admin.poll(0)
             refusal = next((trouble for trouble in troubles if trouble.code() in _REFUSED), None)
@@ -92,6 +93,8 @@ def exists(settings: KafkaSettings) -> bool:
                 hint="Check kafka.properties (security.protocol, sasl.mechanisms, sasl.username, sasl.password,\n"
                 "ssl.ca.location): see docs/security.md.",
             ) from KafkaException(refusal)
+    answered("kafka")
+    return settings.topic in found
 
 
 def configuration(admin: AdminClient, name: str, *, seconds: float = ANSWER_SECONDS) -> dict[str, str]:

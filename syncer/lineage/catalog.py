@@ -20,6 +20,7 @@ import psycopg
 from psycopg import errors as pg, sql
 from sqlglot import exp
 
+from syncer.base.error_policy import explain_unqualified
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, names_as_written
 from syncer.capture.eligibility import require_capturable
@@ -322,6 +323,8 @@ def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
         return DefinitionError(f"{file} has more than one statement", hint="Write one SELECT into it.")
     if '"?column?"' in message:
         return unnamed_column(file)
+    if unqualified := explain_unqualified(error, file):
+        return DefinitionError(unqualified.message, hint=unqualified.hint)
     offset = int(error.diag.statement_position or 0) - 1 - len(_PREFIX)
     if offset >= 0:  # show the line, with a caret below the position
         before = query[:offset]

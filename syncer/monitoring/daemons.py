@@ -39,11 +39,13 @@ DROP_SECONDS = 60.0
 HANG_SECONDS = 180.0
 """How long a component may show no heartbeat: longer than any wait in it, except for queries that may take any time."""
 
+# While Postgres was away, no daemon could report.
+_HEARD = "greatest(reported_at, pg_postmaster_start_time())"
 DAEMONS = f"""
 SELECT host, process, version, started_at, components, leads, written_per_second, troubles,
-       greatest(0, extract(epoch FROM clock_timestamp() - reported_at))::float8 AS silent_seconds
+       greatest(0, extract(epoch FROM clock_timestamp() - {_HEARD}))::float8 AS silent_seconds
 FROM syncer.daemon
-WHERE reported_at > clock_timestamp() - interval '{DROP_SECONDS} s'
+WHERE {_HEARD} > clock_timestamp() - interval '{DROP_SECONDS} s'
 ORDER BY host, started_at, id
 """
 """The query that returns the fields of each `Daemon`."""
@@ -57,8 +59,8 @@ WITH reported AS (
     SET reported_at = clock_timestamp(), components = excluded.components, leads = excluded.leads,
         written_per_second = excluded.written_per_second, troubles = excluded.troubles
 )
-DELETE FROM syncer.daemon WHERE id <> $1 AND reported_at <= clock_timestamp() - interval '{DROP_SECONDS} s'
-RETURNING host, process, extract(epoch FROM clock_timestamp() - reported_at)::float8
+DELETE FROM syncer.daemon WHERE id <> $1 AND {_HEARD} <= clock_timestamp() - interval '{DROP_SECONDS} s'
+RETURNING host, process, extract(epoch FROM clock_timestamp() - {_HEARD})::float8
 """
 _LEAVE = "DELETE FROM syncer.daemon WHERE id = $1"
 
@@ -102,6 +104,7 @@ class Reporter:
         self._stop = stop
         self._identity = (uuid.uuid4(), socket.gethostname(), os.getpid(), version("syncer-cdc"))
         self._trouble = Trouble("report")
+        self._reported: tuple[object, ...] = ()
         self._written = (time.monotonic(), metrics.documents_written())
         self._log = structlog.get_logger()
 
@@ -111,8 +114,8 @@ class Reporter:
         try:
             while not stop.is_requested:
                 retry.retry(self.run_once, pause=stop.pause, component="report", trouble=self._trouble)
-                reported, due = self._news(), time.monotonic() + REPORT_SECONDS
-                while not stop.wait(_LOOK_SECONDS) and time.monotonic() < due and self._news() == reported:
+                due = time.monotonic() + REPORT_SECONDS
+                while not stop.wait(_LOOK_SECONDS) and time.monotonic() < due and self._news() == self._reported:
                     pass
         except Stopping:
             pass
@@ -122,7 +125,10 @@ class Reporter:
     def run_once(self) -> None:
         """Report once, and write what the process has noted for the timeline."""
         with self._link.used() as connection:
-            for host, process, seconds in connection.execute(_REPORT, self._row()).fetchall():
+            began, row, self._reported = time.monotonic(), self._row(), self._news()
+            gone = connection.execute(_REPORT, row).fetchall()
+            retry.answered("postgres", seconds=time.monotonic() - began)
+            for host, process, seconds in gone:
                 self._log.warning(
                     "daemon.disappeared",
                     host=host,

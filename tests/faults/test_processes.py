@@ -287,6 +287,7 @@ LEASES = {
     "syncer.capture.reader:LEASE_SECONDS": 2,
     "syncer.jobs.chunks:SILENT_SECONDS": 2,
     "syncer.daemon:IDLE_SECONDS": 2,
+    "syncer.base.lifecycle:STOPPED_SECONDS": 2,
 }
 
 
@@ -367,6 +368,7 @@ def test_a_leader_that_stands_still_is_replaced(blog: World) -> None:
     wait_until(lambda: [event["event"] for event in frozen.events()].count("relay.led") == 2, what="it leads again")
     blog.sql("UPDATE posts SET title = 'of both' WHERE id < 20")
     require_holds(blog)
+    assert blog.sql("SELECT message FROM syncer.event WHERE message ~ 'held up|did not answer'") == []
 
 
 # Daemons start while a server is away

@@ -412,13 +412,34 @@ def test_a_table_that_stays_locked_leaves_every_index_untouched(blog: World) -> 
     assert blog.differences() == []
 
 
-def test_a_function_that_names_another_without_its_schema_is_explained(blog: World) -> None:
+@pytest.mark.parametrize(
+    ("select", "body", "named"),
+    [
+        ("slug(p.title) AS f FROM posts AS p", "LANGUAGE sql IMMUTABLE AS 'SELECT clean(t)'", "slug(…)"),
+        ("id AS f FROM posts AS p WHERE slug(title) = ''", "LANGUAGE sql IMMUTABLE AS 'SELECT clean(t)'", "slug(…)"),
+        (
+            "slug(p.title) AS f FROM posts AS p",
+            "LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN clean(t); END'",
+            "public.slug(text)",
+        ),
+        (
+            "slug(p.title) AS f FROM posts AS p",
+            "LANGUAGE plpgsql IMMUTABLE AS 'DECLARE m mood; BEGIN RETURN t; END'",
+            "slug(…)",
+        ),
+    ],
+    ids=["sql", "inlined in WHERE", "plpgsql", "type of a variable"],
+)
+def test_a_function_that_names_another_without_its_schema_is_explained(
+    blog: World, select: str, body: str, named: str
+) -> None:
     """It works in psql, where public is in the search_path."""
+    blog.sql("CREATE TYPE mood AS ENUM ('well')")
     blog.sql("CREATE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT lower(t)'")
-    blog.sql("CREATE FUNCTION slug(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT clean(t)'")
-    add_document(blog, "slugs", "SELECT p.id AS _id, slug(p.title) AS f FROM posts AS p", {"dynamic": True})
+    blog.sql(f"CREATE FUNCTION slug(t text) RETURNS text {body}")
+    add_document(blog, "slugs", f"SELECT p.id AS _id, {select}", {"dynamic": True})
     (problem,) = of(blog, "slugs").errors
     assert "names something without its schema" in f"{problem.message} {problem.action}"
-    assert "SET search_path" in problem.action
+    assert f"ALTER FUNCTION {named} SET search_path = …;" in problem.action
     blog.sql("ALTER FUNCTION slug(text) SET search_path = public")
     assert of(blog, "slugs").errors == []

@@ -14,7 +14,7 @@ from psycopg import errors as pg
 from structlog.testing import capture_logs
 
 from syncer.base import errors
-from syncer.base.error_policy import Action, at_work_for, decide, decide_item, explain
+from syncer.base.error_policy import Action, at_work_for, decide, decide_item, explain, is_away
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.retry import Backoff, retry
@@ -143,6 +143,49 @@ def test_a_row_that_is_found_out_is_dead_lettered() -> None:
         in_work(pg.DivisionByZero("division by zero"), isolates=True)
     with pytest.raises(DocumentError):
         in_work(pg.UndefinedColumn("column p.title does not exist"), isolates=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            psycopg.OperationalError(
+                'connection to server at "db", port 5432 failed: Connection refused\n'
+                "\tIs the server running on that host and accepting TCP/IP connections?"
+            ),
+            'Postgres cannot be reached: connection to server at "db", port 5432 failed: Connection refused',
+        ),
+        (
+            api_error(403, {"error": {"reason": "index [x] blocked by: [FORBIDDEN/8/index write (api)];"}}),
+            "Elasticsearch refuses a privilege: index [x] blocked by: [FORBIDDEN/8/index write (api)]",
+        ),
+    ],
+)
+def test_what_a_server_says_becomes_one_sentence(error: Exception, sentence: str) -> None:
+    """More words may follow it, and a full stop."""
+    explained = explain(error)
+    assert explained is not None
+    assert explained.message == sentence
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (psycopg.OperationalError("connection refused"), True),
+        (psycopg.OperationalError("FATAL: the database system is starting up"), True),
+        (psycopg.OperationalError("FATAL: sorry, too many clients already"), False),
+        (psycopg.OperationalError('FATAL: password authentication failed for user "x"'), False),
+        (pg.AdminShutdown("terminating connection"), True),
+        (pg.DiskFull("no space"), False),
+        (elasticsearch.ConnectionTimeout("timed out"), True),
+        (api_error(429), False),
+        (kafka_error("_TIMED_OUT"), True),
+        (kafka_error("NOT_ENOUGH_REPLICAS"), False),
+    ],
+)
+def test_only_a_server_that_does_not_answer_is_away(error: Exception, *, expected: bool) -> None:
+    """What it refuses is trouble of those whom it refuses."""
+    assert is_away(error) is expected
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+import psycopg
 import pytest
+from psycopg import errors as pg
 from structlog.testing import capture_logs
 
-from syncer.base import lifecycle
+from syncer.base import lifecycle, retry as base_retry
 from syncer.base.errors import UnavailableError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.log import Repeated
-from syncer.base.retry import REPEAT_SECONDS, CurrentTrouble, Trouble, retry, troubles
+from syncer.base.retry import REPEAT_SECONDS, CurrentTrouble, Trouble, answered, retry, troubles
 
 
 class Clock:
@@ -132,9 +135,45 @@ def test_an_outage_lasts_from_the_first_failure_to_the_first_success() -> None:
         brief.over()
         recovered.set()
         thread.join()
-    noted = [line["timeline"] for line in logs if line.get("timeline")]
-    assert noted == ["worker-1 was held up for 1 min 0 s: full"]
+    assert noted(logs) == ["worker-1 was held up for 1 min 0 s: full"]
     assert current("relay") == current("worker-1") == []
+
+
+def noted(logs: list[Any]) -> list[str]:
+    """What the timeline gets."""
+    return [line["timeline"] for line in logs if line.get("timeline")]
+
+
+def test_only_an_answer_of_a_server_ends_its_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action that succeeds may not have needed it: one outage is one event, from the first failed attempt on."""
+    monkeypatch.setattr(base_retry, "_outages", {})
+    monkeypatch.setattr(base_retry, "_answered_at", {})
+    trouble = Trouble("worker-1")
+    with capture_logs() as logs:
+        for seconds in (20, 5):
+            trouble.met(psycopg.OperationalError("connection refused"), seconds=seconds)
+            trouble.over()
+        assert noted(logs) == []
+        answered("postgres")
+        assert noted(logs) == ["Postgres did not answer for 20 s"]
+        trouble.met(pg.AdminShutdown("terminating"), seconds=0)
+        answered("postgres")
+        assert current("worker-1") == []
+        trouble.over()
+        answered("kafka", seconds=11)
+        answered("kafka", seconds=12)  # others were answered meanwhile
+    assert noted(logs)[1:] == ["Kafka did not answer for 11 s"]
+
+
+def test_a_process_that_was_stopped_has_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it waited for while it did not run says nothing of the server."""
+    monkeypatch.setattr(lifecycle._Pulse, "at", time.monotonic() - 30)
+    trouble = Trouble("relay")
+    with capture_logs() as logs:
+        trouble.met(pg.IdleSessionTimeout("terminating"), seconds=30)
+        answered("postgres", seconds=30)
+        trouble.over()
+    assert noted(logs) == []
 
 
 def test_a_stop_is_overdue_only_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

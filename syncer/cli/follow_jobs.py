@@ -12,6 +12,7 @@ from syncer.apply.activate import InitialLoad
 from syncer.base.errors import IndexingError, JobError, SyncerError
 from syncer.base.formatting import amount, shortened
 from syncer.base.model import Role
+from syncer.base.postgres import AdvisoryLock
 from syncer.cli import jobs, render
 from syncer.cli.context import Parts
 from syncer.cli.render import say
@@ -47,6 +48,7 @@ class LoadProgress:
             SyncerError: The last failure; earlier ones have been printed.
         """
         failed: list[SyncerError] = []
+        self._announce(initial_loads)
         try:
             for initial_load in initial_loads:
                 try:
@@ -71,6 +73,7 @@ class LoadProgress:
             SyncerError: It is suspended, or was not written whole, or the new index is not equal to the SELECT.
         """
         document, is_new = initial_load.document, initial_load.document.role is Role.BUILDING
+        self._announce([initial_load])
         try:
             if initial_load.job is not None:
                 self.follow(document, initial_load.job, is_partial=is_new)
@@ -83,6 +86,11 @@ class LoadProgress:
             say(self._out, f"{row.index} is searched in {row.index_name} now: another command switched it")
         finally:
             self._settle(document)
+
+    def _announce(self, initial_loads: Sequence[InitialLoad]) -> None:
+        """Let `syncer status` know that new indices are being built, as long as this command's session lasts."""
+        if any(each.document.role is Role.BUILDING for each in initial_loads):
+            self._parts.connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
 
     def _settle(self, document: Document) -> None:
         """Give an index that is searched its own settings; a new one beside it gets them once it is loaded."""

@@ -2,7 +2,8 @@
 
 Asking yields a finding, with its fix, for each problem. Mostly it is a query whose rows are these, or a setting of an
 index or of the topic. A check that a missing server, schema or privilege prevents is unseen; the others are still made.
-docs/operating.md says why each matters. What `syncer status` and `plan` report is not checked again here.
+docs/operating.md says why each matters. Of what `syncer status` and `plan` report, only a suspended document and a
+lost index are checked again here.
 
 The checks ``reach`` ask what guards the start of a daemon: see `syncer.daemon.checked`.
 """
@@ -273,7 +274,10 @@ def _topic(*names: str) -> Ask:
 
 def _has_topic(deployment: Deployment) -> Iterator[Finding]:
     name = deployment.settings.kafka.topic
-    if name and name not in deployment.topics:
+    if not name:
+        deployment.server("postgres")
+        raise UnseenError("the name of the topic is unknown: it is in the database")
+    if name not in deployment.topics:
         yield Finding(f"Kafka has no topic {name}", "syncer apply", How.SHELL)
 
 
@@ -286,6 +290,26 @@ def _replicas(deployment: Deployment) -> Iterable[Finding]:
         "kafka-reassign-partitions.sh adds replicas to an existing one."
     )
     return [Finding("The topic has one replica: if its broker is lost, so are its changes", more, How.ADVICE)]
+
+
+# Documents
+
+
+def _suspended(deployment: Deployment) -> Iterator[Finding]:
+    for document in deployment.documents:
+        if document.suspended is not None:
+            what, _, hint = document.suspended.partition("\n")
+            found = f"{document.name} is suspended, in {document.index_name}: {what.rstrip('; .')}"
+            yield Finding(found, hint or "Fix it, then run: syncer apply")
+
+
+def _lost(deployment: Deployment) -> Iterator[Finding]:
+    names = {document.index_name for document, _ in deployment.indices}
+    for document in deployment.documents:
+        if document.index_name not in names and document.suspended is None:  # else that says it
+            abort = f"syncer index abort {document.name}"
+            fix = "syncer apply" if document.role is Role.CURRENT else abort
+            yield Finding(f"The index {document.index_name} of {document.name} is gone", fix)
 
 
 # Elasticsearch: settings of the indices
@@ -438,6 +462,7 @@ CHECKS: tuple[Check, ...] = (
     Check("postgres.triggers", "Every table that documents read has its triggers", _SHELL, _triggers, note=_CATCHES_UP),
     _sql("postgres.functions", "The owner of the trigger functions may write the outbox", _FUNCTIONS),
     Check("postgres.privileges", "The role may do what a daemon does", _ADVICE, _may_use),
+    Check("postgres.suspended", "No document is suspended", _ADVICE, _suspended),
     Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
     Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
     Check("kafka.replication", "Every record is on at least two brokers", _SHELL, _replicas, _CONSIDER),
@@ -445,6 +470,7 @@ CHECKS: tuple[Check, ...] = (
     Check("kafka.unclean_election", _ELECTION, _SHELL, _topic("unclean.leader.election.enable")),
     Check("kafka.retention", _RETENTION, _SHELL, _topic("retention.ms", "retention.bytes"), _CONSIDER),
     Check("elasticsearch.reach", "Elasticsearch answers", _ADVICE, _reach("elasticsearch")),
+    Check("elasticsearch.indices", "Every active index exists", _SHELL, _lost),
     Check("elasticsearch.gc_deletes", _FORGETS, _SHELL, _index("index.gc_deletes")),
     Check("elasticsearch.durability", _TRANSLOG, _SHELL, _index("index.translog.durability", is_current=True)),
     Check("elasticsearch.refresh", _REFRESH, _SHELL, _index("index.refresh_interval", is_current=True)),

@@ -6,7 +6,7 @@ another problem is not listed beside it: while Postgres is down, nothing else is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -128,7 +128,9 @@ def _of_servers(status: Status) -> Iterator[Problem]:
         if server.error is not None:
             ages = [trouble.seconds for trouble in troubles if trouble.server == server.server]
             silent = max([server.silent_seconds, *ages])
-            since = f", for {elapsed(silent)}" if silent >= _SOON_SECONDS else ""
+            # Who has never had an answer does not know for how long there was none.
+            is_known = server.age_seconds is not None or ages
+            since = f", for {elapsed(silent)}" if is_known and silent >= _SOON_SECONDS else ""
             message = f"{server.error}{since}.{waiting}"
             yield Problem(message, server.hint, "SyncerServerSilent", detail=server.detail)
 
@@ -193,14 +195,10 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
         if document.suspended is not None:
             what, _, hint = document.suspended.partition("\n")
             action = hint or "Fix it, then run: syncer apply"
-            yield Problem(f"{name} is suspended: {what}.", action, "SyncerDocumentSuspended", name)
+            yield Problem(f"{name} is suspended: {what.rstrip('; .')}.", action, "SyncerDocumentSuspended", name)
         elif not document.is_loaded:
             yield _incomplete(document, stored)
-    for index in document.troubles.keys() - lost:
-        what, _, hint = document.troubles[index].partition("\n")
-        action = f"{hint}\nTo give it up: syncer index abort {name}".strip()
-        message = f"{index} ({document.roles[index]}) is suspended: {what}."
-        yield Problem(message, action, "SyncerDocumentSuspended", name)
+    yield from _of_new_index(document, stored, lost)
     if is_known and document.searched is not None and not document.is_searched_alone and document.current not in faults:
         found = " and ".join(document.searched) or "no index"
         message = f"Searches of {document.index} find {found} instead of {document.current} alone."
@@ -212,6 +210,21 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
         message = f"{amount(document.dead_letters, 'document')} of {name} could not be written."
         action = f"Why, and what to do: syncer dead-letters list {name}"
         yield Problem(message, action, "SyncerDeadLetters", name)
+
+
+def _of_new_index(document: DocumentStatus, stored: Stored, lost: Collection[str]) -> Iterator[Problem]:
+    """The problem of an index that is being built: it is suspended, or no command goes on with it, and no job."""
+    for index in [index for index, role in document.roles.items() if role is Role.BUILDING and index not in lost]:
+        give_up = f"syncer index abort {document.name}"
+        if index in document.troubles:
+            what, _, hint = document.troubles[index].partition("\n")
+            message = f"{index} (building) is suspended: {what.rstrip('; .')}."
+            action = f"{hint}\nTo give it up: {give_up}".strip()
+            yield Problem(message, action, "SyncerDocumentSuspended", document.name)
+        elif not stored.is_rebuilt and not any(job.index_name == index for job in stored.jobs):
+            message = f"{index} is being built, but no command goes on with it. Searches use {document.current}."
+            action = f"To go on: syncer index rebuild {document.name}\nTo give it up: {give_up}"
+            yield Problem(message, action, "SyncerDocumentIncomplete", document.name)
 
 
 def _of_index(document: DocumentStatus, index: str, fault: IndexFault) -> Problem:

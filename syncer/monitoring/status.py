@@ -30,13 +30,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import psycopg
-from elastic_transport import TransportError
+from elastic_transport import ConnectionTimeout, TransportError
 from elasticsearch import Elasticsearch
 
 from syncer.base import migrations, postgres
-from syncer.base.error_policy import explain
+from syncer.base.error_policy import explain, is_away
 from syncer.base.model import Role
-from syncer.base.postgres import Connection
+from syncer.base.postgres import AdvisoryLock, Connection
 from syncer.base.settings import Settings
 from syncer.capture.progress import CURSOR, IS_VALID
 from syncer.elasticsearch import client as elastic
@@ -52,7 +52,7 @@ POSTGRES_SECONDS, ALL_SECONDS = 1.2, 1.9
 """How long to wait for Postgres, and for all servers."""
 _AGAIN_SECONDS = 0.1
 """How much longer to wait for an answer that did not come in time."""
-_FRESH_SECONDS = 1.0
+FRESH_SECONDS = 1.0
 """An answer that was read so recently is not asked for again."""
 
 # Rolled-back transactions consume numbers too, so the rate of captured changes is then a little high.
@@ -67,7 +67,12 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
         WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')
        AS open_seconds,
        (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(prepared)), 0)::float8 FROM pg_prepared_xacts
-        WHERE database = current_database()) AS prepared_seconds
+        WHERE database = current_database()) AS prepared_seconds,
+       EXISTS (
+           SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND (classid::bigint << 32 | objid::bigint) = {AdvisoryLock.REBUILD:d}
+       ) AS is_rebuilt
 FROM syncer.outbox_id_seq AS o, syncer.handled AS h, (
     SELECT count(*) AS outbox_waiting, extract(epoch FROM min(u.changed_at))::float8 AS outbox_since
     FROM syncer.outbox AS u, (
@@ -106,6 +111,10 @@ _ADDRESSES = (
     re.compile(r"host='(?P<host>[^']+)', port=(?P<port>\d+).*Connection refused", re.DOTALL),
 )
 _HINT = "Start it, or check the network and the settings. Nothing is lost: syncer continues by itself."
+_HANGS = (
+    "Look at its log, its load and its disks, and at the network; restart it if it hangs. "
+    "Nothing is lost: syncer continues by itself."
+)
 
 _Answer = TypeVar("_Answer")
 
@@ -153,7 +162,8 @@ class Stored:
 
     ``captured``, ``published`` and ``handled`` are totals of changes: written to the outbox, read by the leader, done.
     ``topic_since`` is when the oldest change was made that was read and is not handled, ``outbox_since`` likewise for
-    those that the leader has not read; None if there is none. ``dead_letters`` are numbers by index.
+    those that the leader has not read; None if there is none. ``dead_letters`` are numbers by index. ``is_rebuilt``
+    says whether a command is at work on a new index.
     """
 
     at: float
@@ -168,6 +178,7 @@ class Stored:
     outbox_segments: int
     open_seconds: float
     prepared_seconds: float
+    is_rebuilt: bool
     daemons: tuple[Daemon, ...]
     targets: tuple[Target, ...]
     dead_letters: Mapping[str, int]
@@ -301,7 +312,7 @@ class Reader:
     def read(self) -> Status:
         """Ask the servers; a reading of the last second is returned again."""
         with self._turn:
-            if self._last is None or time.monotonic() - self._last[0] >= _FRESH_SECONDS:
+            if self._last is None or time.monotonic() - self._last[0] >= FRESH_SECONDS:
                 status = self._read()
                 self._last = time.monotonic(), status
             return self._last[1]
@@ -334,6 +345,16 @@ class Reader:
     # In a thread of the question
 
     def _ask_postgres(self) -> Stored:
+        is_first = self._connection is None
+        try:
+            return self._ask_once()
+        except psycopg.OperationalError as error:
+            # Postgres may have been away since the last question: only a new connection shows whether it is now.
+            if is_first or not is_away(error):
+                raise
+            return self._ask_once()
+
+    def _ask_once(self) -> Stored:
         try:
             if self._connection is None:
                 self._connection = postgres.connect(self._settings.postgres, name="status")
@@ -406,8 +427,8 @@ def _run(question: Callable[[], _Answer], pending: Future[_Answer]) -> None:
 def describe(server: str, error: Exception) -> tuple[str, str]:
     """Say why a server does not answer, as a sentence without a full stop, and what to do."""
     name = server.title()
-    if isinstance(error, TimeoutError):
-        return f"{name} does not answer: it hangs, or is too busy", _HINT
+    if isinstance(error, TimeoutError | ConnectionTimeout):
+        return f"{name} does not answer: it hangs, or is too busy", _HANGS
     if isinstance(error, psycopg.OperationalError | TransportError):
         for address in _ADDRESSES:
             if found := address.search(f"{error} {getattr(error, 'message', '')}"):
@@ -430,12 +451,18 @@ def ask_postgres(connection: Connection) -> Stored:
     targets = msgspec.convert(facts["targets"], list[Target])
     return Stored(
         **facts["scalars"][0],
-        daemons=msgspec.convert(facts["daemons"], tuple[Daemon, ...]),
+        daemons=_with_one_leader(msgspec.convert(facts["daemons"], tuple[Daemon, ...])),
         targets=tuple(sorted(targets, key=lambda target: (target.name, target.role is not Role.CURRENT))),
         dead_letters={fact["index_name"]: fact["count"] for fact in facts["dead_letters"]},
         verifications=msgspec.convert(facts["verifications"], tuple[Verification, ...]),
         jobs=tuple(unfinished(connection)),
     )
+
+
+def _with_one_leader(daemons: Sequence[Daemon]) -> tuple[Daemon, ...]:
+    """Return the daemons; one that was stopped or killed while it led does not lead any more once another does."""
+    leaders = sorted((daemon for daemon in daemons if daemon.leads), key=lambda daemon: daemon.silent_seconds)
+    return tuple(replace(daemon, leads=daemon in leaders[:1]) for daemon in daemons)
 
 
 def ask_elasticsearch(client: Elasticsearch, targets: Sequence[Target]) -> Held:

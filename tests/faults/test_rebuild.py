@@ -14,6 +14,7 @@ import pytest
 from syncer.apply import activate, reindex
 from syncer.base.errors import ConfigError, DocumentError
 from syncer.base.model import Role
+from syncer.base.postgres import AdvisoryLock
 from syncer.documents import registry
 from tests.faults import harness
 from tests.faults.harness import require_holds
@@ -151,6 +152,11 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
     assert "2 documents of blogpost could not be written" in rebuilt.stderr
     assert "parsing" in rebuilt.stderr
     assert blog.index_of() == before
+    left = f"{roles(blog)[Role.BUILDING]} is being built, but no command goes on with it"
+    assert left in blog.syncer("status").stdout
+    with blog.connect() as connection:
+        connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
+        assert left not in blog.syncer("status").stdout
     despite = blog.syncer("index", "rebuild", "blogpost", "--despite-dead-lettered")
     assert despite.returncode == 0, despite.stdout + despite.stderr
     assert blog.index_of() != before

@@ -139,6 +139,14 @@ CASES = [
     Case("kafka.unclean_election", topic("unclean.leader.election.enable", "true"), "true"),
     Case("kafka.retention", topic("retention.ms", "60000"), "60000", CONSIDER),
     Case("elasticsearch.gc_deletes", index("index.gc_deletes", None), "is 60s"),
+    Case("elasticsearch.indices", lambda client, world: client.indices.delete(index=world.index_of()), "is gone"),
+    Case(
+        "postgres.suspended",
+        "UPDATE syncer.document SET suspended = 'the index is gone;'",
+        "the index is gone",
+        undo="UPDATE syncer.document SET suspended = NULL",
+        is_advice=True,
+    ),
     Case("elasticsearch.durability", index("index.translog.durability", "async"), "async"),
     Case("elasticsearch.refresh", index("index.refresh_interval", "-1"), "-1"),
     Case("elasticsearch.pipelines", pipeline, "doctor-stamp"),
@@ -231,6 +239,15 @@ def test_a_missing_topic_is_seen(world: World) -> None:
     (found,) = look(world, "kafka.reach", settings=settings)
     assert found.severity is WRONG
     (found,) = look(world, "kafka.cleanup_policy", settings=settings)
+    assert found.severity is Severity.UNSEEN
+
+
+def test_the_topic_is_unknown_without_postgres(world: World) -> None:
+    """Its name is in the database: nothing is claimed of it."""
+    postgres = PostgresSettings(dsn=SecretStr("postgresql://127.0.0.1:1/none"))
+    kafka = world.settings.kafka.model_copy(update={"topic": ""})
+    settings = world.settings.model_copy(update={"postgres": postgres, "kafka": kafka})
+    (found,) = look(world, "kafka.reach", settings=settings)
     assert found.severity is Severity.UNSEEN
 
 

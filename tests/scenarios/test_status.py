@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from syncer.base import metrics
 from syncer.base.settings import PostgresSettings
 from syncer.monitoring import gauges
-from syncer.monitoring.status import ALL_SECONDS, IndexFault, Reader, Status
+from syncer.monitoring.status import ALL_SECONDS, FRESH_SECONDS, IndexFault, Reader, Status
 from tests.support.world import World, wait_until
 
 BLOG = """
@@ -86,6 +86,7 @@ def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
             assert found.silent == {silent}
             (error,) = [server.error for server in found.servers if server.error]
             assert error.endswith("does not answer: it hangs, or is too busy")
+            assert not any(server.hint.startswith("Start it") for server in found.servers)
         assert found.stored is not None
         assert found.stored.outbox_waiting == 2
     reader = Reader(world.settings)
@@ -102,6 +103,34 @@ def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
     began = time.monotonic()
     wait_until(lambda: not reader.read().silent, what="it answers")
     assert time.monotonic() - began < 2
+    reader.close()
+
+
+DAEMON = """
+INSERT INTO syncer.daemon (id, host, process, version, reported_at, components, leads, written_per_second, troubles)
+VALUES (gen_random_uuid(), 'test', %s, '0', clock_timestamp() - %s * interval '1 s', '{{relay}}', true, 0, '[]')
+"""
+
+
+def test_only_one_daemon_leads(world: World) -> None:
+    """One that was stopped while it led says so until it is no longer listed."""
+    world.sql(DAEMON.format(), 1, 5)
+    world.sql(DAEMON.format(), 2, 0)
+    stored = read(world).stored
+    assert stored is not None
+    assert [(daemon.process, daemon.leads) for daemon in stored.daemons if daemon.leads] == [(2, True)]
+
+
+def test_a_connection_that_was_lost_meanwhile_is_no_outage(world: World) -> None:
+    """Postgres was restarted while nobody asked for the status: the next one is of now."""
+    reader = Reader(world.settings)
+    assert not reader.read().silent
+    world.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'syncer status' AND datname = current_database()"
+    )
+    time.sleep(FRESH_SECONDS)
+    assert not reader.read().silent
     reader.close()
 
 

@@ -86,6 +86,7 @@ STORED = Stored(
     outbox_segments=0,
     open_seconds=0,
     prepared_seconds=0,
+    is_rebuilt=True,
     daemons=(DAEMON,),
     targets=(),
     dead_letters={},
@@ -162,6 +163,14 @@ WITHOUT_KAFKA = replace(WAITING, servers=(POSTGRES, down(KAFKA), ELASTICSEARCH))
             ],
         ),
         (replace(WELL, documents=(BUILT_BADLY,)), [f"{NEXT} (building) is suspended: a column is gone."]),
+        # A new index that nobody goes on with, unless a job does.
+        (status(is_rebuilt=False), [f"{NEXT} is being built, but no command goes on with it. Searches use {INDEX}."]),
+        (status(is_rebuilt=False, jobs=(replace(JOB, index_name=NEXT),)), []),
+        # Who has never had an answer does not know since when there is none.
+        (
+            replace(WELL, servers=(POSTGRES, KAFKA, replace(down(ELASTICSEARCH), age_seconds=None))),
+            ["Elasticsearch is down."],
+        ),
         # A lost index is the cause, not that its document is suspended.
         (
             replace(WELL, documents=(replace(BUILT_BADLY, faults={NEXT: IndexFault.GONE}),)),

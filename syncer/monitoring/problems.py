@@ -56,6 +56,10 @@ def problems(status: Status) -> tuple[Problem, ...]:
     found = [*_of_servers(status)]
     if status.stored is None or POSTGRES in status.silent:
         return tuple(found)
+    if (seconds := status.stored.standby_seconds) >= _SOON_SECONDS:
+        message = f"Postgres has waited for a synchronous standby for {elapsed(seconds)}: commits wait."
+        action = "Start the standby, or take it out of synchronous_standby_names. Nothing is lost meanwhile."
+        found.append(Problem(message, action, "SyncerComponentTroubled", is_passing=seconds < _BRIEF_SECONDS))
     found += _of_daemons(status, status.stored)
     for document in status.documents:
         found += _of_document(document, status, status.stored)
@@ -205,7 +209,8 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
         yield Problem(message, "Run: syncer apply", "SyncerAliasWrong", name)
     if document.drifted:
         message = f"{amount(document.drifted, 'document')} of {name} differed from the SELECT at the last verify."
-        yield Problem(message, f"Run: syncer verify {name} --repair", "SyncerDrift", name)
+        action = f"Why: syncer verify {name}\nTo write them again: syncer verify {name} --repair"
+        yield Problem(message, action, "SyncerDrift", name)
     if document.dead_letters:
         message = f"{amount(document.dead_letters, 'document')} of {name} could not be written."
         action = f"Why, and what to do: syncer dead-letters list {name}"

@@ -68,6 +68,9 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
        AS open_seconds,
        (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(prepared)), 0)::float8 FROM pg_prepared_xacts
         WHERE database = current_database()) AS prepared_seconds,
+       (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(query_start)), 0)::float8 FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE 'syncer %' AND wait_event = 'SyncRep')
+       AS standby_seconds,
        EXISTS (
            SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -162,8 +165,9 @@ class Stored:
 
     ``captured``, ``published`` and ``handled`` are totals of changes: written to the outbox, read by the leader, done.
     ``topic_since`` is when the oldest change was made that was read and is not handled, ``outbox_since`` likewise for
-    those that the leader has not read; None if there is none. ``dead_letters`` are numbers by index. ``is_rebuilt``
-    says whether a command is at work on a new index.
+    those that the leader has not read; None if there is none. ``dead_letters`` are numbers by index.
+    ``standby_seconds`` is for how long a commit of syncer's has waited for a synchronous standby. ``is_rebuilt`` says
+    whether a command is at work on a new index.
     """
 
     at: float
@@ -178,6 +182,7 @@ class Stored:
     outbox_segments: int
     open_seconds: float
     prepared_seconds: float
+    standby_seconds: float
     is_rebuilt: bool
     daemons: tuple[Daemon, ...]
     targets: tuple[Target, ...]

@@ -6,6 +6,7 @@ All tests of a deployment share one, with one daemon, and leave it with all well
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -290,6 +291,8 @@ def test_postgres_is_away(operator: Operator, blog: World) -> None:
     # No daemon could report meanwhile: the other one is not missed yet, and has not disappeared.
     assert {each["host"]: each["silent_seconds"] < SILENT_SECONDS for each in operator.status()["daemons"]}["another"]
     wait_until(lambda: "Postgres did not answer for" in events(blog), what="the outage is an event")
+    operator.problem("blogpost is suspended")  # every component is at work again
+    assert len(re.findall(r"Postgres did not answer|held up .*Postgres", events(blog))) == 1, events(blog)
     blog.sql("DELETE FROM syncer.daemon WHERE host = 'another'")
     blog.sql("ALTER TABLE posts RENAME headline TO title")
     operator.over()

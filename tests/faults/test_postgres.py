@@ -196,6 +196,22 @@ def test_a_writer_with_narrow_limits_is_captured(own: World) -> None:
     relay.wait_for("relay.outbox_trimmed")
 
 
+def test_a_synchronous_standby_that_is_away_is_named(own: World) -> None:
+    """Nothing fails and nothing is retried: commits just wait."""
+    own.daemon().wait_for_workers()
+    operate(own, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
+    operate(own, "SELECT pg_reload_conf()")
+    try:
+        with own.application() as writer:
+            writer.execute(NO_WAIT)
+            writer.execute("INSERT INTO posts (id, user_id, title, body) VALUES (77, 1, '', '')")
+        wait_until(lambda: "synchronous standby" in own.syncer("status").stdout, what="status names it")
+    finally:
+        operate(own, "ALTER SYSTEM RESET synchronous_standby_names")
+        operate(own, "SELECT pg_reload_conf()")
+    require_holds(own)
+
+
 # It crashes
 
 

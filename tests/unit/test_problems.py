@@ -86,6 +86,7 @@ STORED = Stored(
     outbox_segments=0,
     open_seconds=0,
     prepared_seconds=0,
+    standby_seconds=0,
     is_rebuilt=True,
     daemons=(DAEMON,),
     targets=(),

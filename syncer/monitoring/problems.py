@@ -267,6 +267,7 @@ def _of_jobs(status: Status, stored: Stored) -> Iterator[Problem]:
             yield Problem(message, f"Run: syncer jobs resume {job.id}", "SyncerJobPaused", job.document)
         elif job.kind is JobKind.REFRESH and job.index_name in loaded:
             loaded.remove(job.index_name)  # a second refresh, which waits for this one, is the same problem
-            message = f"Every document of {job.document} is being written again{_until(job)}."
+            because = f": {job.occasion}" if job.occasion else ""
+            message = f"Every document of {job.document} is being written again{_until(job)}{because}."
             action = f"Wait: until then some may be stale. Its progress: syncer jobs list {job.id}"
             yield Problem(message, action, "SyncerLagging", job.document, is_passing=True)

@@ -20,7 +20,7 @@ from psycopg import errors as pg
 from syncer.apply.plan import NEEDS_INDEX, Step
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
-from syncer.base.formatting import amount, shortened, without_preview
+from syncer.base.formatting import amount, shortened, shown_id, without_preview
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition
 from syncer.base.postgres import Connection, bounded
@@ -186,7 +186,7 @@ _TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not writt
 def _failed(failures: dict[str, str], tried: str) -> Iterator[Problem]:
     for message in dict.fromkeys(failures.values()):
         ids = [id_ for id_, found in failures.items() if found == message and id_]
-        shown = f"{len(ids):,} of {tried} cannot be built, for example {ids[0]}: " if ids else ""
+        shown = f"{len(ids):,} of {tried} cannot be built, for example {shown_id(ids[0])}: " if ids else ""
         yield Problem(
             severity=Severity.ERROR, message=f"{shown}the SELECT fails on the data: {message}", action=_TO_FIX
         )
@@ -201,7 +201,7 @@ def _rejected(rejections: list[Rejection], tried: str) -> Iterator[Problem]:
         are, reason = "are" if others else "is", without_preview(_OF_ONE_DOCUMENT.sub("", first.reason))
         yield Problem(
             severity=Severity.ERROR,
-            message=f"{1 + len(others):,} of {tried} {are} rejected, for example {first.composition.id}: "
+            message=f"{1 + len(others):,} of {tried} {are} rejected, for example {shown_id(first.composition.id)}: "
             f"{first.kind}: {shortened(reason)}",
             action="Add the field to index.json: syncer init --from-select adds every field that it lacks."
             if first.kind == "strict_dynamic_mapping_exception"
@@ -214,6 +214,6 @@ def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[Problem]:
         yield Problem(
             severity=Severity.WARNING,
             message=f"{field} is kept and shown, but not found by searches, in {len(ids):,} of {tried}, for example "
-            f"{ids[0]}",
+            f"{shown_id(ids[0])}",
             action="ignore_above, ignore_malformed or a limit in index.json leaves such values out.",
         )

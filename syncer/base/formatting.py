@@ -43,6 +43,11 @@ def shortened(value: object) -> object:
     return value
 
 
+def shown_id(id_: str) -> str:
+    """Return a document's id as a message shows it, also one that is long or empty."""
+    return str(shortened(id_)) or "''"
+
+
 def without_preview(error: str) -> str:
     """Return the reason for a rejection without the value that Elasticsearch quotes, in the cause too."""
     before, *quoted = _PREVIEW.split(error, maxsplit=1)

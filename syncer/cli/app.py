@@ -84,6 +84,8 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, metavar="", help="Show the version.")
     ] = False,
 ) -> None:
+    if any("\ud800" <= character <= "\udfff" for argument in sys.argv for character in argument):
+        raise UsageError("An argument is not valid UTF-8.")
     _Debug.is_on = debug
     if config is not None:
         os.environ[settings.CONFIG_VARIABLE] = str(config)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from syncer.base.errors import ConfigError
-from syncer.base.formatting import amount, shortened
+from syncer.base.formatting import amount, shown_id
 from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
@@ -51,14 +51,14 @@ def list_(
             kind.index_name,
             kind.kind,
             f"{kind.first_at:%Y-%m-%d %H:%M:%S}",
-            str(shortened(kind.example)),
+            shown_id(kind.example),
         )
         for kind in kinds
     ]
     console.print(render.table(("letters", "index", "error", "since", "such as"), rows))
     say(console)
     for letter in letters:
-        say(console, (f"{letter.document} {shortened(letter.id)}", "bold"), f"  {letter.failed_at:%Y-%m-%d %H:%M:%S}")
+        say(console, (f"{letter.document} {shown_id(letter.id)}", "bold"), f"  {letter.failed_at:%Y-%m-%d %H:%M:%S}")
         say(console, f"  {letter.error}")
     if len(letters) < total:
         say(console, f"… and {total - len(letters):,} more: --limit {min(total, _SHOWN_MAX)}", style="dim")

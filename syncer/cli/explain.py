@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from syncer.base.formatting import amount, shortened
+from syncer.base.formatting import amount, shortened, shown_id
 from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
 from syncer.cli.render import Part, say, show_facts, table
@@ -61,7 +61,7 @@ def _show(console: Console, seen: Explanation, id_: str, *, values: bool) -> Non
         say(console, seen.hint, style="dim")
     loaded = "" if document.is_loaded else ", not loaded yet"
     where = f" in {document.index_name}, {document.role}, revision {document.revision}{loaded}"
-    say(console, (f"\n{document.name} {id_}", "bold"), where)
+    say(console, (f"\n{document.name} {shown_id(id_)}", "bold"), where)
     show_facts(console, _facts(seen))
     if not values:
         return

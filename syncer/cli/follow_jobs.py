@@ -10,7 +10,7 @@ from rich.console import Console
 from syncer.apply import reindex
 from syncer.apply.activate import InitialLoad
 from syncer.base.errors import IndexingError, JobError, SyncerError
-from syncer.base.formatting import amount, shortened
+from syncer.base.formatting import amount, shortened, shown_id
 from syncer.base.model import Role
 from syncer.base.postgres import AdvisoryLock
 from syncer.cli import jobs, render
@@ -192,7 +192,7 @@ class LoadProgress:
         groups = dead_letters.kinds(connection, document.name)  # the most frequent kind first
         ids = [group.example for group in groups if group.index_name == document.index_name][:1]
         errors = dead_letters.errors(connection, document.index_name, ids)
-        example = "".join(f", such as {shortened(id_)}: {shortened(error)}" for id_, error in errors.items())
+        example = "".join(f", such as {shown_id(id_)}: {shortened(error)}" for id_, error in errors.items())
         if document.role is Role.BUILDING:
             hint = (
                 "Searches still use the current index.\n"

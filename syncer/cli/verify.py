@@ -12,7 +12,7 @@ from rich.console import Console
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
-from syncer.base.formatting import amount, shortened
+from syncer.base.formatting import amount, shortened, shown_id
 from syncer.cli import parameters, render
 from syncer.cli.context import Parts, open_parts
 from syncer.cli.jobs import show_left
@@ -203,7 +203,7 @@ def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> No
         fields = "".join(f" {path}," for path in paths[:_PATHS_SHOWN_MAX]).rstrip(",") + more
         say(
             console,
-            f"  {shortened(drift.id)} {drift.kind}{fields}; {', '.join(filter(None, facts))}".rstrip("; "),
+            f"  {shown_id(drift.id)} {drift.kind}{fields}; {', '.join(filter(None, facts))}".rstrip("; "),
             style=style,
         )
         for difference in drift.differences:
@@ -225,5 +225,5 @@ def _advice(report: VerifyReport, document: Document) -> Iterator[str]:
         yield f"So many differ that not all were compared. To write all of them again: syncer backfill {document.name}"
     for cause, example in {drift.cause: drift for drift in reversed(report.drifts)}.items():
         if example.error is not None:
-            yield f"Dead-lettered, for example {shortened(example.id)}: {shortened(example.error)}"
+            yield f"Dead-lettered, for example {shown_id(example.id)}: {shortened(example.error)}"
         yield advice(cause, document)

@@ -97,6 +97,7 @@ def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
         "SELECT name, index_name, '', 1, 'too_short', 'no id', false FROM syncer.document"
     )
     assert explained(blog, "").dead_letter is not None
+    assert "blogpost ''" in blog.syncer("dead-letters", "list").stdout
 
 
 def test_bad_input_is_explained(blog: World) -> None:

@@ -118,6 +118,8 @@ def test_half_of_a_surrogate_pair_is_shown(empty_world: World) -> None:
         client.index(index=world.alias_of("posts"), id="1", document=body, version=1 << 62, version_type="external")
     verified = world.syncer("verify", "posts", "--values")
     assert (verified.returncode, r"cut \ud83d" in verified.stdout) == (1, True), verified.stderr
+    refused = world.syncer("explain", "posts", "\udcff")  # a byte that is no text
+    assert (refused.returncode, "not valid UTF-8" in refused.stderr) == (2, True), refused.stderr
 
 
 LETTERS = "SELECT id, error FROM syncer.dead_letter"
@@ -147,6 +149,7 @@ def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: W
         assert "512 bytes" in error
         verified = json.loads(world.syncer("verify", "--json").stdout)
         assert [(drift["kind"], drift["cause"]) for drift in verified[0]["drifts"]] == [("missing", "dead_lettered")]
+        assert "characters) missing" in world.syncer("verify").stdout
         world.sql("UPDATE users SET email = 'short' WHERE id = 2")
         wait_until(
             lambda: len(world.held("user")) == 3 and world.sql(LETTERS) == [],

@@ -183,6 +183,8 @@ def _become(client: socket.socket) -> None:
     for number, file in enumerate(streams):
         os.dup2(file, number)
         os.close(file)
+    # The server's own may have been files, and these may be pipes.
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()

@@ -149,7 +149,7 @@ CHANGES = {
         says=("row-level security", "comments", "BYPASSRLS", "syncer apply"),
         fix="ALTER ROLE {role} BYPASSRLS",
     ),
-    "the index is deleted": Change(index=deleted, says=("index_not_found_exception", "deleted", "syncer apply")),
+    "the index is deleted": Change(index=deleted, says=("is gone", "deleted", "syncer apply")),
 }
 
 

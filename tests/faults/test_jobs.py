@@ -188,7 +188,7 @@ def test_a_writer_that_is_late_does_not_bring_back_what_no_change_names(
 def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, connection: Connection) -> None:
     """One job worker takes a job from listing to its end while another job of many chunks is written."""
     harness.two_documents(world)
-    add_posts(world, 5000)
+    add_posts(world, 15_000)
     with world.index() as index:
         great = create(connection)
         settings = WorkerSettings(batch_documents_max=5, in_flight_max=1)

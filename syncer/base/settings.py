@@ -201,8 +201,9 @@ class RelaySettings(_Section):
 class WorkerSettings(_Section):
     """Workers, from the topic to Elasticsearch."""
 
-    threads: NonNegativeInt = 2
-    """Number of workers in this daemon; with 0, it runs only a job worker and logs a warning."""
+    threads: NonNegativeInt = 1
+    """Number of workers in this daemon, each with writers of its own; a second one splits batches, and helps only if
+    Kafka is used and the worker waits for its servers. With 0, it runs only a job worker and logs a warning."""
     batch_documents_max: PositiveInt = 1000
     """Maximum documents in a batch of a worker, and in a chunk of a job. A change that affects more documents becomes a
     fan-out job."""

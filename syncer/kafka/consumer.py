@@ -29,6 +29,8 @@ from syncer.kafka.topic import INSTALLATION, NUMBER, common
 
 CLOSE_SECONDS = 2.0
 """How long to wait until the group knows that a member has left."""
+_FOLLOWING_SECONDS = 0.005
+"""How long to wait, after a record has arrived, for those that were published together with it."""
 _COMMIT_SECONDS = 5.0
 """How often offsets are committed to Kafka, for its own tools alone."""
 
@@ -107,7 +109,7 @@ class ChangeConsumer:
         self._raise_failure()
         if not messages:
             return None
-        messages += self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
+        messages += self._consumer.consume(records_max - 1, _FOLLOWING_SECONDS) if records_max > 1 else []
         self._raise_failure()
         values, places, reached = [], [], {}
         for message in messages:

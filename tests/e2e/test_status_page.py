@@ -122,7 +122,7 @@ def see_daemons_and_events(world: World, visit: Visit, daemon: Daemon) -> None:
     """Each daemon has a row; a document has its lag and its last verify, which is also an event."""
     visit.wait_for("#daemons tbody", str(daemon.process.pid))
     visit.wait_for("#daemons tbody", version("syncer-cdc"))
-    visit.wait_for("#daemons tbody", "leads, 2 workers, job worker")
+    visit.wait_for("#daemons tbody", "leads, 1 worker, job worker")
     visit.wait_for("#documents", "never")
     visit.wait_for("#documents .lag", " s")
     assert world.syncer("verify").returncode == 0

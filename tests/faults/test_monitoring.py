@@ -236,7 +236,7 @@ def test_elasticsearch_is_away(operator: Operator, blog: World) -> None:
         wait_until(lambda: operator.lag() > 2, what="it lags")
         status = operator.status()
         assert [each["message"].startswith(down) for each in status["problems"]] == [True]
-        assert status["workers"] == 2
+        assert status["workers"] == 1
         assert operator.document()["targets"] == {blog.index_of(): 40}
     operator.over()
 

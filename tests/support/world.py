@@ -190,7 +190,7 @@ class Daemon:
         wait_until(is_logged, what=f"the daemon logs {event}", seconds=seconds, detail=self.log_file.read_text)
         return found[0]
 
-    def wait_for_workers(self, number: int = 2) -> None:
+    def wait_for_workers(self, number: int = 1) -> None:
         """Return once so many workers have partitions: whoever joins takes some of the others' away."""
 
         def have_some() -> bool:

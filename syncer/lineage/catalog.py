@@ -146,6 +146,11 @@ _OWN_TYPES = (
     JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum > 0 AND NOT a.attisdropped
                           AND (d.refobjsubid = a.attnum OR d.refobjid = ANY ($1::text[]::regclass[]))
     UNION
+    SELECT unnest(p.prorettype || coalesce(p.proallargtypes, '{}'))
+    FROM rule JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
+                                 AND d.refclassid = 'pg_proc'::regclass
+    JOIN pg_proc AS p ON p.oid = d.refobjid
+    UNION
     SELECT inner_type.oid
     FROM reached JOIN pg_type AS t USING (oid)
     CROSS JOIN LATERAL (

@@ -227,8 +227,8 @@ def _verdict(document: Document, settled: Settled, drift: Drift | None, *, exist
 
 
 def contents(source: bytes) -> Any:
-    """Parse a document's JSON; its text if it is nested too deep."""
+    """Parse a document's JSON; its text if it is nested too deep, or has a number too long for Python."""
     try:
         return json.loads(source)
-    except RecursionError:
+    except (RecursionError, ValueError):
         return source.decode(errors="replace")

@@ -41,6 +41,7 @@ CREATE VIEW deep_view AS SELECT id, c FROM deep;
 CREATE TABLE part (id int PRIMARY KEY, a text);
 CREATE VIEW part_view AS SELECT id, a FROM part;
 CREATE TYPE around AS (p part);
+CREATE FUNCTION part_of(int) RETURNS part LANGUAGE sql IMMUTABLE AS 'SELECT ROW($1, ''x'')::public.part';
 CREATE TABLE holder (id int PRIMARY KEY, one part, many part[], seen part_view, around around);
 CREATE FUNCTION part_json(inner_part) RETURNS json LANGUAGE sql IMMUTABLE AS 'SELECT ''1''::json';
 CREATE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT lower(t)';
@@ -115,6 +116,11 @@ INDIRECT = {
         )
         for column, type_ in {"one": "part", "many": "part", "seen": "part_view", "around": "part"}.items()
     },
+    "a function that returns rows of a table": (
+        "SELECT s.id AS _id, to_jsonb(part_of(s.id)) AS f FROM holder AS s",
+        "ALTER TABLE part RENAME a TO b; ALTER VIEW part_view RENAME a TO b",
+        "type public.part, or its cast to json, is defined anew",
+    ),
     "an array of a domain over an enum": (
         "SELECT s.id AS _id, s.moods FROM deep AS s",
         "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",

@@ -306,7 +306,7 @@ def _suspended(deployment: Deployment) -> Iterator[Finding]:
 def _lost(deployment: Deployment) -> Iterator[Finding]:
     names = {document.index_name for document, _ in deployment.indices}
     for document in deployment.documents:
-        if document.index_name not in names and document.suspended is None:  # else that says it
+        if document.index_name not in names:
             abort = f"syncer index abort {document.name}"
             fix = "syncer apply" if document.role is Role.CURRENT else abort
             yield Finding(f"The index {document.index_name} of {document.name} is gone", fix)

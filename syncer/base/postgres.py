@@ -41,6 +41,7 @@ _SESSION = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
     "transform_null_equals": "off",
     "array_nulls": "on",
     "client_encoding": "UTF8",

@@ -58,7 +58,7 @@ SELECT i.installation, i.epoch, CASE WHEN s.is_called THEN s.last_value ELSE 0 E
        (i.system_identifier, i.timeline, i.sequence) = ({CLUSTER_IDENTITY})
 FROM syncer.cluster_identity AS i, syncer.version AS s
 """
-_FAILED_OVER = "The database failed over or was restored"
+_FAILED_OVER = "the database failed over or was restored"
 _DOUBTED = (
     "Elasticsearch has a version that this database did not assign: another client wrote it, or an old copy of the "
     "database was put in place"
@@ -115,12 +115,12 @@ def _enter_another(
             return found
         # Rules: a-new-identity-has-a-greater-epoch, the-epoch-is-kept-in-elasticsearch.
         epoch, has_changed = max(found.epoch, recorded) + 1, found.epoch > 0 or recorded > 0
+        occasion = _DOUBTED if found.is_doubted else _FAILED_OVER
         # Rule: the-record-comes-first.
         record.write_epoch(installation, epoch)
         connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
         if has_changed:
             # Rule: a-new-identity-refreshes-all.
-            occasion = "the database failed over or was restored"
             jobs = (
                 queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
                 for document in registry.documents(connection)
@@ -132,7 +132,7 @@ def _enter_another(
             "failover.detected",
             epoch=epoch,
             jobs=[job.id for job in made],
-            timeline=f"{_DOUBTED if found.is_doubted else _FAILED_OVER}: epoch {epoch}.",
+            timeline=f"{occasion[0].upper()}{occasion[1:]}: epoch {epoch}.",
         )
         for job in made:
             log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.occasion)

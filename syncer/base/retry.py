@@ -30,7 +30,7 @@ _BRIEF_SECONDS = 5.0
 _OUTAGE_SECONDS = 1.0
 """What is over sooner is no outage in the timeline."""
 _SLOW_SECONDS = 10.0
-"""A server that answers a request only after so long, and nobody meanwhile, was away, though the request succeeds."""
+"""A server that answers a request only after so long, and no other meanwhile, was away, though the request succeeds."""
 _AWAY = "away"
 """The kind of each error of a server that does not answer: see `answered`."""
 
@@ -65,6 +65,8 @@ _outages: dict[str, tuple[float, str]] = {}
 """By server that is away: when its outage began, by the monotonic clock, and the first error."""
 _answered_at: dict[str, float] = {}
 """When a server last answered."""
+_silences: dict[str, tuple[float, float]] = {}
+"""By server, the last two answers that were far apart: in between it was away, if a request waited."""
 _turn = threading.Lock()
 
 
@@ -72,7 +74,7 @@ def troubles() -> list[CurrentTrouble]:
     """Return what the components of this process are retrying now, the longest first."""
     now = time.monotonic()
     with _turn:
-        # Whoever has reached Postgres shows that others will. Elasticsearch may answer one request and not another.
+        # If one component reaches Postgres, others will. Elasticsearch may answer one request and not another.
         back_at = _answered_at.get("postgres", -math.inf)
         found = [
             replace(trouble, seconds=now - began)
@@ -83,20 +85,28 @@ def troubles() -> list[CurrentTrouble]:
 
 
 def answered(server: str, *, seconds: float = 0) -> None:
-    """Record that a server has answered, after so many seconds; whoever meets that it is away, its outage is over.
+    """Record that a server has answered a request, after so many seconds: its outage is over.
 
-    Only this ends an outage: an action that succeeds may not have needed the server.
+    Only this ends an outage: an action that succeeds may not have needed the server. After an outage, a later request
+    may be answered before the one that has waited: that one then tells of the outage.
     """
     now = time.monotonic()
     with _turn:
-        asked_at = max(now - seconds, _answered_at.get(server, -math.inf), resumed_at())
-        began, error = _outages.pop(server, (math.inf, ""))
-        if asked_at < began and now - asked_at >= _SLOW_SECONDS:
-            began, error = asked_at, ""
+        before = _answered_at.get(server, -math.inf)
+        if now - before >= _SLOW_SECONDS:
+            _silences[server] = before, now
         _answered_at[server] = now
-        lasted = now - began
+        silent_from, ended = _silences.get(server, (now, now))
+        asked_at = max(now - seconds, silent_from, resumed_at())
+        began, error = _outages.pop(server, (math.inf, ""))
+        if asked_at < began and ended - asked_at >= _SLOW_SECONDS:
+            began, error = asked_at, ""
+        else:
+            ended = now
+        lasted = ended - began
         if lasted >= _OUTAGE_SECONDS:
             _recovered_at[server, _AWAY] = now
+            _silences.pop(server, None)
     if lasted >= _OUTAGE_SECONDS:
         away = f"{server.title()} did not answer for {elapsed(lasted)}{error and ': '}{error}"
         structlog.get_logger().info("server.recovered", server=server, outage_seconds=round(lasted, 3), timeline=away)
@@ -220,7 +230,7 @@ class Trouble:
         """Record that this thread no longer retries, whether it has succeeded or not."""
         with _turn:
             _current.pop(self._key, None)
-            # Once nobody asks a server any more, nobody learns when it is back.
+            # Without a request to a server, its return is not noticed.
             for server in _outages.keys() - {trouble.server for *_, trouble in _current.values()}:
                 del _outages[server]
 

@@ -132,7 +132,7 @@ def _of_servers(status: Status) -> Iterator[Problem]:
         if server.error is not None:
             ages = [trouble.seconds for trouble in troubles if trouble.server == server.server]
             silent = max([server.silent_seconds, *ages])
-            # Who has never had an answer does not know for how long there was none.
+            # Without any earlier answer, it is unknown for how long there was none.
             is_known = server.age_seconds is not None or ages
             since = f", for {elapsed(silent)}" if is_known and silent >= _SOON_SECONDS else ""
             message = f"{server.error}{since}.{waiting}"

@@ -148,6 +148,7 @@ def test_only_an_answer_of_a_server_ends_its_outage(monkeypatch: pytest.MonkeyPa
     """An action that succeeds may not have needed it: one outage is one event, from the first failed attempt on."""
     monkeypatch.setattr(base_retry, "_outages", {})
     monkeypatch.setattr(base_retry, "_answered_at", {})
+    monkeypatch.setattr(base_retry, "_silences", {})
     trouble = Trouble("worker-1")
     with capture_logs() as logs:
         for seconds in (20, 5):
@@ -162,7 +163,9 @@ def test_only_an_answer_of_a_server_ends_its_outage(monkeypatch: pytest.MonkeyPa
         trouble.over()
         answered("kafka", seconds=11)
         answered("kafka", seconds=12)  # others were answered meanwhile
-    assert noted(logs)[1:] == ["Kafka did not answer for 11 s"]
+        answered("elasticsearch")  # a request that began later is answered first
+        answered("elasticsearch", seconds=12)
+    assert noted(logs)[1:] == ["Kafka did not answer for 11 s", "Elasticsearch did not answer for 12 s"]
 
 
 def test_a_process_that_was_stopped_has_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:

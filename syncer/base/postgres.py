@@ -156,7 +156,10 @@ def _begin_session(connection: Connection, session: Mapping[str, str], process: 
 
 
 def _process(connection: Connection) -> int:
-    return int(str(value(connection, _PROCESS)))
+    # Never prepared: behind a pooler, the next execution may meet a session that does not have the statement.
+    row = connection.execute(_PROCESS, prepare=False).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _require_own_session(connection: Connection, settings: PostgresSettings) -> None:

@@ -29,7 +29,6 @@ from syncer.documents.definition import Definition
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
-from syncer.lineage import routes
 
 # Errors of one definition; a failing connection is none of these.
 _REFUSALS = (SyncerError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
@@ -39,13 +38,9 @@ _BUILD = "SELECT to_jsonb(d.*) FROM ({select}) AS d WHERE d._id = ANY ($1::text[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffectsQuery:
-    """A query from changed rows, ``$1``, to documents; its cost is None if the table has no row to try it with.
-
-    If there are several, ``through`` says which this is: the columns that it compares.
-    """
+    """A query from changed rows, ``$1``, to documents; its cost is None if the table has no row to try it with."""
 
     query: str
-    through: str
     cost: Cost | None
 
 
@@ -266,8 +261,7 @@ class _Previewed:
             for query in use.affected:
                 documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
                 measured = self._measure(documents, rows, document, change_of=relation)
-                through = routes.columns_of(query) if len(use.affected) > 1 else ""
-                affects.append(AffectsQuery(query=query, through=through, cost=measured))
+                affects.append(AffectsQuery(query=query, cost=measured))
             watched = tuple(sorted(use.watched))
             yield TablePreview(relation=relation, watched=watched, id_columns=use.id_columns, affects=tuple(affects))
 
@@ -289,12 +283,10 @@ def _failing(tables: Iterable[TablePreview]) -> Iterator[Problem]:
         for path in table.affects:
             if path.cost is None or not path.cost.failure:
                 continue
-            through = f" through {path.through}" if path.through else ""
-            texts = routes.as_texts(path.query, table.relation)
             yield Problem(
                 severity=Severity.WARNING,
                 message=f"a change of {table.relation} writes every document again: the query that finds those that "
-                f"it touches{through} fails on the data: {path.cost.failure}",
-                action="It meets rows that WHERE leaves out, too. "
-                + (f"Compare texts in select.sql: {texts}" if texts else "Compare what cannot fail on any row."),
+                f"it touches fails on the data: {path.cost.failure}",
+                action="It meets rows that WHERE leaves out, too. In select.sql, compare what cannot fail on any row:\n"
+                "texts, as in posts.id::text = events.subject_id, instead of a cast of the text.",
             )

@@ -29,7 +29,7 @@ from syncer.documents.queries import Row
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index, Rejection
 from syncer.elasticsearch.indices import Indices
-from syncer.lineage.remarks import remarks
+from syncer.lineage.unordered import unordered_fields
 
 DOCUMENTS_MAX = 200
 BYTES_MAX = 5_000_000
@@ -114,10 +114,7 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
             *_failed(failures, tried),
             *_rejected(rejections, tried),
             *_ignored(ignored, tried),
-            *(
-                Problem(severity=Severity.NOTE, message=message, action=action)
-                for message, action in remarks(connection, document.select, document.name)
-            ),
+            *_unordered(connection, document),
         ),
     )
 
@@ -216,4 +213,15 @@ def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[Problem]:
             message=f"{field} is kept and shown, but not found by searches, in {len(ids):,} of {tried}, for example "
             f"{shown_id(ids[0])}",
             action="ignore_above, ignore_malformed or a limit in index.json leaves such values out.",
+        )
+
+
+def _unordered(connection: Connection, document: Document) -> Iterator[Problem]:
+    found = document.dependencies
+    if fields := sorted(unordered_fields(connection, found.canonical_select, found.shapes)):
+        yield Problem(
+            severity=Severity.NOTE,
+            message=f"{', '.join(fields)}: an aggregate has no ORDER BY. Its elements may come in another order each "
+            "time, and verify then reports a difference",
+            action="Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
         )

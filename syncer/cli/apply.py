@@ -213,15 +213,14 @@ def _paths(table: TablePreview) -> Iterator[tuple[str, str]]:
     for column in table.id_columns:
         yield f"a change of {table.relation}", f"1 document, by its {column}"
     for path in table.affects:
-        tried = "no row to try it with" if path.cost is None else _cost(path.cost, path.through)
+        tried = "no row to try it with" if path.cost is None else _cost(path.cost)
         yield f"a change of {table.relation}", tried
 
 
-def _cost(cost: Cost, through: str) -> str:
-    by = f" through {through}" if through else ""
+def _cost(cost: Cost) -> str:
     if cost.failure:
-        return f"every document: the query{by} fails"
-    return f"{amount(cost.documents, 'document')}{by}, {_duration(cost.seconds)}"
+        return "every document: the query fails"
+    return f"{amount(cost.documents, 'document')}, {_duration(cost.seconds)}"
 
 
 def _needed_by(missing: MissingIndex) -> str:

@@ -1,7 +1,7 @@
 """Derives, from a SELECT, SQL that finds the document ids that a changed row affects.
 
 Guarantee: too many ids are harmless, too few are a bug, so a SELECT that cannot be analysed is refused. Only `catalog`,
-`steady`, `routes`, `fingerprint` and `remarks` query Postgres; the rest is pure.
+`steady`, `routes`, `fingerprint` and `unordered` query Postgres; the rest is pure.
 
 An example that runs through the modules, in the order of the derivation:
 
@@ -20,5 +20,5 @@ An example that runs through the modules, in the order of the derivation:
 
     dependencies  the result: tables, columns, routes
     fingerprint   the columns, their types, and the views that a document relies on, as recorded at apply
-    remarks       what `syncer plan` points out: a field that depends on TimeZone, an aggregate without ORDER BY
+    unordered     fields made by an aggregate without ORDER BY, whose elements may come in any order
 """

@@ -12,8 +12,7 @@ determined, all columns of the table are reported. A query whose result can chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -32,8 +31,8 @@ _COLUMNS = """
 SELECT attname::text, format_type(atttypid, -1) FROM pg_attribute
 WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0 ORDER BY attnum
 """
-# The query's own rewrite rule, and those of the views that it reads at any depth.
-_RULES = """
+# The query's own rewrite rule, and those of the views that it reads at any depth, with their canonical queries.
+_STORED = """
 WITH RECURSIVE rule AS (
     SELECT oid, ev_class FROM pg_rewrite WHERE ev_class = 'pg_temp.syncer_probe'::regclass
     UNION
@@ -44,30 +43,24 @@ WITH RECURSIVE rule AS (
     JOIN pg_class AS c ON c.oid = d.refobjid AND c.relkind = 'v'
     JOIN pg_rewrite AS r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
 )
-"""
-_STORED = (
-    _RULES
-    + """
-SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text, btrim(pg_get_viewdef(c.oid), '; ')
+SELECT rule.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
+       btrim(pg_get_viewdef(c.oid), '; ')
 FROM rule JOIN pg_class AS c ON c.oid = rule.ev_class JOIN pg_namespace AS n ON n.oid = c.relnamespace
-ORDER BY c.oid <> 'pg_temp.syncer_probe'::regclass, 1
+ORDER BY c.oid <> 'pg_temp.syncer_probe'::regclass, 2
 """
-)
-_READS = (
-    _RULES
-    + """
+_READS = """
 SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
        array_remove(array_agg(a.attname::text), NULL)
-FROM rule
+FROM pg_rewrite AS rule
 JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
                    AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> rule.ev_class
 JOIN pg_class AS c ON c.oid = d.refobjid AND c.relkind NOT IN ('c', 'v')
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid AND d.refobjsubid > 0
+WHERE rule.oid = ANY ($1)
 GROUP BY c.oid, n.nspname
 ORDER BY 2
 """
-)
 # The functions and operators that a stored query calls, with their counts.
 _CALLS = r"""
 SELECT found[1], found[2], count(*)
@@ -86,23 +79,6 @@ LEFT JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = e.o
 LEFT JOIN pg_attribute AS s ON s.attrelid = a.attrelid AND s.attnum = d.refobjsubid AND s.attnum <> a.attnum
 WHERE a.attrelid = $1 AND a.attgenerated = 'v'
 GROUP BY a.attname
-"""
-# What a stored query mentions is found in its text: dependencies lack Postgres' own functions, and those called by
-# operators and aggregates. A name in that text has a backslash before each space, so it cannot look like a field. A
-# ``resulttype`` that is followed by its collation is that of a cast by way of text.
-_MENTIONED = (
-    _RULES
-    + r"""
-SELECT DISTINCT found[1], nullif(found[2], '{')::bigint
-FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
-     regexp_matches(r.ev_action::text, '[:{](funcid|opfuncid|aggfnoid|winfnoid|relid|varattno|tablesample'
-                    '|resulttype(?= \d+ :resultcollid)|SQLVALUEFUNCTION :op) (-?\d+|\{)', 'g') AS found
-"""
-)
-# Aggregates call functions of their own.
-_CALLED = """
-SELECT unnest($1::oid[])
-UNION SELECT unnest(ARRAY[aggtransfn, aggfinalfn]::oid[]) FROM pg_aggregate WHERE aggfnoid = ANY ($1)
 """
 # User-defined functions and aggregates, whose definition may be replaced; also those that they call. The catalogue
 # knows what a body in standard SQL calls. In another body each word counts that is the name of such a function: too
@@ -132,24 +108,22 @@ ORDER BY 1
 """
 # User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of. Among
 # them are the row types of relations, but of those that are read as whole rows, which have a shape themselves.
-_OWN_TYPES = (
-    _RULES
-    + """
-, reached (oid) AS (
-    SELECT a.atttypid FROM rule JOIN pg_attribute AS a ON a.attrelid = rule.ev_class AND a.attnum > 0
+_OWN_TYPES = """
+WITH RECURSIVE needed AS (
+    SELECT d.refclassid, d.refobjid, d.refobjsubid FROM pg_depend AS d
+    WHERE d.classid = 'pg_rewrite'::regclass AND d.objid = ANY ($1)
+), reached (oid) AS (
+    SELECT a.atttypid FROM pg_rewrite AS rule JOIN pg_attribute AS a ON a.attrelid = rule.ev_class AND a.attnum > 0
+    WHERE rule.oid = ANY ($1)
     UNION
-    SELECT d.refobjid FROM rule JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
-                                AND d.refclassid = 'pg_type'::regclass
+    SELECT d.refobjid FROM needed AS d WHERE d.refclassid = 'pg_type'::regclass
     UNION
-    SELECT a.atttypid FROM rule JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
-                                AND d.refclassid = 'pg_class'::regclass
-    JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum > 0 AND NOT a.attisdropped
-                          AND (d.refobjsubid = a.attnum OR d.refobjid = ANY ($1::text[]::regclass[]))
+    SELECT a.atttypid FROM needed AS d JOIN pg_attribute AS a ON a.attrelid = d.refobjid
+    WHERE d.refclassid = 'pg_class'::regclass AND a.attnum > 0 AND NOT a.attisdropped
+      AND (d.refobjsubid = a.attnum OR d.refobjid = ANY ($2::text[]::regclass[]))
     UNION
     SELECT unnest(p.prorettype || coalesce(p.proallargtypes, '{}'))
-    FROM rule JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
-                                 AND d.refclassid = 'pg_proc'::regclass
-    JOIN pg_proc AS p ON p.oid = d.refobjid
+    FROM needed AS d JOIN pg_proc AS p ON p.oid = d.refobjid WHERE d.refclassid = 'pg_proc'::regclass
     UNION
     SELECT inner_type.oid
     FROM reached JOIN pg_type AS t USING (oid)
@@ -166,11 +140,9 @@ FROM reached JOIN pg_type AS t USING (oid) JOIN pg_namespace AS n ON n.oid = t.t
 LEFT JOIN pg_class AS c ON c.oid = t.typrelid
 WHERE t.oid >= 16384 AND n.nspname !~ '^pg_'
   AND (t.typelem = 0 OR t.typsubscript <> 'array_subscript_handler'::regproc)
-  AND (c.oid IS NULL OR c.oid <> ALL ($1::text[]::regclass[]))
+  AND (c.oid IS NULL OR c.oid <> ALL ($2::text[]::regclass[]))
 ORDER BY 1
 """
-)
-_CALLS_FUNCTION = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 
 TableName = tuple[str, str]
 """Schema and table name, unquoted."""
@@ -222,61 +194,55 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     Raises:
         DefinitionError: Postgres refuses the query, or it reads something whose changes cannot be captured.
     """
-    with as_view(connection, query, file):
-        columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
-        (_, _, _, canonical), *views = stored(connection)
-        _require_same_calls(connection, "pg_temp.syncer_probe", canonical, file)
-        for relation, _, _, text in views:
-            _require_same_calls(connection, relation, text, f"{file}: the view {relation}")
-        trees, unread = _parsed([canonical, *(text for *_, text in views)])
-        mentions = mentioned(connection)
-        calls = [oid for kind in _CALLS_FUNCTION for oid in mentions.get(kind, ())]
-        called = [oid for (oid,) in connection.execute(_CALLED, (calls,))]
-        require_steady(connection, mentions, called, file)
-        require_no_clock_words(query, canonical, file)
-        reads = tuple(_reads(connection, trees, file))
-        whole = [read.relation for read in reads if read.is_whole]
-        functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS, (called,)))
-        types = tuple(row[0] for row in connection.execute(_OWN_TYPES, (whole,)))
-        # FOR UPDATE is refused here.
-        connection.execute("SET LOCAL transaction_read_only = on")
-        connection.execute("SELECT FROM pg_temp.syncer_probe LIMIT 0")
+    try:
+        with connection.transaction(force_rollback=True):
+            # Prepared, since the extended protocol refuses a second statement.
+            with names_as_written(connection):
+                connection.execute(_PREFIX + query + "\n", prepare=True)
+            return _probe(connection, query, file)
+    except pg.InsufficientPrivilege:
+        raise
+    except pg.ReadOnlySqlTransaction as error:
+        raise DefinitionError(
+            f"{file} takes locks (FOR UPDATE or its like)", hint="A document is read, not locked. Leave that out."
+        ) from error
+    except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
+        raise _refused(error, query, file) from error
+
+
+def _probe(connection: Connection, query: str, file: str) -> Probe:
+    columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
+    stored = connection.execute(_STORED).fetchall()
+    rules = [rule for rule, *_ in stored]
+    (*_, canonical), *views = stored
+    _require_same_calls(connection, "pg_temp.syncer_probe", canonical, file)
+    for _, relation, _, _, text in views:
+        _require_same_calls(connection, relation, text, f"{file}: the view {relation}")
+    unread, trees = "", list[exp.Expr]()
+    try:
+        trees = [parser.parsed(text) for *_, text in stored]
+    except parser.UnreadableError as error:
+        unread = str(error)
+    called = require_steady(connection, rules, file)
+    require_no_clock_words(query, canonical, file)
+    reads = tuple(_reads(connection, rules, trees, file))
+    whole = [read.relation for read in reads if read.is_whole]
+    functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS, (called,)))
+    types = tuple(row[0] for row in connection.execute(_OWN_TYPES, (rules, whole)))
+    # FOR UPDATE is refused here.
+    connection.execute("SET LOCAL transaction_read_only = on")
+    connection.execute("SELECT FROM pg_temp.syncer_probe LIMIT 0")
     return Probe(
         canonical=canonical,
         tree=trees[0] if trees else None,
         unread=unread,
         columns=columns,
         reads=reads,
-        views={(schema, name): tree for (_, schema, name, _), tree in zip(views, trees[1:], strict=False)},
-        view_names=tuple(relation for relation, *_ in views),
+        views={(schema, name): tree for (_, _, schema, name, _), tree in zip(views, trees[1:], strict=False)},
+        view_names=tuple(relation for _, relation, *_ in views),
         functions=functions,
         types=types,
     )
-
-
-def canonical(connection: Connection, query: str, file: str) -> str:
-    """Return only the canonical query; the query may read anything.
-
-    Raises:
-        DefinitionError: Postgres refuses the query, or its meaning depends on search_path.
-    """
-    with as_view(connection, query, file):
-        text = stored(connection)[0][-1]
-        _require_same_calls(connection, "pg_temp.syncer_probe", text, file)
-    return text
-
-
-def stored(connection: Connection) -> list[tuple[str, str, str, str]]:
-    """Return the query in `as_view` and the views that it reads: relation, schema, name, canonical query."""
-    return connection.execute(_STORED).fetchall()
-
-
-def mentioned(connection: Connection) -> dict[str, list[int]]:
-    """Return what the query in `as_view` and its views mention, by kind: oids, and numbers of keywords and columns."""
-    found: dict[str, list[int]] = {}
-    for kind, number in connection.execute(_MENTIONED):
-        found.setdefault(kind, []).append(number)
-    return found
 
 
 def _require_same_calls(connection: Connection, view: str, canonical: str, what: str) -> None:
@@ -301,25 +267,6 @@ def table_name(table: exp.Table) -> TableName:
 def tables(tree: exp.Expr) -> list[exp.Table]:
     """Return the tables and views named in a canonical query. References to CTEs are left out."""
     return [table for table in tree.find_all(exp.Table) if table.db]
-
-
-@contextmanager
-def as_view(connection: Connection, query: str, file: str) -> Iterator[None]:
-    """Create the query as a temporary view for the duration of the block."""
-    try:
-        with connection.transaction(force_rollback=True):
-            # Prepared, since the extended protocol refuses a second statement.
-            with names_as_written(connection):
-                connection.execute(_PREFIX + query + "\n", prepare=True)
-            yield
-    except pg.InsufficientPrivilege:
-        raise
-    except pg.ReadOnlySqlTransaction as error:
-        raise DefinitionError(
-            f"{file} takes locks (FOR UPDATE or its like)", hint="A document is read, not locked. Leave that out."
-        ) from error
-    except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
-        raise _refused(error, query, file) from error
 
 
 def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
@@ -348,17 +295,13 @@ def unnamed_column(file: str) -> DefinitionError:
     return DefinitionError(f"{file}: a column has no name", hint="Give it one with AS: it becomes the field's name.")
 
 
-def _parsed(queries: Sequence[str]) -> tuple[list[exp.Expr], str]:
-    """Parse canonical queries; if one of them cannot be parsed, return no tree, and the place."""
-    try:
-        return [parser.parsed(query) for query in queries], ""
-    except parser.UnreadableError as error:
-        return [], str(error)
-
-
-def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iterator[Read]:
-    whole = frozenset().union(*(_whole_rows(tree) for tree in trees))
-    for oid, relation, schema, name, read in connection.execute(_READS).fetchall():
+def _reads(connection: Connection, rules: list[int], trees: list[exp.Expr], file: str) -> Iterator[Read]:
+    # The catalogue records no column for a whole row. In a canonical query, a star always means a whole row.
+    whole: set[TableName] = set()
+    for tree in trees:
+        aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
+        whole |= {table_name(table) for table in tables(tree) if table.alias_or_name in aliases}
+    for oid, relation, schema, name, read in connection.execute(_READS, (rules,)).fetchall():
         require_capturable(connection, oid, file)
         columns = frozenset(read)
         is_whole = not trees or (schema, name) in whole
@@ -371,12 +314,3 @@ def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iter
         yield Read(
             relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual), is_whole=is_whole
         )
-
-
-def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:
-    """Return the tables that are used as a whole row.
-
-    The catalogue records no column for a whole row. In a canonical query, a star always means a whole row.
-    """
-    aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
-    return frozenset(table_name(table) for table in tables(tree) if table.alias_or_name in aliases)

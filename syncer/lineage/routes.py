@@ -12,7 +12,6 @@ In the example of `syncer.lineage`, the path of a user, 1 → 0, becomes
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass
 
 import psycopg
@@ -21,7 +20,6 @@ from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
-from syncer.lineage import parser
 from syncer.lineage.build import read_graph
 from syncer.lineage.catalog import Probe, TableName
 from syncer.lineage.graph import Graph, Hop, Node, Path
@@ -142,52 +140,6 @@ def _route(connection: Connection, relations: dict[TableName, str], node: Node, 
         columns=frozenset(place.name for part in read for place in part.find_all(exp.Column) if place.table == own),
         id_column=id_.name if is_id and not hops else None,
     )
-
-
-def columns_of(query: str) -> str:
-    """Return the columns by which a derived query leads from a changed row to documents; empty if there are none."""
-    names, joins = _read(query)
-    found = [
-        f"{names[join.this.alias]}.{_written(part.name)}"
-        for join in joins
-        for part in join.args["on"].find_all(exp.Column)
-        if part.table == join.this.alias
-    ]
-    return ", ".join(dict.fromkeys(found))
-
-
-def as_texts(query: str, relation: str) -> str:
-    """Return the comparisons of a derived query from changes of a table that cast a column, without that cast."""
-    names, joins = _read(query)
-    changed = relation.removeprefix("public.")
-    made = []
-    for equal in (equal for join in joins for equal in join.args["on"].find_all(exp.EQ)):
-        for side, other in ((equal.left, equal.right), (equal.right, equal.left)):
-            cast = side.unnest()
-            if isinstance(cast, exp.Cast) and isinstance(cast.this.unnest(), exp.Column):
-                sides = cast.this.unnest(), other.unnest()
-                left, right = (
-                    f"{names.get(part.table, changed)}.{_written(part.name)}" if isinstance(part, exp.Column) else ""
-                    for part in sides
-                )
-                made += [f"{left} = {right}::text"] if right else []
-    return " AND ".join(made)
-
-
-def _written(column: str) -> str:
-    """Write a column's name after that of its table, quoted where it has to be."""
-    return column if re.fullmatch(r"[a-z_][a-z0-9_]*", column) else '"{}"'.format(column.replace('"', '""'))
-
-
-def _read(query: str) -> tuple[dict[str, str], list[exp.Join]]:
-    """Return the joins of a derived query, and the tables that they read by alias."""
-    try:
-        joins = parser.parsed(query).args.get("joins") or []
-    except parser.UnreadableError:
-        return {}, []
-    # As SQL names them: quoted where it has to be.
-    names = {join.this.alias: ".".join(part.sql(dialect="postgres") for part in join.this.parts) for join in joins}
-    return {alias: name.removeprefix("public.") for alias, name in names.items()}, joins
 
 
 def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:

@@ -1,13 +1,13 @@
 """Steady: refuses a query whose result can change without a change that a trigger sees.
 
 Such are the clock, random values, the session, samples, system catalogues, and functions that may read tables. A cast
-of a text to a date is not refused, although the text may be 'today': see `syncer.lineage.remarks`.
+of a text to a date is not refused, although the text may be 'today'.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import sqlglot
 from sqlglot import TokenType
@@ -15,6 +15,7 @@ from sqlglot.errors import SqlglotError
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
+from syncer.capture.eligibility import require_capturable
 
 # A function in SQL or a procedural language may read tables that the catalogue does not record; so may extension
 # functions that run a query given as an argument. Postgres' own are distinguished by name: most stable ones depend only
@@ -36,9 +37,23 @@ WHERE p.oid = ANY ($1::oid[]) AND (
        OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$'))
 ORDER BY 1
 """
+# What stored queries mention is found in their text: dependencies lack Postgres' own functions, and those called by
+# operators and aggregates. A name in that text has a backslash before each space, so it cannot look like a field.
+_MENTIONED = r"""
+SELECT DISTINCT found[1], nullif(found[2], '{')::bigint
+FROM pg_rewrite AS rule,
+     regexp_matches(rule.ev_action::text, '[:{](funcid|opfuncid|aggfnoid|winfnoid|relid|varattno|tablesample'
+                    '|SQLVALUEFUNCTION :op) (-?\d+|\{)', 'g') AS found
+WHERE rule.oid = ANY ($1)
+"""
+# Aggregates call functions of their own.
+_CALLED = """
+SELECT unnest($1::oid[])
+UNION SELECT unnest(ARRAY[aggtransfn, aggfinalfn]::oid[]) FROM pg_aggregate WHERE aggfnoid = ANY ($1)
+"""
 _CATALOGUES = """
-SELECT relname::text FROM pg_class
-WHERE oid = ANY ($1::oid[]) AND relnamespace = 'pg_catalog'::regnamespace ORDER BY relkind <> 'v', 1
+SELECT oid FROM pg_class
+WHERE oid = ANY ($1::oid[]) AND relnamespace = 'pg_catalog'::regnamespace ORDER BY relkind <> 'v', relname
 """
 # In the order of their numbers: -1 and so on.
 _SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
@@ -46,15 +61,15 @@ _SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
 _CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 
 
-def require_steady(
-    connection: Connection, mentions: Mapping[str, Sequence[int]], called: Sequence[int], file: str
-) -> None:
-    """Refuse what a query mentions (see `syncer.lineage.catalog.mentioned`), and functions that it calls, by oid."""
-    for (catalogue,) in connection.execute(_CATALOGUES, (mentions.get("relid", []),)).fetchall():
-        raise DefinitionError(
-            f"{file} reads pg_catalog.{catalogue}, a system catalogue",
-            hint="No trigger sees its rows change. Keep what you need of it in a table.",
-        )
+def require_steady(connection: Connection, rules: Sequence[int], file: str) -> list[int]:
+    """Refuse what stored queries mention, by the rules in pg_rewrite; return the oids of the functions they call."""
+    mentions: dict[str, list[int]] = {}
+    for kind, number in connection.execute(_MENTIONED, (rules,)):
+        mentions.setdefault(kind, []).append(number)
+    for (oid,) in connection.execute(_CATALOGUES, (mentions.get("relid", []),)).fetchall():
+        require_capturable(connection, oid, file)
+    calls = [oid for kind in ("funcid", "opfuncid", "aggfnoid", "winfnoid") for oid in mentions.get(kind, ())]
+    called = [oid for (oid,) in connection.execute(_CALLED, (calls,))]
     for function, is_fickle in connection.execute(_UNSTEADY, (called,)).fetchall():
         if is_fickle:
             raise _fickle(file, f"{function}()")
@@ -69,12 +84,13 @@ def require_steady(
             raise _fickle(file, f"the system column {_SYSTEM_COLUMNS[-column - 1]}")
     if "tablesample" in mentions:
         raise _fickle(file, "TABLESAMPLE")
+    return called
 
 
 def require_no_clock_words(query: str, canonical: str, file: str) -> None:
     """Refuse ``'today'::date`` and similar casts, which Postgres has folded to a constant.
 
-    `syncer.lineage.remarks` tells of those that it does not fold, as in ``('today'::text)::date``.
+    Those that it does not fold, as in ``('today'::text)::date``, are accepted.
     """
     try:
         before, after = (

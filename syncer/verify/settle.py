@@ -28,7 +28,7 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters, failover, version
 from syncer.jobs import listing, model
-from syncer.lineage.remarks import unordered_fields
+from syncer.lineage.unordered import unordered_fields
 from syncer.verify import diff
 from syncer.verify.diff import Cause, Drift, DriftKind
 

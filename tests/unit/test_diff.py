@@ -10,7 +10,7 @@ import pytest
 
 from syncer.documents.queries import Row
 from syncer.elasticsearch.reader import Copy
-from syncer.lineage.remarks import unordered_columns
+from syncer.lineage.unordered import unordered_columns
 from syncer.verify.diff import TOO_DEEP, Cause, Difference, Drift, DriftKind, FieldChange, compare
 
 POST = {"title": "t", "n": 1, "user": {"id": 7}, "comments": [{"age": 3}, {"age": 4}]}

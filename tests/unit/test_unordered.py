@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncer.lineage.remarks import unordered_columns
+from syncer.lineage.unordered import unordered_columns
 
 
 @pytest.mark.parametrize(

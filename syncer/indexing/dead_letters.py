@@ -51,7 +51,7 @@ _ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id
 _PAGE = """
 SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter
 WHERE ($1::text IS NULL OR document = $1) AND ($2::text IS NULL OR id = $2)
-ORDER BY index_name, id LIMIT $3 OFFSET $4
+ORDER BY index_name, id LIMIT $3
 """
 _SINCE = """
 SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter
@@ -196,10 +196,10 @@ def kinds(connection: Connection, document: str | None = None) -> list[DeadLette
 
 
 def page(
-    connection: Connection, *, document: str | None = None, id_: str | None = None, limit: int, offset: int = 0
+    connection: Connection, *, document: str | None = None, id_: str | None = None, limit: int
 ) -> list[DeadLetter]:
-    """Return one page of dead letters, by index and id."""
-    return _read(connection, DeadLetter, _PAGE, document, None if id_ is None else recorded(id_), limit, offset)
+    """Return the first dead letters, by index and id."""
+    return _read(connection, DeadLetter, _PAGE, document, None if id_ is None else recorded(id_), limit)
 
 
 def _read(connection: Connection, kind: type[_Row], query: str, *parameters: object) -> list[_Row]:

@@ -29,19 +29,7 @@ class HealthCheck:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The results of all checks."""
-
-    checks: tuple[HealthCheck, ...]
-
-    @property
-    def is_well(self) -> bool:
-        """Whether all checks passed."""
-        return all(check.is_well for check in self.checks)
-
-
-def alive(stop: Stop, components: Collection[str]) -> Health:
+def alive(stop: Stop, components: Collection[str]) -> list[HealthCheck]:
     """Check that each of these components of this process makes progress."""
     checks = []
     for name in components:
@@ -49,10 +37,12 @@ def alive(stop: Stop, components: Collection[str]) -> Health:
         is_well = seconds <= HANG_SECONDS
         reason = "works" if is_well else f"has shown no heartbeat for {elapsed(seconds)}"
         checks.append(HealthCheck(name, is_well, reason))
-    return Health(tuple(checks))
+    return checks
 
 
-def ready(stop: Stop, components: Collection[str], troubles: Collection[CurrentTrouble], status: Status) -> Health:
+def ready(
+    stop: Stop, components: Collection[str], troubles: Collection[CurrentTrouble], status: Status
+) -> list[HealthCheck]:
     """Check that this process can do its work: its components, what they are retrying, and the servers."""
     waiting = [name for name in components if not stop.has_started(name)]
     has_started = bool(components) and not waiting
@@ -62,4 +52,4 @@ def ready(stop: Stop, components: Collection[str], troubles: Collection[CurrentT
         checks.append(HealthCheck("daemon", is_well=False, reason="it is stopping"))
     checks += [HealthCheck(trouble.component, is_well=False, reason=trouble.error) for trouble in troubles]
     checks += [HealthCheck(server.server, server.error is None, server.error or "answers") for server in status.servers]
-    return Health(tuple(checks))
+    return checks

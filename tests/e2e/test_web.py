@@ -81,7 +81,7 @@ def test_the_api_has_what_the_commands_print(world: World) -> None:
     printed = json.loads(world.syncer("status", "--json").stdout)
     assert printed.keys() <= seen.keys()
     assert seen["documents"] == printed["documents"]
-    assert seen["access"] == {"can_act": False, "takes_token": True, "sees_rows": False, "sees_values": False}
+    assert seen["access"] == {"can_act": False, "takes_token": True, "sees_rows": False}
     assert operator.get("/api/status")["access"]["can_act"]
     wait_until(lambda: reader.get("/api/status")["daemons"][0]["components"] != [], what="it has reported them")
     (running,) = reader.get("/api/status")["daemons"]
@@ -90,18 +90,17 @@ def test_the_api_has_what_the_commands_print(world: World) -> None:
     world.sql(f"UPDATE comments SET age = {SECRET} WHERE id = 1")  # its mapping is short
     daemon.wait_for("document.dead_lettered")
     assert reader.get("/api/dead-letters", status=401)["message"]
-    letters = operator.get("/api/dead-letters?limit=5")
+    letters = operator.get("/api/dead-letters")
     assert (letters["letters"], letters["kinds"][0]["example"]) == (1, "1")
-    assert SECRET in letters["shown"][0]["error"]
     assert reader.get("/api/explain/blogpost?id=1", status=401)["hint"]
     (explained,) = operator.get("/api/explain/blogpost?id=1&values=true")["indices"]
     assert (explained["state"], SECRET in explained["dead_letter"]["error"]) == ("different", True)
     assert explained["postgres"]["source"]["comments"][0]["age"] == int(SECRET)
     assert operator.get("/api/explain/absent?id=1", status=404)["hint"] == "Active documents: blogpost"
-    assert operator.get("/api/explain/blogpost", status=400)["message"] == "Missing parameter: id"
+    assert "id" in operator.get("/api/explain/blogpost", status=400)["message"]
     assert operator.get(f"/api/explain/blogpost?id={quote('../x')}")["indices"][0]["state"] == "absent"
 
-    assert operator.post("/api/dead-letters/retry", {}, status=400)["message"] == "Missing parameter: document"
+    assert operator.post("/api/dead-letters/retry", {}, status=400)["message"].startswith("document:")
     tried = operator.post("/api/dead-letters/retry", {"document": "blogpost"})
     assert tried["letters"] == 1
 

@@ -23,21 +23,21 @@ def postgres(error: str | None = None) -> Status:
 def test_a_component_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that waits for a query that may take any time is."""
     stop = Stop()
-    assert health.alive(stop, [COMPONENT]).is_well
+    assert health.alive(stop, [COMPONENT])[0].is_well
     monkeypatch.setattr(health, "HANG_SECONDS", -1)
-    assert "no heartbeat" in health.alive(stop, [COMPONENT]).checks[0].reason
+    assert "no heartbeat" in health.alive(stop, [COMPONENT])[0].reason
     monkeypatch.setattr(health, "HANG_SECONDS", 0)
     alive = []
 
     def is_patient() -> None:
         with stop.patient():
-            alive.append(health.alive(stop, [COMPONENT]).is_well)
+            alive.append(health.alive(stop, [COMPONENT])[0].is_well)
 
     thread = threading.Thread(target=is_patient, name=COMPONENT)
     thread.start()
     thread.join()
     assert alive == [True]
-    assert not health.alive(stop, [COMPONENT]).is_well
+    assert not health.alive(stop, [COMPONENT])[0].is_well
 
 
 def test_ready_needs_components_and_servers() -> None:
@@ -45,7 +45,7 @@ def test_ready_needs_components_and_servers() -> None:
     stop = Stop()
 
     def missing(*troubles: CurrentTrouble, status: Status, components: tuple[str, ...] = (COMPONENT,)) -> set[str]:
-        return {check.name for check in health.ready(stop, components, troubles, status).checks if not check.is_well}
+        return {check.name for check in health.ready(stop, components, troubles, status) if not check.is_well}
 
     assert missing(status=postgres(), components=()) == {"components"}
     assert missing(status=postgres()) == {"components"}

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http.client import HTTPResponse
-from typing import Any
+from typing import Annotated, Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import urlopen
 
 import pytest
 from hypothesis import given, settings as budget, strategies as st
-from pydantic import SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from structlog.testing import capture_logs
 from werkzeug.test import Client
 
@@ -26,7 +26,7 @@ from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.web import server as web_server
 from syncer.monitoring.web.access import Access, Need
 from syncer.monitoring.web.api import Api
-from syncer.monitoring.web.app import App, Asked, WebRoute
+from syncer.monitoring.web.app import App, Caller, route
 
 TOKEN = "a token that is long enough"  # noqa: S105 - of this test
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
@@ -38,24 +38,36 @@ SETTINGS = Settings(
 PATHS = {Need.NOTHING: "/metrics", Need.FACTS: "/facts", Need.ROWS: "/rows", Need.ACTIONS: "/act/7"}
 
 
-def echoed(asked: Asked, **path: Any) -> dict[str, Any]:
+def echoed(caller: Caller, name: str = "", number: Annotated[int, Field(le=9)] = 0) -> dict[str, Any]:
     """An answer with what was asked."""
-    return {"words": dict(asked.words), "has_token": asked.has_token, **path}
+    return {"has_token": caller.has_token, "name": name, "number": number}
 
 
-def fails(_: Asked) -> None:
+def acted(_: Caller, job_id: int, note: str) -> dict[str, Any]:
+    """An action, with a parameter that it needs."""
+    return {"job": job_id, "note": note}
+
+
+def fails(_: Caller) -> None:
     """An answer that meets an unforeseen error."""
     raise RuntimeError("the value of a row")
 
 
 ROUTES = [
-    WebRoute(path="/metrics", need=Need.NOTHING, answer=echoed),
-    WebRoute(path="/facts", need=Need.FACTS, answer=echoed),
-    WebRoute(path="/rows", need=Need.ROWS, answer=echoed),
-    WebRoute(path="/fails", need=Need.NOTHING, answer=fails),
-    WebRoute(path="/act/<int(max=100):job_id>", method="POST", need=Need.ACTIONS, answer=echoed),
+    route("/metrics", Need.NOTHING, echoed),
+    route("/facts", Need.FACTS, echoed),
+    route("/rows", Need.ROWS, echoed),
+    route("/fails", Need.NOTHING, fails),
+    route("/act/<int(max=100):job_id>", Need.ACTIONS, acted, method="POST"),
 ]
-APP = App(Access(host=LOCAL, token=TOKEN), ROUTES)
+
+
+def app(listens: str = LOCAL, token: str | None = TOKEN) -> App:
+    """An application with these routes, which only one can be bound to."""
+    return App(Access(host=listens, token=token), [rule.empty() for rule in ROUTES])
+
+
+APP = app()
 CLIENT = Client(APP)
 SENT = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -77,10 +89,14 @@ def test_which_requests_may_have_what(
     listens: str, token: str | None, sent: str | None, statuses: tuple[int, ...]
 ) -> None:
     """Numbers are for this machine, rows and actions for the token; beyond this machine all but metrics is."""
-    client = Client(App(Access(host=listens, token=token), ROUTES))
+    client = Client(app(listens, token))
     headers = {"Authorization": f"Bearer {sent}"} if sent else {}
     methods = {need: "POST" if need is Need.ACTIONS else "GET" for need in PATHS}
-    answers = [client.open(path, method=methods[need], headers=headers) for need, path in PATHS.items()]
+    sent_body = {"note": "n"}
+    answers = [
+        client.open(path, method=methods[need], headers=headers, json=sent_body if need is Need.ACTIONS else None)
+        for need, path in PATHS.items()
+    ]
     assert tuple(answer.status_code for answer in answers) == statuses
 
 
@@ -119,7 +135,7 @@ def test_the_page_of_another_site_gets_nothing(path: str, headers: dict[str, str
 
 def test_many_foreign_names_fill_no_log() -> None:
     """However many are made up, one line is logged, until it is time for the next."""
-    fresh = Client(App(Access(host=LOCAL, token=TOKEN), ROUTES))
+    fresh = Client(app())
     with capture_logs() as logs:
         for number in range(100):
             assert fresh.get("/metrics", headers={"Host": f"{number}.example"}).status_code == 403
@@ -137,7 +153,13 @@ def test_many_foreign_names_fill_no_log() -> None:
         ("GET", "/act/7", {}, 405),
         ("POST", "/act/7", {"data": "{"}, 400),
         ("POST", "/act/7", {"data": "[1]"}, 400),
+        ("POST", "/act/7", {}, 400),
+        ("POST", "/act/7", {"json": {"note": "n", "other": 1}}, 400),
         ("POST", "/act/101", {}, 404),
+        ("GET", "/facts?number=10", {}, 400),
+        ("GET", "/facts?number=x", {}, 400),
+        ("GET", "/facts?caller=1", {}, 400),
+        ("POST", "/act/7", {"data": '{"\\ud800": 1}'}, 400),
         ("GET", "/fails", {}, 500),
     ],
 )
@@ -147,7 +169,7 @@ def test_a_bad_request_is_explained_as_json(method: str, path: str, sent: dict[s
     assert (answer.status_code, answer.content_type) == (status, "application/json")
     assert answer.get_json().keys() == {"message", "hint"}
     assert "the value of a row" not in answer.text
-    assert CLIENT.post("/act/7", json={"a": 1}, headers=SENT).get_json()["words"] == {"a": 1}
+    assert CLIENT.post("/act/7", json={"note": "n"}, headers=SENT).get_json() == {"job": 7, "note": "n"}
 
 
 def test_every_answer_forbids_what_the_page_does_not_need() -> None:
@@ -201,7 +223,7 @@ def api(settings: Settings, access: Access) -> Api:
 def test_an_error_of_a_server_is_not_for_everybody(*, listens: str, has_token: bool, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
     answers = api(SETTINGS, Access(host=listens, token=TOKEN))
-    checks = answers.ready(Asked(words={}, has_token=has_token, address="")).get_json()["checks"]
+    checks = answers.ready(Caller(has_token=has_token, address="")).get_json()["checks"]
     assert reason in next(check["reason"] for check in checks if check["name"] == "postgres")
 
 
@@ -209,12 +231,12 @@ def test_an_error_of_a_server_is_not_for_everybody(*, listens: str, has_token: b
 
 
 @contextmanager
-def serving(app: App) -> Iterator[web_server.WebServer]:
+def serving(served: App) -> Iterator[web_server.WebServer]:
     """A server with these answers."""
     listening = web_server.listen(WebSettings(port=0))
     assert listening is not None
     stop = Stop()
-    web = web_server.WebServer(listening, app, has_token=True)
+    web = web_server.WebServer(listening, served)
     thread = threading.Thread(target=web.run, args=(stop,))
     thread.start()
     try:

@@ -29,5 +29,4 @@ def page(settings: Settings, *, stop: Stop, reporter: Reporter) -> WebServer | N
     listening = listen(settings.web)
     if listening is None:
         return None
-    app = App(access, Api(settings, access, stop=stop, reporter=reporter).routes())
-    return WebServer(listening, app, has_token=access.token is not None)
+    return WebServer(listening, App(access, Api(settings, access, stop=stop, reporter=reporter).routes()))

@@ -24,10 +24,6 @@ from werkzeug.datastructures import Headers
 
 from syncer.base.errors import SyncerError
 
-_SCHEME = "bearer "
-_OWN_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
-_OWN_SITES = frozenset({"same-origin", "none"})
-
 
 class Need(Enum):
     """The permission that a route requires."""
@@ -64,8 +60,8 @@ class Access:
 
     def may(self, need: Need, *, has_token: bool) -> bool:
         """Whether a request has a permission."""
-        is_free = need is Need.NOTHING or (need is Need.FACTS and self.is_own)
-        return has_token or is_free or (need is Need.ROWS and self.is_own and self.token is None)
+        is_free = need is Need.FACTS or (need is Need.ROWS and self.token is None)
+        return has_token or need is Need.NOTHING or (self.is_own and is_free)
 
     def require(self, need: Need, *, has_token: bool) -> None:
         """Refuse a request that lacks the permission.
@@ -76,13 +72,11 @@ class Access:
         if self.may(need, has_token=has_token):
             return
         if self.token is None:
-            raise ForbiddenError(
-                "This requires a token, and none is set",
-                hint="Set web.token (SYNCER_WEB_TOKEN) and restart the daemon.",
-            )
+            hint = "Set web.token (SYNCER_WEB_TOKEN) and restart the daemon."
+            raise ForbiddenError("This requires a token, and none is set", hint=hint)
         raise UnauthorizedError("This requires the token", hint="Send it as: Authorization: Bearer TOKEN")
 
-    def require_ours(self, headers: Headers, *, is_page: bool = False) -> None:
+    def require_ours(self, headers: Headers, *, is_page: bool) -> None:
         """Refuse cross-site requests of browsers. A link from another site may lead to the page, which has no data yet.
 
         Raises:
@@ -98,7 +92,7 @@ class Access:
                 kind="host",
             )
         follows_link = is_page and headers.get("Sec-Fetch-Dest") == "document"
-        if headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES and not follows_link:
+        if headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none") and not follows_link:
             raise ForbiddenError("A page of another site sent this request", hint="Open the status page itself.")
 
     def has_token(self, headers: Headers) -> bool:
@@ -107,19 +101,16 @@ class Access:
         Raises:
             UnauthorizedError: It has a wrong one.
         """
-        header = headers.get("Authorization", "")
-        if not header or self.token is None:
+        scheme, _, given = headers.get("Authorization", "").partition(" ")
+        if not scheme or self.token is None:
             return False
-        given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
-        if not hmac.compare_digest(given.encode(), self.token.encode()):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.token.encode()):
             raise UnauthorizedError("Wrong token", hint="It is the value of web.token.")
         return True
 
 
 def _is_loopback(name: str) -> bool:
-    if name.lower().rstrip(".") in _OWN_NAMES:
-        return True
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
-        return False
+        return name.lower().rstrip(".") == "localhost"

@@ -42,16 +42,9 @@ _LIMITS: dict[str, Any] = {
 class WebServer:
     """The HTTP server of a WSGI application, on a bound socket: see `listen`."""
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        application: Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]],
-        *,
-        has_token: bool,
-    ) -> None:
+    def __init__(self, listening: socket.socket, application: Callable[..., Iterable[bytes]]) -> None:
         self._listening = listening
         self._application = application
-        self._has_token = has_token
         host, port, *_ = listening.getsockname()
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -63,7 +56,7 @@ class WebServer:
         sockets: dict[int, Any] = {}
         server = create_server(self._application, map=sockets, sockets=[self._listening], ident=None, **_LIMITS)
         assert isinstance(server, TcpWSGIServer)  # one socket makes one server
-        structlog.get_logger().info("web.listening", address=self.address, has_token=self._has_token)
+        structlog.get_logger().info("web.listening", address=self.address)
         try:
             while not stop.is_requested:
                 wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)

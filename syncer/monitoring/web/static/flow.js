@@ -27,7 +27,7 @@ export function showProblems(problems) {
 }
 
 const makeProblem = (one) => el("li", {}, el("b"), el("p", { class: "does" }), el("div", { class: "links" },
-  el("a", { href: `/operating#${String(one.runbook).toLowerCase()}`, target: "_blank" }, `What it means: ${one.runbook}`), raw()));
+  el("a", { href: `/operating#:~:text=%23%23%23%20${one.runbook}`, target: "_blank" }, `What it means: ${one.runbook}`), raw()));
 
 /** What is read aloud when it changes: not how much waits, which changes all the time. */
 function announcement(status) {

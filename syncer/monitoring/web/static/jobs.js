@@ -31,7 +31,7 @@ function change(row, one, access, refresh) {
   say(what.querySelector("b"), `${one.id} · ${one.reason}`);
   say(what.querySelector("span"), ` of ${one.index_name}`);
   say(what.children[1], under(one));
-  const hasText = access.sees_values && Boolean(one.error?.includes("\n"));
+  const hasText = access.can_act && Boolean(one.error?.includes("\n"));
   show(what.lastElementChild, hasText);
   say(what.querySelector("pre"), hasText ? one.error : "");
   const share = one.documents_total ? Math.min(1, one.documents_done / one.documents_total) : 0;

@@ -30,7 +30,7 @@ function change(row, one, access, refresh, explain) {
     el("a", { href: "#look", onclick: (event) => { event.preventDefault(); explain(one.document, one.example); } }, one.example),
   ]);
   const text = example.lastElementChild;
-  show(text, access.sees_values);
+  show(text, access.can_act);
   text.ontoggle = () => { if (text.open) showText(text.querySelector("pre"), one); };
   fill(doing.firstElementChild, [canAct], () => (canAct ? [retry(one, refresh)] : []));
 }
@@ -38,9 +38,9 @@ function change(row, one, access, refresh, explain) {
 /** The error of one of them; it quotes values, so it is asked for only when it is folded out. */
 async function showText(place, one) {
   try {
-    const { shown } = await get("/api/dead-letters", { document: one.document, limit: 1000 });
-    const found = shown.find((each) => each.id === one.example) ?? shown[0];
-    say(place, found ? `${found.id}: ${found.error}` : "It is gone.");
+    const { indices } = await get(`/api/explain/${encodeURIComponent(one.document)}`, { id: one.example });
+    const letter = indices.find((each) => each.index === one.index_name)?.dead_letter;
+    say(place, letter ? `${one.example}: ${letter.error}` : `Run: syncer dead-letters list ${one.document}`);
   } catch (error) {
     say(place, `${error.message}.`);
   }

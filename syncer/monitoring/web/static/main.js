@@ -204,7 +204,7 @@ function showLook(documents, access) {
   const chosen = choice.value;
   fill(choice, documents.map((one) => one.name), () => documents.map((one) => el("option", { value: one.name }, one.name)));
   if (chosen && documents.some((one) => one.name === chosen)) choice.value = chosen;
-  show(by("look-values-choice"), access.sees_values);
+  show(by("look-values-choice"), access.can_act);
   show(by("look-locked"), !access.sees_rows);
   by("look").querySelector("button").disabled = !access.sees_rows;
 }
@@ -214,12 +214,12 @@ function explain(name, id) {
   by("look-id").value = id;
   by("look").scrollIntoView({ block: "start" });
   by("look-id").focus({ preventScroll: true });
-  lookUp(name, id, state.status.access.sees_values && by("look-values").checked);
+  lookUp(name, id, state.status.access.can_act && by("look-values").checked);
 }
 
 by("look").addEventListener("submit", (event) => {
   event.preventDefault();
-  const values = Boolean(state.status?.access.sees_values) && by("look-values").checked;
+  const values = Boolean(state.status?.access.can_act) && by("look-values").checked;
   lookUp(by("look-document").value, by("look-id").value, values);
 });
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -15,7 +14,7 @@ import structlog
 from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain, is_refused
 from syncer.base.errors import HangingError, SourceError, SyncerError
-from syncer.base.lifecycle import PULSE_SECONDS, Component, Stop, Stopping, pulse
+from syncer.base.lifecycle import PULSE_SECONDS, Component, Stop, Stopping, join, pulse
 from syncer.base.postgres import Connection, Link
 from syncer.base.retry import retry
 from syncer.base.settings import Settings
@@ -203,9 +202,7 @@ class _Threads:
         Raises:
             BaseException: As `run`.
         """
-        deadline = time.monotonic() + STOP_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join(self._threads, seconds=STOP_SECONDS)
         hanging = [thread.name for thread in self._threads if thread.is_alive()]
         if not hanging:
             with suppress(psycopg.Error, SyncerError):
@@ -226,7 +223,7 @@ class _Threads:
         except BaseException as raised:  # noqa: BLE001 - it is raised once all have ended
             error = raised
         else:
-            if self._stop.has_been_requested:
+            if self._stop.is_requested:
                 return
         explained = explain(error)
         message = explained.message if explained else repr(error)

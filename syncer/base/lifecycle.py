@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar, cast
+from typing import Protocol
 
 GRACE_SECONDS = 10.0
 """How long work in hand may take after a stop is requested; a hung server is not waited for any longer."""
@@ -20,15 +20,6 @@ PULSE_SECONDS = 0.5
 """How often a daemon notes that it runs."""
 STOPPED_SECONDS = 5.0
 """A daemon that has not noted that for so long was stopped, or its machine."""
-
-_Item = TypeVar("_Item")
-_NO_MORE = object()
-_thread = threading.local()
-
-
-def beaten_at() -> float:
-    """Return the time of this thread's last heartbeat, by the monotonic clock; before the first, minus infinity."""
-    return getattr(_thread, "beaten_at", -math.inf)
 
 
 class _Pulse:
@@ -95,20 +86,14 @@ class Stop:
 
     @property
     def is_requested(self) -> bool:
-        """Whether to end. Counts as a heartbeat."""
+        """Whether to end."""
         self.beat()
-        return self._event.is_set()
-
-    @property
-    def has_been_requested(self) -> bool:
-        """Whether a stop was requested, for callers that are not components: no heartbeat."""
         return self._event.is_set()
 
     @property
     def is_overdue(self) -> bool:
         """Whether the grace period is over and unfinished work must be abandoned. It will be done again."""
-        self.beat()
-        return time.monotonic() - self._requested_at > GRACE_SECONDS
+        return self.seconds_left == 0
 
     @property
     def seconds_left(self) -> float | None:
@@ -133,7 +118,7 @@ class Stop:
 
     def beat(self) -> None:
         """Record a heartbeat of this thread."""
-        _thread.beaten_at = self._beats[threading.current_thread().name] = time.monotonic()
+        self._beats[threading.current_thread().name] = time.monotonic()
 
     @contextmanager
     def patient(self) -> Iterator[None]:
@@ -145,15 +130,6 @@ class Stop:
         finally:
             self._patient[name] -= 1
             self.beat()
-
-    def patiently(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        """Yield the same items; each may take as long as it needs."""
-        while True:
-            with self.patient():
-                item = next(items, _NO_MORE)
-            if item is _NO_MORE:
-                return
-            yield cast("_Item", item)
 
     def has_started(self, name: str) -> bool:
         """Whether a thread of this name has ever had a heartbeat."""

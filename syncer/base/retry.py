@@ -1,17 +1,19 @@
 """Retry: repeats an action with backoff until it succeeds, fails for good, or is told to stop. Logs what lasts.
 
-`troubles` returns what this process is retrying now: the daemon reports it, see `syncer.monitoring.daemons`.
+What each thread of a component fails at now is one entry. What the daemon reports as `troubles`, the log, and the
+outages in the timeline follow from these entries. An outage is what errors of one server and kind have in common,
+whichever components meet them: it lasts from the first failure to the first success, and is logged once. If a server is
+away, only its answer is a success.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import TypeVar
 
 import elasticsearch
@@ -22,7 +24,7 @@ from confluent_kafka import KafkaException
 from syncer.base.error_policy import Action, decide, explain, is_away, kind
 from syncer.base.errors import IndexingError, SourceError, TopicError
 from syncer.base.formatting import elapsed
-from syncer.base.lifecycle import beaten_at, resumed_at
+from syncer.base.lifecycle import resumed_at
 
 REPEAT_SECONDS = 60.0
 """How often to log trouble that persists."""
@@ -32,7 +34,7 @@ _OUTAGE_SECONDS = 1.0
 _SLOW_SECONDS = 10.0
 """A server that answers a request only after so long, and no other meanwhile, was away, though the request succeeds."""
 _AWAY = "away"
-"""The kind of each error of a server that does not answer: see `answered`."""
+"""The kind of each error of a server that does not answer."""
 
 _Result = TypeVar("_Result")
 _OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
@@ -44,10 +46,7 @@ _OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentTrouble:
-    """What a component is retrying: the last error, and the server that it came from, if any.
-
-    The first failed attempt began so many seconds ago.
-    """
+    """What a component is retrying, for so many seconds: the last error, and the server that it came from, if any."""
 
     component: str
     server: str
@@ -57,93 +56,58 @@ class CurrentTrouble:
     hint: str
 
 
-_current: dict[tuple[int, int], tuple[float, float, CurrentTrouble]] = {}
-"""By thread and `Trouble`: when the first failed attempt began and the last one ended, and its error."""
-_recovered_at: dict[tuple[str, str], float] = {}
-"""When an outage of this server and kind was last over, and noted."""
-_outages: dict[str, tuple[float, str]] = {}
-"""By server that is away: when its outage began, by the monotonic clock, and the first error."""
+@dataclass(slots=True)
+class _Failing:
+    """What a thread of a component fails at.
+
+    Args:
+        began: When it began, by the monotonic clock.
+        unnoted_since: Since when it is part of an outage whose end is not logged yet.
+    """
+
+    trouble: CurrentTrouble
+    began: float
+    unnoted_since: float = math.inf
+
+
+_failing: dict[tuple[str, int], _Failing] = {}
+"""By component and thread."""
+_logged_at: dict[tuple[str, str], float] = {}
+"""By server and kind, when an error was last logged."""
 _answered_at: dict[str, float] = {}
 """When a server last answered."""
 _silences: dict[str, tuple[float, float]] = {}
 """By server, the last two answers that were far apart: in between it was away, if a request waited."""
-_turn = threading.Lock()
+_turn = threading.RLock()
 
 
-def troubles() -> list[CurrentTrouble]:
-    """Return what the components of this process are retrying now, the longest first."""
-    now = time.monotonic()
-    with _turn:
-        # If one component reaches Postgres, others will. Elasticsearch may answer one request and not another.
-        back_at = _answered_at.get("postgres", -math.inf)
-        found = [
-            replace(trouble, seconds=now - began)
-            for began, failed_at, trouble in _current.values()
-            if failed_at > back_at or (trouble.server, trouble.kind) != ("postgres", _AWAY)
-        ]
-    return sorted(found, key=lambda trouble: -trouble.seconds)
-
-
-def answered(server: str, *, seconds: float = 0) -> None:
-    """Record that a server has answered a request, after so many seconds: its outage is over.
-
-    Only this ends an outage: an action that succeeds may not have needed the server. After an outage, a later request
-    may be answered before the one that has waited: that one then tells of the outage.
-    """
-    now = time.monotonic()
-    with _turn:
-        before = _answered_at.get(server, -math.inf)
-        if now - before >= _SLOW_SECONDS:
-            _silences[server] = before, now
-        _answered_at[server] = now
-        silent_from, ended = _silences.get(server, (now, now))
-        asked_at = max(now - seconds, silent_from, resumed_at())
-        began, error = _outages.pop(server, (math.inf, ""))
-        if asked_at < began and ended - asked_at >= _SLOW_SECONDS:
-            began, error = asked_at, ""
-        else:
-            ended = now
-        lasted = ended - began
-        if lasted >= _OUTAGE_SECONDS:
-            _recovered_at[server, _AWAY] = now
-            _silences.pop(server, None)
-    if lasted >= _OUTAGE_SECONDS:
-        away = f"{server.title()} did not answer for {elapsed(lasted)}{error and ': '}{error}"
-        structlog.get_logger().info("server.recovered", server=server, outage_seconds=round(lasted, 3), timeline=away)
-
-
-def retry(
-    action: Callable[[], _Result], *, pause: Callable[[float], None], component: str, trouble: Trouble | None = None
-) -> _Result:
+def retry(action: Callable[[], _Result], *, pause: Callable[[float], None], component: str) -> _Result:
     """Repeat an action until it succeeds or fails with a non-retryable error.
 
     Args:
         action: Must be safe to repeat.
         pause: How to wait; may raise `Stopping`.
-        component: The component to log retries for.
-        trouble: Shared by the actions of a component that retries often, so that their retries are logged as one.
+        component: Whose action it is, in the log and the status.
 
     Raises:
         Exception: What ``action`` raised, if the policy is not RETRY.
     """
-    trouble = trouble or Trouble(component)
     backoff = Backoff()
     try:
         while True:
-            began = time.monotonic()
+            began = monotonic()
             try:
                 result = action()
             except Exception as error:
                 if decide(error) is not Action.RETRY:
                     raise
-                # An action may work for hours before it fails; since its last heartbeat it has waited for a server.
-                trouble.met(error, seconds=time.monotonic() - max(began, beaten_at()))
+                failed(component, error, seconds=monotonic() - began)
                 pause(backoff.next_seconds())
             else:
-                trouble.over()
+                recovered(component)
                 return result
     finally:
-        trouble.leave()
+        give_up(component)
 
 
 @dataclass(slots=True)
@@ -161,109 +125,101 @@ class Backoff:
         return limit * random.uniform(0.5, 1)  # noqa: S311 - jitter, not a secret
 
 
-class Trouble:
-    """Logs a component's retries: an error at once, then every minute how long it has lasted, then the recovery.
+def failed(component: str, error: Exception, *, seconds: float = 0) -> None:
+    """Record that an attempt of this thread failed after so many seconds, and will be repeated.
 
-    Errors of the same `syncer.base.error_policy.kind` count as one, even if their details differ. An error that was
-    logged in the last minute and comes back is logged again only if it lasts. Safe to share between threads: one
-    thread's success counts as recovery.
-
-    Args:
-        component: Its name.
-        clock: Returns the time in seconds.
+    An error is logged at once, then every minute, whichever components meet it.
     """
+    explained = explain(error)
+    trouble = CurrentTrouble(
+        component=component,
+        server=next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), ""),
+        kind=_AWAY if is_away(error) else kind(error),
+        seconds=0,
+        error=(explained.message if explained else repr(error)).rstrip("; ."),
+        hint=explained.hint if explained else "",
+    )
+    now = since = monotonic()
+    with _turn:
+        if trouble.kind == _AWAY:
+            since = max(now - seconds, _answered_at.get(trouble.server, -math.inf), resumed_at())
+        failing = _failing.setdefault((component, threading.get_ident()), _Failing(trouble, since))
+        failing.trouble, failing.unnoted_since = trouble, min(failing.unnoted_since, since)
+        if now - _logged_at.get((trouble.server, trouble.kind), -math.inf) < REPEAT_SECONDS:
+            return
+        _logged_at[trouble.server, trouble.kind] = now
+    structlog.get_logger().warning(
+        "component.retried",
+        component=component,
+        error=trouble.error,
+        outage_seconds=round(now - failing.began, 3),
+        **({"hint": trouble.hint} if trouble.hint else {}),
+    )
 
-    def __init__(self, component: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._component = component
-        self._clock = clock
-        self._began: float | None = None
-        self._attempts = 0
-        self._logged_at: dict[str, float] = {}
-        """By kind, when it was last logged."""
-        self._error = ""
-        """The error that was logged last since the trouble began."""
-        self._turn = threading.Lock()
 
-    def met(self, error: Exception, *, seconds: float = 0) -> None:
-        """Record an attempt that failed after so many seconds, and will be retried."""
-        explained = explain(error)
-        server = next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), "")
-        seconds = min(seconds, time.monotonic() - resumed_at())
-        trouble = CurrentTrouble(
-            component=self._component,
-            server=server,
-            kind=_AWAY if is_away(error) else kind(error),
-            seconds=0,
-            error=(explained.message if explained else repr(error)).rstrip("; ."),
-            hint=explained.hint if explained else "",
+def recovered(component: str) -> None:
+    """Record that this thread has made progress: what it failed at is over, and so is the outage, for all."""
+    with _turn:
+        failing = _failing.get((component, threading.get_ident()))
+        # An action that succeeds may not have needed a server that is away.
+        if failing is not None and failing.trouble.kind != _AWAY:
+            _end_outage(failing.trouble.server, failing.trouble.kind, component=component)
+    give_up(component)
+
+
+def give_up(component: str) -> None:
+    """Record that this thread no longer tries what it failed at."""
+    with _turn:
+        _failing.pop((component, threading.get_ident()), None)
+
+
+def answered(server: str, *, seconds: float = 0) -> None:
+    """Record that a server has answered a request, after so many seconds: its outage is over.
+
+    A later request may be answered before the one that has waited: that one then tells of the outage.
+    """
+    now = monotonic()
+    with _turn:
+        before = _answered_at.get(server, -math.inf)
+        if now - before >= _SLOW_SECONDS:
+            _silences[server] = before, now
+        _answered_at[server] = now
+        silent_from, silent_until = _silences.get(server, (now, now))
+        waited = silent_until - max(silent_from, now - seconds, resumed_at())
+        if _end_outage(server, _AWAY, waited=waited if waited >= _SLOW_SECONDS else 0):
+            _silences.pop(server, None)
+
+
+def _end_outage(server: str, kind: str, *, component: str = "", waited: float = 0) -> bool:
+    """Log the end of an outage, if it was one; return whether it was."""
+    now = monotonic()
+    alike = [each for each in _failing.values() if (each.trouble.server, each.trouble.kind) == (server, kind)]
+    began, error = min(((each.unnoted_since, each.trouble.error) for each in alike), default=(math.inf, ""))
+    for each in alike:
+        each.unnoted_since = math.inf
+    lasted = max(now - began, waited)
+    is_outage, is_logged = lasted >= _OUTAGE_SECONDS, _logged_at.get((server, kind), -math.inf) >= began
+    if lasted >= _BRIEF_SECONDS:
+        _logged_at.pop((server, kind), None)  # the next one is logged at once; what comes and goes, once a minute
+    if is_outage or is_logged:
+        what = f"{component} was held up" if component else f"{server.title()} did not answer"
+        structlog.get_logger().info(
+            "component.recovered" if component else "server.recovered",
+            **({"component": component} if component else {"server": server}),
+            outage_seconds=round(lasted, 3),
+            timeline=f"{what} for {elapsed(lasted)}{error and ': '}{error}" if is_outage else None,
         )
-        failed_at = time.monotonic()
-        with _turn:
-            began, *_ = _current.get(self._key, (failed_at - seconds,))
-            _current[self._key] = began, failed_at, trouble
-            if trouble.kind == _AWAY:
-                since = max(failed_at - seconds, _answered_at.get(server, -math.inf))
-                # What a server says when it goes on after a while is not why it was away.
-                _outages.setdefault(server, (since, "" if seconds >= _SLOW_SECONDS else trouble.error))
-        with self._turn:
-            now = self._clock()
-            if self._began is None:
-                self._began = now - seconds
-            self._attempts += 1
-            logged_at = self._logged_at.get(trouble.kind, -math.inf)
-            has_come_back_to_stay = logged_at < self._began <= now - _BRIEF_SECONDS
-            if now - logged_at >= REPEAT_SECONDS or has_come_back_to_stay:
-                self._logged_at[trouble.kind] = now
-                self._error = trouble.error
-                self._log(logging.WARNING, "component.retried", **({"hint": trouble.hint} if trouble.hint else {}))
+    return is_outage
 
-    def over(self) -> None:
-        """Record an attempt that succeeded."""
-        lasted = self._recover()
-        with self._turn:
-            if self._error:
-                held_up = f"{self._component} was held up for {elapsed(lasted)}: {self._error}"
-                self._log(logging.INFO, "component.recovered", timeline=held_up if lasted >= _OUTAGE_SECONDS else None)
-            self._began, self._attempts, self._error = None, 0, ""
 
-    def leave(self) -> None:
-        """Record that this thread no longer retries, whether it has succeeded or not."""
-        with _turn:
-            _current.pop(self._key, None)
-            # Without a request to a server, its return is not noticed.
-            for server in _outages.keys() - {trouble.server for *_, trouble in _current.values()}:
-                del _outages[server]
-
-    @property
-    def _key(self) -> tuple[int, int]:
-        return threading.get_ident(), id(self)
-
-    def _recover(self) -> float:
-        """Return for how many seconds anything of this process has failed as this thread has; 0 if that was noted.
-
-        An outage lasts from the first failed attempt to the first success, whichever components these are of.
-        """
-        now = time.monotonic()
-        with _turn:
-            if self._key not in _current:
-                return 0.0
-            began, _, trouble = _current.pop(self._key)
-            what = trouble.server, trouble.kind
-            alike = [other for other, _, each in _current.values() if (each.server, each.kind) == what]
-            if trouble.kind == _AWAY and trouble.server in _outages:
-                return 0.0  # this action did not need it
-            is_noted = began < _recovered_at.get(what, -math.inf)
-            _recovered_at[what] = now
-            return 0.0 if is_noted else now - min([began, *alike])
-
-    def _log(self, level: int, event: str, **more: str | None) -> None:
-        assert self._began is not None  # only called for trouble that has begun
-        structlog.get_logger().log(
-            level,
-            event,
-            component=self._component,
-            error=self._error,
-            attempts=self._attempts,
-            outage_seconds=round(self._clock() - self._began, 3),
-            **more,
-        )
+def troubles() -> list[CurrentTrouble]:
+    """Return what the components of this process are retrying now, the longest first."""
+    now = monotonic()
+    with _turn:
+        found = [
+            replace(each.trouble, seconds=now - each.began)
+            for each in _failing.values()
+            # If one component reaches Postgres, others will. Elasticsearch may answer one request and not another.
+            if each.unnoted_since < math.inf or (each.trouble.server, each.trouble.kind) != ("postgres", _AWAY)
+        ]
+    return sorted(found, key=lambda trouble: -trouble.seconds)

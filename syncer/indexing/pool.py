@@ -51,7 +51,7 @@ class WriterPool:
         name: str,
         flow: FlowControl,
     ) -> None:
-        self._shared = Shared(name=name, flow=flow)
+        self._shared = Shared(flow=flow)
         self._name = name
         self._pause = pause
         self._make = partial(Writer, connect=connect, index=index, name=name, shared=self._shared)

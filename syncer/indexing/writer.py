@@ -50,7 +50,7 @@ from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, WriteReport
 from syncer.base.postgres import Connection, Link
-from syncer.base.retry import Trouble, retry
+from syncer.base.retry import retry
 from syncer.base.settings import WorkerSettings
 from syncer.documents import registry, suspend
 from syncer.documents.queries import existing_here
@@ -116,9 +116,8 @@ class Slice:
 class Shared:
     """State shared by the writers of one component. Safe to share between threads."""
 
-    def __init__(self, *, name: str, flow: FlowControl | None = None) -> None:
+    def __init__(self, *, flow: FlowControl | None = None) -> None:
         self.flow = flow or FlowControl(WorkerSettings())
-        self.trouble = Trouble(name)
         self.dead_lettered: Repeated[tuple[str, str], str] = Repeated(_log_dead_lettered)
 
 
@@ -184,7 +183,7 @@ class Writer:
         self._index = index
         self._pause = pause
         self._name = name
-        self._shared = shared or Shared(name=name)
+        self._shared = shared or Shared()
         self._flow = self._shared.flow
         self._session = Session(connect=connect, index=index)
 
@@ -370,7 +369,6 @@ class Writer:
         if refused:
             current.ids = [*again, *refused, *(batch.too_large.keys() - failed.keys() - set(again))]
             raise _unavailable(document, list(refused.values()))
-        self._shared.trouble.over()
         return again
 
     def _sorted(self, current: Slice, document: Document) -> tuple[dict[str, Rejection], dict[str, Failure]]:
@@ -472,7 +470,7 @@ class Writer:
     # Retries
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
-        return retry(action, pause=self._pause, component=self._name, trouble=self._shared.trouble)
+        return retry(action, pause=self._pause, component=self._name)
 
     def _is_outdated(self, index_name: str, error: DocumentError) -> bool:
         """Return whether the error concerns a revision that is no longer active."""

@@ -24,7 +24,7 @@ from syncer.base import metrics, retry
 from syncer.base.formatting import elapsed
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, Link
-from syncer.base.retry import CurrentTrouble, Trouble
+from syncer.base.retry import CurrentTrouble
 from syncer.base.timeline import TIMELINE
 from syncer.capture.leader import LEADS
 
@@ -103,7 +103,6 @@ class Reporter:
         self._connect = connect
         self._stop = stop
         self._identity = (uuid.uuid4(), socket.gethostname(), os.getpid(), version("syncer-cdc"))
-        self._trouble = Trouble("report")
         self._reported: tuple[object, ...] = ()
         self._written = (time.monotonic(), metrics.documents_written())
         self._log = structlog.get_logger()
@@ -113,7 +112,7 @@ class Reporter:
         self._log.info("daemon.joined", timeline=f"A daemon started, version {self._identity[-1]}.")
         try:
             while not stop.is_requested:
-                retry.retry(self.run_once, pause=stop.pause, component="report", trouble=self._trouble)
+                retry.retry(self.run_once, pause=stop.pause, component="report")
                 due = time.monotonic() + REPORT_SECONDS
                 while not stop.wait(_LOOK_SECONDS) and time.monotonic() < due and self._news() == self._reported:
                     pass

@@ -48,7 +48,7 @@ def ready(
     has_started = bool(components) and not waiting
     reason = "all have started" if has_started else f"not started: {', '.join(waiting) or 'any'}"
     checks = [HealthCheck("components", has_started, reason)]
-    if stop.has_been_requested:
+    if stop.is_requested:
         checks.append(HealthCheck("daemon", is_well=False, reason="it is stopping"))
     checks += [HealthCheck(trouble.component, is_well=False, reason=trouble.error) for trouble in troubles]
     checks += [HealthCheck(server.server, server.error is None, server.error or "answers") for server in status.servers]

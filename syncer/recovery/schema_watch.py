@@ -21,7 +21,7 @@ from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import Connection, Link
-from syncer.base.retry import Trouble, retry
+from syncer.base.retry import retry
 from syncer.capture import install, table_files
 from syncer.documents import suspend
 from syncer.documents.registry import Catalogue, Document
@@ -54,10 +54,9 @@ class Watch:
 
     def run(self, stop: Stop) -> None:
         """Watch until told to stop."""
-        trouble = Trouble("watch")
         try:
             while not stop.is_requested:
-                retry(self.run_once, pause=stop.pause, component="watch", trouble=trouble)
+                retry(self.run_once, pause=stop.pause, component="watch")
                 stop.wait(_REST_SECONDS)
         except Stopping:
             pass

@@ -28,7 +28,7 @@ from syncer.base import log, metrics
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import Connection
-from syncer.base.retry import Trouble, retry
+from syncer.base.retry import failed, retry
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
 from syncer.capture.outbox import Page
@@ -70,7 +70,6 @@ class Relay:
         self._producer: ChangeProducer | None = None
         self._bytes_max = BATCH_BYTES_MAX
         self._has_answered = False
-        self._trouble = Trouble("relay")
         self._stop = Stop()
         self._log = structlog.get_logger()
 
@@ -79,7 +78,7 @@ class Relay:
         self._stop = stop
         try:
             while not stop.is_requested:
-                report = retry(self._turn, pause=stop.pause, component="relay", trouble=self._trouble)
+                report = retry(self._turn, pause=stop.pause, component="relay")
                 if not report.is_leader:
                     stop.wait(STANDBY_SECONDS)
                 elif not report.is_behind:
@@ -163,7 +162,7 @@ class Relay:
             raise Stopping
         if seconds >= _SILENT_SECONDS:
             silent = KafkaError(KafkaError._TIMED_OUT, "records are not acknowledged")  # noqa: SLF001 - its own code
-            self._trouble.met(KafkaException(silent), seconds=seconds)
+            failed("relay", KafkaException(silent), seconds=seconds)
 
     def _log_published(self, page: Page, *, seconds: float) -> None:
         ids = [id_in(row.value) for row in page.rows]

@@ -34,7 +34,7 @@ from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
-from syncer.base.retry import Backoff, Trouble, retry
+from syncer.base.retry import Backoff, failed, give_up, recovered, retry
 from syncer.base.settings import WorkerSettings
 from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Document
@@ -61,6 +61,8 @@ _ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
 _NOTE_SECONDS = 10.0
 """How often to record the last version."""
+_STEPS = "job steps"
+"""The steps of jobs, in the log and the status: one that fails does not keep chunks from being written."""
 
 
 class _Write(NamedTuple):
@@ -106,7 +108,6 @@ class JobWorker:
         self._deferred: dict[int, tuple[float, Backoff]] = {}
         """By job, when its step is to be tried again."""
         self._looked_at = self._noted_at = self._attempted_at = 0.0
-        self._trouble, self._step_trouble = Trouble(name), Trouble(name)
         self._log = structlog.get_logger().bind(job_worker=name)
 
     def run(self, stop: Stop) -> None:
@@ -114,7 +115,7 @@ class JobWorker:
         self._stop = stop
         try:
             while not stop.is_requested:
-                retry(self._attempt, pause=stop.pause, component=self._name, trouble=self._trouble)
+                retry(self._attempt, pause=stop.pause, component=self._name)
         except Stopping:
             pass
         finally:
@@ -123,7 +124,7 @@ class JobWorker:
     def _attempt(self) -> None:
         try:
             if seconds := self.run_once():
-                self._trouble.over()
+                recovered(self._name)
                 self._stop.wait(seconds)
         except Stopping:
             raise
@@ -163,7 +164,7 @@ class JobWorker:
         with suppress(psycopg.Error):
             self._finish()
         self._deferred.clear()
-        self._step_trouble.leave()
+        give_up(_STEPS)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -211,7 +212,7 @@ class JobWorker:
             self._chunks.release([write.chunk for write in ended])
         self._writes = [write for write in self._writes if write not in ended]
         for _, report in written:
-            self._trouble.over()
+            recovered(self._name)
             metrics.chunks_written(report)
         return len(written)
 
@@ -259,7 +260,7 @@ class JobWorker:
                 if not is_done:
                     self._deferred[job.id] = time.monotonic() + _OTHERS_SECONDS, Backoff()
         if not self._deferred:
-            self._step_trouble.over()
+            recovered(_STEPS)
         return steps
 
     def _step(self, connection: Connection, job: Job, document: Document) -> bool:
@@ -311,7 +312,7 @@ class JobWorker:
             Exception: The configuration is wrong, or the connection is lost; then the other jobs go first next time.
         """
         if decide(error) is Action.RETRY:
-            self._step_trouble.met(error)
+            failed(_STEPS, error)
             _, backoff = self._deferred.get(job.id, (0.0, Backoff()))
             self._deferred[job.id] = time.monotonic() + backoff.next_seconds(), backoff
             if connection.closed:

@@ -27,7 +27,7 @@ import structlog
 
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import Connection, Link
-from syncer.base.retry import Trouble, retry
+from syncer.base.retry import recovered, retry
 from syncer.base.settings import WorkerSettings
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
@@ -80,7 +80,6 @@ class Worker:
             connect=connect, index=index, pause=self._pause, name=name, flow=FlowControl(settings)
         )
         self._resolver = Resolver(link=self._link, writers=self._writers, page=settings.batch_documents_max, name=name)
-        self._trouble = Trouble(name)
         self._log = structlog.get_logger().bind(worker=name)
 
     def run(self, stop: Stop) -> None:
@@ -88,7 +87,7 @@ class Worker:
         self._stop = stop
         try:
             while not stop.is_requested:
-                retry(self._attempt, pause=self._pause, component=self._name, trouble=self._trouble)
+                retry(self._attempt, pause=self._pause, component=self._name)
         except Stopping:
             pass
         finally:
@@ -187,7 +186,7 @@ class Worker:
             written = batch.report()
             self._batches.popleft()
             self._source.save(batch)
-            self._trouble.over()
+            recovered(self._name)
             if self._traffic is not None:
                 self._traffic.note()
             changes += len(batch.changes)

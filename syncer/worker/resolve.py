@@ -121,7 +121,11 @@ class Resolver:
         """
         origin = {"batch": batch.number}
         with closing(self._reader().read(document, batch.changes)) as pages:
-            for found in stop.patiently(pages):
+            while True:
+                with stop.patient():
+                    found = next(pages, None)
+                if found is None:
+                    return
                 if isinstance(found, FanOut):
                     job = queue.create_fan_out(self._link.connection, document, found.cause)
                 elif found.ids is None:

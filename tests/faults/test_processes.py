@@ -415,6 +415,6 @@ def test_a_daemon_starts_while_a_server_is_away(world: World, server: str) -> No
         daemon.wait_for("daemon.started")
         require_holds(world)
         assert answer(page, "/healthz")[0] == 200
-        recovered = [event["component"] for event in daemon.events() if event["event"] == "component.recovered"]
-        assert [component for component in recovered if component != "report"] == ["daemon"]
+        recovered = [event["server"] for event in daemon.events() if event["event"] == "server.recovered"]
+        assert recovered == [server.lower()]
         assert daemon.stop() == 0

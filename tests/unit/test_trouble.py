@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import psycopg
@@ -16,51 +16,64 @@ from syncer.base import lifecycle, retry as base_retry
 from syncer.base.errors import UnavailableError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.log import Repeated
-from syncer.base.retry import REPEAT_SECONDS, CurrentTrouble, Trouble, answered, retry, troubles
+from syncer.base.retry import answered, failed, give_up, recovered, retry, troubles
 
 
 class Clock:
     """A clock that goes when the test says so."""
 
-    now = 1000.0
+    now: float = 1000.0
 
     def __call__(self) -> float:
         """The time."""
         return self.now
 
 
-def stays(trouble: Trouble, clock: Clock) -> None:
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of `retry`, and no trouble that another test has left."""
+    made = Clock()
+    monkeypatch.setattr(base_retry, "monotonic", made)
+    for name in ("_failing", "_logged_at", "_answered_at", "_silences"):
+        monkeypatch.setattr(base_retry, name, {})
+    return made
+
+
+FULL = UnavailableError("full", hint="make room", kind="429")
+AWAY = psycopg.OperationalError("connection refused")
+
+
+def stays(clock: Clock) -> None:
     """An error whose text changes, for two minutes."""
     for number in range(130):
-        trouble.met(UnavailableError(f"would be [{number}]", kind="429"))
+        failed("worker", UnavailableError(f"would be [{number}]", kind="429"))
         clock.now += 1
-    trouble.over()
-    trouble.over()
+    recovered("worker")
+    recovered("worker")
 
 
-def alternates(trouble: Trouble, _clock: Clock) -> None:
+def alternates(clock: Clock) -> None:
     """Two nodes with two errors."""
-    for _ in range(50):
-        trouble.met(UnavailableError("x", kind="429"))
-        trouble.met(UnavailableError("y", kind="503"))
+    for clock.now in range(50):
+        failed("worker", FULL)
+        failed("worker", UnavailableError("y", kind="503"))
 
 
-def comes_and_goes(trouble: Trouble, clock: Clock) -> None:
+def comes_and_goes(clock: Clock) -> None:
     """A thousand short outages in a minute."""
     for _ in range(1000):
-        trouble.met(UnavailableError("full", kind="429"))
+        failed("worker", FULL)
         clock.now += 0.03
-        trouble.over()
+        recovered("worker")
         clock.now += 0.03
 
 
-def comes_back_to_stay(trouble: Trouble, clock: Clock) -> None:
-    """An error that is logged, over, and back."""
-    trouble.met(UnavailableError("full", kind="429"))
-    trouble.over()
-    for _ in range(10):
-        clock.now += 1
-        trouble.met(UnavailableError("full", kind="429"))
+def comes_back_to_stay(clock: Clock) -> None:
+    """An error that lasts, is over, and comes back."""
+    for _ in range(2):
+        failed("worker", FULL)
+        clock.now += 6
+        recovered("worker")
 
 
 RETRIED, RECOVERED = "component.retried", "component.recovered"
@@ -69,74 +82,50 @@ RETRIED, RECOVERED = "component.retried", "component.recovered"
 @pytest.mark.parametrize(
     ("what", "lines"),
     [
-        (stays, [(RETRIED, 1), (RETRIED, REPEAT_SECONDS + 1), (RETRIED, 2 * REPEAT_SECONDS + 1), (RECOVERED, 130)]),
-        (alternates, [(RETRIED, 1), (RETRIED, 2)]),
-        (comes_and_goes, [(RETRIED, 1), (RECOVERED, 1)]),
-        (comes_back_to_stay, [(RETRIED, 1), (RECOVERED, 1), (RETRIED, 6)]),
+        (stays, [RETRIED, RETRIED, RETRIED, RECOVERED]),
+        (alternates, [RETRIED, RETRIED]),
+        (comes_and_goes, [RETRIED, RECOVERED]),
+        (comes_back_to_stay, [RETRIED, RECOVERED, RETRIED, RECOVERED]),
     ],
 )
-def test_trouble_is_logged_rarely(what: Callable[[Trouble, Clock], None], lines: list[tuple[str, int]]) -> None:
-    """Each kind of error once, then each minute, with the number of attempts, and when it is over."""
-    clock = Clock()
+def test_trouble_is_logged_rarely(clock: Clock, what: Callable[[Clock], None], lines: list[str]) -> None:
+    """Each kind of error once, then each minute, and when it is over."""
     with capture_logs() as logs:
-        what(Trouble("worker", clock=clock), clock)
-    assert [(line["event"], line["attempts"]) for line in logs] == lines
+        what(clock)
+    assert [line["event"] for line in logs] == lines
 
 
-def current(component: str) -> list[CurrentTrouble]:
-    """What a component of this process is retrying."""
-    return [trouble for trouble in troubles() if trouble.component == component]
-
-
-def test_what_is_retried_now_is_known_and_nothing_else() -> None:
-    """By component, server and error, from the start of the first attempt; not once it succeeds or is given up."""
+def test_what_is_retried_now_is_known_and_nothing_else(clock: Clock) -> None:
+    """By component, server and error, and since when; not once it succeeds or is given up."""
     failing = True
 
     def action() -> None:
         if failing:
-            time.sleep(0.02)
-            raise UnavailableError("full", hint="make room")
+            raise FULL
 
     def pause(_: float) -> None:
         nonlocal failing
-        (trouble,) = current("action")
-        assert (trouble.server, trouble.error, trouble.hint) == ("elasticsearch", "full", "make room")
-        assert trouble.seconds >= 0.02
+        clock.now += 3
+        expected = {
+            "component": "action",
+            "server": "elasticsearch",
+            "error": "full",
+            "hint": "make room",
+            "seconds": 3,
+        }
+        (trouble,) = troubles()
+        assert asdict(trouble).items() >= expected.items()
         failing = False
 
     def stop(_: float) -> None:
         raise Stopping
 
     retry(action, pause=pause, component="action")
-    assert current("action") == []
+    assert troubles() == []
     failing = True
     with pytest.raises(Stopping):
         retry(action, pause=stop, component="action")
-    assert current("action") == []
-
-
-def test_an_outage_lasts_from_the_first_failure_to_the_first_success() -> None:
-    """Of any component: one that began later logs how long it was, and the others nothing."""
-    clock = Clock()
-    first_failed, recovered = threading.Event(), threading.Event()
-    long, brief = Trouble("relay", clock=clock), Trouble("worker-1", clock=clock)
-
-    def long_trouble() -> None:
-        long.met(UnavailableError("full", kind="outage"), seconds=60)
-        first_failed.set()
-        recovered.wait(10)
-        long.over()
-
-    with capture_logs() as logs:
-        thread = threading.Thread(target=long_trouble)
-        thread.start()
-        assert first_failed.wait(10)
-        brief.met(UnavailableError("full", kind="outage"))
-        brief.over()
-        recovered.set()
-        thread.join()
-    assert noted(logs) == ["worker-1 was held up for 1 min 0 s: full"]
-    assert current("relay") == current("worker-1") == []
+    assert troubles() == []
 
 
 def noted(logs: list[Any]) -> list[str]:
@@ -144,23 +133,37 @@ def noted(logs: list[Any]) -> list[str]:
     return [line["timeline"] for line in logs if line.get("timeline")]
 
 
-def test_only_an_answer_of_a_server_ends_its_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An action that succeeds may not have needed it: one outage is one event, from the first failed attempt on."""
-    monkeypatch.setattr(base_retry, "_outages", {})
-    monkeypatch.setattr(base_retry, "_answered_at", {})
-    monkeypatch.setattr(base_retry, "_silences", {})
-    trouble = Trouble("worker-1")
+def test_an_outage_lasts_from_the_first_failure_to_the_first_success(clock: Clock) -> None:
+    """Of any component: the others log nothing, unless they fail again. One that fails on is still in trouble."""
     with capture_logs() as logs:
-        for seconds in (20, 5):
-            trouble.met(psycopg.OperationalError("connection refused"), seconds=seconds)
-            trouble.over()
+        failed("relay", FULL)
+        clock.now += 50
+        failed("worker-1", FULL)
+        clock.now += 10
+        recovered("worker-1")
+        clock.now += 5
+        assert [(each.component, each.seconds) for each in troubles()] == [("relay", 65)]
+        recovered("relay")
+    assert noted(logs) == ["worker-1 was held up for 1 min 0 s: full"]
+    assert troubles() == []
+
+
+def test_only_an_answer_of_a_server_ends_its_outage(clock: Clock) -> None:
+    """One outage is one event, from the start of the first failed attempt on, whichever components it held up."""
+    with capture_logs() as logs:
+        failed("worker-1", AWAY, seconds=20)
+        failed("relay", AWAY, seconds=5)
+        recovered("relay")
         assert noted(logs) == []
         answered("postgres")
-        assert noted(logs) == ["Postgres did not answer for 20 s"]
-        trouble.met(pg.AdminShutdown("terminating"), seconds=0)
+        assert noted(logs) == ["Postgres did not answer for 20 s: Postgres cannot be reached: connection refused"]
+        assert troubles() == []  # the worker will reach it, too
+        clock.now += 5
+        recovered("worker-1")
+        failed("worker-1", AWAY, seconds=60)
+        assert [each.seconds for each in troubles()] == [5]  # it has answered since
+        give_up("worker-1")
         answered("postgres")
-        assert current("worker-1") == []
-        trouble.over()
         answered("kafka", seconds=11)
         answered("kafka", seconds=12)  # others were answered meanwhile
         answered("elasticsearch")  # a request that began later is answered first
@@ -168,14 +171,14 @@ def test_only_an_answer_of_a_server_ends_its_outage(monkeypatch: pytest.MonkeyPa
     assert noted(logs)[1:] == ["Kafka did not answer for 11 s", "Elasticsearch did not answer for 12 s"]
 
 
-def test_a_process_that_was_stopped_has_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_was_stopped_has_no_outage(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it waited for while it did not run says nothing of the server."""
-    monkeypatch.setattr(lifecycle._Pulse, "at", time.monotonic() - 30)
-    trouble = Trouble("relay")
+    clock.now = time.monotonic()
+    monkeypatch.setattr(lifecycle._Pulse, "at", clock.now - 30)
     with capture_logs() as logs:
-        trouble.met(pg.IdleSessionTimeout("terminating"), seconds=30)
+        failed("relay", pg.IdleSessionTimeout("terminating"), seconds=30)
         answered("postgres", seconds=30)
-        trouble.over()
+        recovered("relay")
     assert noted(logs) == []
 
 

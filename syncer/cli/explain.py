@@ -15,10 +15,8 @@ from syncer.base.formatting import amount, shortened, shown_id
 from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
 from syncer.cli.render import Part, say, show_facts, table
-from syncer.documents import registry
-from syncer.indexing import version
 from syncer.verify import explain as explaining
-from syncer.verify.explain import Explanation, State, contents
+from syncer.verify.explain import InIndex, State
 
 _IN_FLIGHT_SECONDS = 5
 """How long changes in flight may make no progress."""
@@ -39,66 +37,58 @@ def explain(
     it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
     """
     with render.asking(), open_parts("explain") as parts:
-        seen = [
-            explaining.explain(parts.connection, parts.index, active, id_, seconds=_IN_FLIGHT_SECONDS)
-            for active in registry.named(parts.connection, document)
-        ]
+        found = explaining.explain(
+            parts.connection, parts.index, document, id_, seconds=_IN_FLIGHT_SECONDS, values=values
+        )
     if as_json:
-        render.print_json(explaining.as_json(seen, id_, values=values))
+        render.print_json(found)
     else:
         console = render.console(sys.stdout)
-        for explanation in seen:
-            _show(console, explanation, id_, values=values)
-    if not explaining.is_equal(seen):
+        for seen in found.indices:
+            _show(console, f"{document} {shown_id(id_)}", seen, values=values)
+    if not found.is_equal:
         raise typer.Exit(1)
 
 
-def _show(console: Console, seen: Explanation, id_: str, *, values: bool) -> None:
+def _show(console: Console, title: str, seen: InIndex, *, values: bool) -> None:
     """Print the state in one index, and what it rests on."""
-    document = seen.document
     say(console, (seen.says, _STYLES.get(seen.state, "bold red")))
     if seen.hint:
         say(console, seen.hint, style="dim")
-    loaded = "" if document.is_loaded else ", not loaded yet"
-    where = f" in {document.index_name}, {document.role}, revision {document.revision}{loaded}"
-    say(console, (f"\n{document.name} {shown_id(id_)}", "bold"), where)
+    loaded = "" if seen.is_loaded else ", not loaded yet"
+    say(console, (f"\n{title}", "bold"), f" in {seen.index}, {seen.role}, revision {seen.revision}{loaded}")
     show_facts(console, _facts(seen))
     if not values:
         return
-    if seen.drift is not None and seen.drift.differences:
-        rows = [(part.path, part.expected or "", part.held or "") for part in seen.drift.differences]
+    if seen.differences:
+        rows = [(part.path, part.postgres or "", part.elasticsearch or "") for part in seen.differences]
         console.print(table(("field", "Postgres", "Elasticsearch"), rows))
         return
-    if seen.row is None and seen.copies:
+    source = seen.postgres.source
+    if source is None and seen.elasticsearch:
         say(console, "  Elasticsearch has:")
-    found = contents(seen.row.source if seen.row else seen.copies[0].source if seen.copies else b"{}")
-    for name, value in (found if isinstance(found, dict) else {"…": found}).items():
+        source = seen.elasticsearch[0].source
+    for name, value in (source if isinstance(source, dict) else {"…": source} if source else {}).items():
         say(console, f"    {name}: {json.dumps(shortened(value), ensure_ascii=False)}")
 
 
-def _facts(seen: Explanation) -> Iterator[tuple[Part, Part]]:
-    if not seen.is_row_known:
+def _facts(seen: InIndex) -> Iterator[tuple[Part, Part]]:
+    if seen.postgres.exists is None:
         yield "Postgres", "unknown: its SELECT fails, or a table is locked"
-    elif seen.row is None:
+    elif not seen.postgres.exists:
         yield "Postgres", "its SELECT returns no such id"
     else:
-        routing = f", _routing {seen.row.routing}" if seen.row.routing else ""
-        yield "Postgres", f"its SELECT returns it: {amount(len(seen.row.source), 'byte')}{routing}"
+        routing = f", _routing {seen.postgres.routing}" if seen.postgres.routing else ""
+        yield "Postgres", f"its SELECT returns it: {amount(seen.postgres.bytes or 0, 'byte')}{routing}"
     copies = [
-        f"{_version(copy.version)}{f', under routing {copy.routing}' if copy.place.routing != copy.id else ''}"
-        for copy in seen.copies or ()
+        f"version {copy.version}{f', under routing {copy.routing}' if copy.routing is not None else ''}"
+        for copy in seen.elasticsearch or ()
     ]
-    nothing = "unknown: it cannot be read" if seen.copies is None else "nothing under this id"
+    nothing = "unknown: it cannot be read" if seen.elasticsearch is None else "nothing under this id"
     yield "Elasticsearch", "\n".join(copies) or nothing
-    if seen.drift is not None:
-        yield "differs in", ", ".join(part.path for part in seen.drift.differences)
+    yield "differs in", ", ".join(part.path for part in seen.differences)
     if (letter := seen.dead_letter) is not None:
         at = f"{letter.failed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        yield "dead letter", f"{letter.error}\nat {at}, with {_version(letter.version)}"
+        yield "dead letter", f"{letter.error}\nat {at}, with version {letter.version}"
     yield "jobs", ", ".join(map(str, seen.jobs))
-    yield "reads", ", ".join(sorted(seen.document.dependencies.tables))
-
-
-def _version(number: int) -> str:
-    epoch, sequence = version.split(number)
-    return f"version {number}: epoch {epoch}, number {sequence:,}"
+    yield "reads", ", ".join(seen.reads)

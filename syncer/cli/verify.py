@@ -21,7 +21,7 @@ from syncer.cli.render import say
 from syncer.documents import queries, registry
 from syncer.documents.registry import Document
 from syncer.jobs import listing
-from syncer.verify import compare, last_result
+from syncer.verify import compare
 from syncer.verify.compare import VerifyReport
 from syncer.verify.diff import Cause, Drift, advice
 from syncer.verify.settle import SETTLE_SECONDS
@@ -129,7 +129,7 @@ def compared(
     if now is not None and now.suspended is not None:  # the changes that it missed meanwhile are no drift
         report = VerifyReport(document=now.name, index_name=now.index_name, suspended=now.suspended)
     if report.suspended is None and (report.drifts or not report.busy):  # else nothing is known
-        last_result.note(parts.connection, report)
+        compare.record(parts.connection, report)
     return report
 
 
@@ -207,9 +207,9 @@ def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> No
             style=style,
         )
         for difference in drift.differences:
-            if difference.expected or difference.held:
-                values = f"{difference.expected or '-'} in Postgres, {difference.held or '-'} in Elasticsearch"
-                say(console, f"      {difference.path}: {values}")
+            left, right = difference.postgres, difference.elasticsearch
+            if left or right:
+                say(console, f"      {difference.path}: {left or '-'} in Postgres, {right or '-'} in Elasticsearch")
     if len(drifts) > _SHOWN_MAX:
         say(console, f"  … and {len(drifts) - _SHOWN_MAX:,} more; --json lists them all")
 

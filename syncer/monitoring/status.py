@@ -44,8 +44,8 @@ from syncer.elasticsearch.reader import Holdings
 from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, unfinished
 from syncer.monitoring.daemons import DAEMONS, Daemon
-from syncer.verify import last_result
-from syncer.verify.last_result import Verification
+from syncer.verify import compare
+from syncer.verify.compare import Verification
 
 POSTGRES, KAFKA, ELASTICSEARCH = "postgres", "kafka", "elasticsearch"
 POSTGRES_SECONDS, ALL_SECONDS = 1.2, 1.9
@@ -104,7 +104,7 @@ UNION ALL SELECT 'scalars', to_jsonb(fact) FROM ({_SCALARS}) AS fact
 UNION ALL SELECT 'daemons', to_jsonb(fact) FROM ({DAEMONS}) AS fact
 UNION ALL SELECT 'targets', to_jsonb(fact) FROM ({_TARGETS}) AS fact
 UNION ALL SELECT 'dead_letters', to_jsonb(fact) FROM ({dead_letters.COUNTS}) AS fact
-UNION ALL SELECT 'verifications', to_jsonb(fact) FROM ({last_result.LAST}) AS fact
+UNION ALL SELECT 'verifications', to_jsonb(fact) FROM ({compare.LAST}) AS fact
 """
 # A segment that was never analysed looks smaller than it is: only the index tells what waits in it.
 _SESSION = "SET enable_seqscan = off; SET statement_timeout = '30s'"

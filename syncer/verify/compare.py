@@ -2,10 +2,9 @@
 
 *Two walks, in short snapshots.* The documents of the SELECT are read in ranges of the key, each range in a snapshot of
 its own. All copies of their ids are read from the index, whatever their shard and routing, and compared byte for byte.
-Elasticsearch keeps the bytes that were written, so only what differs is parsed. That finds documents that are missing,
-different or misplaced. Then the ids of the index are walked in pages, and Postgres is asked which of them the SELECT
-returns: that finds what only Elasticsearch has. Where ``_id`` has no index to walk, one statement reads the SELECT, in
-one snapshot: see `syncer.documents.ranges`.
+That finds documents that are missing, different or misplaced. Then the ids of the index are walked in pages, and
+Postgres is asked which of them the SELECT returns: that finds what only Elasticsearch has. Where ``_id`` has no index
+to walk, one statement reads the SELECT, in one snapshot: see `syncer.documents.ranges`.
 
 *In flight is not drift.* What differs is only suspect, since the two sides were read at different moments.
 `syncer.verify.settle` finds out what of it has drifted. A limited number of suspects is kept; if there are more, they
@@ -13,18 +12,24 @@ are settled before the walk goes on.
 
 *Repair* has the documents written again that drifted or are busy, by a job, and compares them again. That follows the
 version rule, so it is safe beside live traffic, and can be repeated after a crash.
+
+The last result of each index is kept for the status page and metrics.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 
+import structlog
+
+from syncer.base.formatting import amount
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
@@ -35,7 +40,7 @@ from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index
 from syncer.verify import diff
-from syncer.verify.diff import Drift
+from syncer.verify.diff import Cause, Drift
 from syncer.verify.settle import SETTLE_SECONDS, Settler
 
 FOUND_MAX = 10_000
@@ -44,6 +49,41 @@ PAGE = 1000
 FIRST_ROWS = 100
 _PAGE_BYTES_MAX = 4_000_000
 _SEARCHES_MAX = 3
+
+_RECORD = """
+INSERT INTO syncer.verification (index_name, documents, drifted, repaired, is_complete)
+SELECT d.index_name, $2, $3, $4, $5 FROM syncer.document AS d WHERE d.index_name = $1
+ON CONFLICT (index_name) DO UPDATE
+SET finished_at = excluded.finished_at, documents = excluded.documents, drifted = excluded.drifted,
+    repaired = excluded.repaired, is_complete = excluded.is_complete
+"""
+LAST = """
+SELECT d.name AS document, v.index_name, v.finished_at, v.documents, v.drifted, v.repaired, v.is_complete
+FROM syncer.verification AS v JOIN syncer.document AS d USING (index_name)
+WHERE d.role = 'current' ORDER BY d.name
+"""
+"""The query that returns the fields of each `Verification`, of the index that searches find."""
+_NAMED_BY_STATUS = frozenset({Cause.DEAD_LETTERED, Cause.INCOMPLETE})
+"""What `syncer status` names by itself, as long as it lasts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The last result of an index.
+
+    Args:
+        drifted: How many were left different, for a reason that `syncer status` does not name otherwise.
+        repaired: How many differed and are equal since they were written again.
+        is_complete: False if so many differed that the comparison ended early.
+    """
+
+    document: str
+    index_name: str
+    finished_at: datetime
+    documents: int
+    drifted: int
+    repaired: int
+    is_complete: bool
 
 
 @dataclass(slots=True)
@@ -103,6 +143,8 @@ def verify(
 ) -> VerifyReport:
     """Compare every document in one index with its SELECT.
 
+    Threads read one side while this one reads the other. What is in hand is bounded.
+
     Args:
         connect: Opens a connection to Postgres.
         document: The definition to compare, and so the index.
@@ -116,11 +158,13 @@ def verify(
     Raises:
         DocumentError: The document has to be suspended.
     """
-    report = VerifyReport(document=document.name, index_name=document.index_name)
+    report, began = VerifyReport(document=document.name, index_name=document.index_name), time.monotonic()
     if document.role is Role.CURRENT:
-        found = index.holdings.searched([document.index])[document.index]
-        report.searched = None if found == [document.index_name] else found
-    began = time.monotonic()
+        searched = index.holdings.searched([document.index])[document.index]
+        report.searched = None if searched == [document.index_name] else searched
+    suspects: set[str] = set()
+    in_hand: deque[Future[set[str]]] = deque()
+    stop = Stop()
     with connect() as walking, connect() as connection:
         settler = Settler(
             document=document,
@@ -131,111 +175,92 @@ def verify(
             retries=True,
             pause=pause,
         )
-        _Comparison(walking, settler, report, repair, progress).run()
+        with ThreadPoolExecutor(_SEARCHES_MAX) as threads, closing(_searches(walking, settler, stop)) as searches:
+            try:
+                for search, documents in searches:
+                    while len(in_hand) >= (_SEARCHES_MAX if documents else 1):
+                        suspects |= in_hand.popleft().result()
+                    if len(suspects) >= FOUND_MAX:
+                        _settle(report, settler, suspects, repair)
+                        suspects = set()
+                        found = len(report.drifts) + len(report.busy) + len(report.repaired)
+                        report.is_complete = found < FOUND_MAX
+                        if not report.is_complete:
+                            break
+                    in_hand.append(threads.submit(search))
+                    report.documents += documents
+                    progress(report.documents)
+                suspects = suspects.union(*(future.result() for future in in_hand))
+            finally:
+                stop.request()  # a search does not wait for Elasticsearch any more
+        _settle(report, settler, suspects, repair)
     report.seconds = time.monotonic() - began
     report.drifts.sort(key=lambda drift: drift.id)
     return report
 
 
-@dataclass(slots=True)
-class _Comparison:
-    """One comparison of all documents, which fills its report.
+def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tuple[Callable[[], set[str]], int]]:
+    """Walk both sides, and yield functions that return suspects, each with the number of documents that it compares.
 
-    Threads read one side while this one reads the other. What is in hand is bounded.
+    Those that compare none use the connection: one at a time.
     """
+    document, holdings = settler.document, settler.index.holdings
+    numbers = holdings.sequence_numbers(document.target)
+    holdings.refresh(document.target)
 
-    connection: Connection
-    settler: Settler
-    report: VerifyReport
-    repair: Callable[[Sequence[str]], object] | None
-    progress: Callable[[int], None]
-    suspects: set[str] = field(default_factory=set)
-    threads: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, _SEARCHES_MAX))
-    in_hand: deque[Future[set[str]]] = field(default_factory=deque)
-    stop: Stop = field(default_factory=Stop)
+    def differing(rows: dict[str, Row]) -> set[str]:
+        copies = retry(partial(holdings.find, document.target, list(rows)), pause=stop.pause, component="verify")
+        return {drift.id for drift in diff.compare(rows, copies)}
 
-    def run(self) -> None:
-        """Walk both sides."""
-        document, holdings = self.settler.document, self.settler.index.holdings
-        numbers = holdings.sequence_numbers(document.target)
-        holdings.refresh(document.target)
-        with self.threads:
-            try:
-                self._compare_documents()
-                for places in holdings.untouched_since(document.target, numbers, page=PAGE):
-                    self._submit(partial(self._extras, [place.id for place in places]), most=1)
-                    if not self.report.is_complete:
-                        break
-                self._take_results()
-            finally:
-                self.stop.request()  # a search does not wait for Elasticsearch any more
-        self._settle()
+    def only_in_index(ids: list[str]) -> set[str]:
+        return set(ids) - {place.id for place in queries.existing(walking, document, ids)}
 
-    def _compare_documents(self) -> None:
-        """Walk the SELECT, and search each of its documents in the index."""
-        document = self.settler.document
-        rows_max, after, is_last = FIRST_ROWS, None, False
-        while not is_last and self.report.is_complete:
-            chunk: dict[str, Row] = {}
-            is_large = False
-            with reading(self.connection, document):
-                span = ranges.next_range(self.connection, document, after, rows=rows_max)
-                after, is_last = span.through, span.is_last
-                found = queries.in_range(self.connection, document, span, page=PAGE, bytes_max=_PAGE_BYTES_MAX)
-                with closing(found):
-                    for rows in found:
-                        if is_large := bool(chunk):
-                            self._search(chunk)
-                        chunk = rows
-                        if not self.report.is_complete:
-                            return
-            if chunk:  # outside of the snapshot, which must not wait for Elasticsearch
-                self._search(chunk)
-            # Documents may be large: a range then has fewer of them.
-            rows_max = max(1, rows_max // 2) if is_large else min(PAGE, 2 * rows_max)
-        self._take_results()
+    rows_max, after, is_last = FIRST_ROWS, None, False
+    while not is_last:
+        chunk: dict[str, Row] = {}
+        is_large = False
+        with reading(walking, document):
+            span = ranges.next_range(walking, document, after, rows=rows_max)
+            after, is_last = span.through, span.is_last
+            with closing(queries.in_range(walking, document, span, page=PAGE, bytes_max=_PAGE_BYTES_MAX)) as found:
+                for rows in found:
+                    if is_large := bool(chunk):
+                        yield partial(differing, chunk), len(chunk)
+                    chunk = rows
+        if chunk:  # outside of the snapshot, which must not wait for Elasticsearch
+            yield partial(differing, chunk), len(chunk)
+        # Documents may be large: a range then has fewer of them.
+        rows_max = max(1, rows_max // 2) if is_large else min(PAGE, 2 * rows_max)
+    for places in holdings.untouched_since(document.target, numbers, page=PAGE):
+        yield partial(only_in_index, [place.id for place in places]), 0
 
-    def _search(self, rows: dict[str, Row]) -> None:
-        """Search documents in the index, and compare them there."""
-        find = partial(self.settler.index.holdings.find, self.settler.document.target, list(rows))
 
-        def differing() -> set[str]:
-            copies = retry(find, pause=self.stop.pause, component="verify")
-            return {drift.id for drift in diff.compare(rows, copies)}
+def _settle(
+    report: VerifyReport, settler: Settler, suspects: set[str], repair: Callable[[Sequence[str]], object] | None
+) -> None:
+    """Find out what suspects are, repair them, and add them to the report."""
+    settled = settler.settle(suspects)
+    if repair is not None and (differing := {drift.id: drift for drift in (*settled.drifts, *settled.busy)}):
+        repair(list(differing))
+        settled = settler.settle(differing)
+        left = {drift.id for drift in (*settled.drifts, *settled.busy)}
+        report.repaired += [drift for id_, drift in differing.items() if id_ not in left]
+    report.drifts += settled.drifts
+    report.busy += settled.busy
+    report.jobs = sorted({*report.jobs, *settled.jobs})
+    report.are_changes_handled &= settled.are_changes_handled
 
-        self._submit(differing, most=_SEARCHES_MAX)
-        self.report.documents += len(rows)
-        self.progress(self.report.documents)
 
-    def _extras(self, ids: Sequence[str]) -> set[str]:
-        """Return those of these ids that the SELECT does not return."""
-        present = queries.existing(self.connection, self.settler.document, ids)
-        return set(ids) - {place.id for place in present}
-
-    def _submit(self, find: Callable[[], set[str]], *, most: int) -> None:
-        """Have suspects found in a thread, while at most so many are at it."""
-        self._take_results(fewer_than=most)
-        self.in_hand.append(self.threads.submit(find))
-
-    def _take_results(self, *, fewer_than: int = 1) -> None:
-        """Take the suspects that were found; settle them if there is no room for more, and end if too many differ."""
-        while len(self.in_hand) >= fewer_than:
-            self.suspects |= self.in_hand.popleft().result()
-            if len(self.suspects) >= FOUND_MAX:
-                self._settle()
-                found = len(self.report.drifts) + len(self.report.busy) + len(self.report.repaired)
-                self.report.is_complete = found < FOUND_MAX
-
-    def _settle(self) -> None:
-        """Find out what the suspects are, and repair them."""
-        report, suspects, self.suspects = self.report, self.suspects, set()
-        settled = self.settler.settle(suspects)
-        if self.repair is not None and (differing := {drift.id: drift for drift in (*settled.drifts, *settled.busy)}):
-            self.repair(list(differing))
-            settled = self.settler.settle(differing)
-            left = {drift.id for drift in (*settled.drifts, *settled.busy)}
-            report.repaired += [drift for id_, drift in differing.items() if id_ not in left]
-        report.drifts += settled.drifts
-        report.busy += settled.busy
-        report.jobs = sorted({*report.jobs, *settled.jobs})
-        report.are_changes_handled &= settled.are_changes_handled
+def record(connection: Connection, report: VerifyReport) -> None:
+    """Record the result for an index, if it is still active."""
+    drifted, repaired = sum(drift.cause not in _NAMED_BY_STATUS for drift in report.drifts), len(report.repaired)
+    connection.execute(_RECORD, (report.index_name, report.documents, drifted, repaired, report.is_complete))
+    documents = amount(report.documents, "document")
+    structlog.get_logger().info(
+        "verify.finished",
+        index=report.index_name,
+        documents=report.documents,
+        drifted=drifted,
+        repaired=repaired,
+        timeline=f"Verified {report.index_name}: {documents}, {drifted:,} drifted, {repaired:,} repaired.",
+    )

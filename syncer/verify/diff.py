@@ -1,4 +1,4 @@
-"""Drift: how a document in Elasticsearch differs from its SELECT, field by field.
+"""Drift: how a document in Elasticsearch differs from its SELECT, field by field, and what to do about it.
 
 Values are compared as JSON: numbers by value, however long; key order and spelling do not matter. A document nested
 deeper than Python's parser allows, about 900 levels, is compared by its bytes. Its differences are not named: their
@@ -8,12 +8,11 @@ path is `TOO_DEEP`.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 from syncer.base.model import Place
@@ -27,8 +26,6 @@ _VALUE_CHARACTERS_MAX = 80
 _NOTHING = object()
 _UNPARSED = (RecursionError, ValueError)
 """Nested too deep, or not JSON to Python, though Elasticsearch has accepted it."""
-# What string_agg usually puts between elements.
-_BETWEEN_WORDS = re.compile(r"[,;|/\s]+")
 
 
 class DriftKind(StrEnum):
@@ -56,18 +53,7 @@ class Cause(StrEnum):
     INCOMPLETE = "incomplete"
     """The document's definition has not been loaded yet."""
     REORDERED = "reordered"
-    """Both have the same elements in another order, in fields that come from an aggregate without ORDER BY."""
-
-
-class FieldChange(StrEnum):
-    """How a field differs."""
-
-    CHANGED = "changed"
-    """Both have it, with other values."""
-    MISSING = "missing"
-    """Elasticsearch lacks it."""
-    EXTRA = "extra"
-    """Only Elasticsearch has it."""
+    """Both have the same elements in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +62,13 @@ class Difference:
 
     Args:
         path: Its place in the document: ``comments[1].age``.
-        expected: The value in Postgres, shortened; None if there is none, or values were not asked for.
-        held: The value in Elasticsearch, likewise.
+        postgres: The value in Postgres, shortened; None if there is none, or values were not asked for.
+        elasticsearch: The value in Elasticsearch, likewise.
     """
 
     path: str
-    how: FieldChange
-    expected: str | None = None
-    held: str | None = None
+    postgres: str | None = None
+    elasticsearch: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +76,7 @@ class Drift:
     """One document that does not equal its SELECT.
 
     Args:
-        differences: What differs within them, limited to the first few.
+        differences: What differs within it, limited to the first few.
         version: The version in Elasticsearch, if it has the document.
         routing: The routing of the copy that should not be where it is.
         error: If it is a dead letter: its error.
@@ -99,7 +84,6 @@ class Drift:
 
     id: str
     kind: DriftKind
-    fields: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     version: int | None = None
     routing: str | None = None
@@ -107,20 +91,13 @@ class Drift:
     error: str | None = None
 
 
-def compare(
-    expected: Mapping[str, Row],
-    copies: Iterable[Copy],
-    *,
-    values: bool = False,
-    unordered: Callable[[], Collection[str]] = tuple,
-) -> Iterator[Drift]:
+def compare(expected: Mapping[str, Row], copies: Iterable[Copy], *, values: bool = False) -> Iterator[Drift]:
     """Yield the differences between documents in Postgres and all their copies in Elasticsearch.
 
     Args:
         expected: Documents as in Postgres.
         copies: All copies of these documents, and of documents that Postgres lacks.
         values: Whether to show differing values, which may be secrets.
-        unordered: Returns the fields whose elements may come in any order; called only if that matters.
     """
     found: dict[str, list[Copy]] = {}
     for copy in copies:
@@ -133,64 +110,42 @@ def compare(
             yield Drift(id=id_, kind=DriftKind.MISPLACED, version=orphan.version, routing=orphan.place.routing)
         elif not held:
             yield Drift(id=id_, kind=DriftKind.MISSING)
-        else:
-            names, differences, cause = _compared(row.source, held[0].source, unordered)
-            shown = differences if values else [Difference(path=each.path, how=each.how) for each in differences]
+        # Elasticsearch keeps the bytes that syncer wrote, so only documents of another client are parsed.
+        elif row.source != held[0].source:
+            differences, cause = _compared(row.source, held[0].source)
             if differences:
                 yield Drift(
                     id=id_,
                     kind=DriftKind.DIFFERENT,
-                    fields=tuple(names),
-                    differences=tuple(shown),
+                    differences=tuple(each if values else Difference(path=each.path) for each in differences),
                     version=held[0].version,
                     cause=cause,
                 )
 
 
-def _compared(
-    expected: bytes, held: bytes, unordered: Callable[[], Collection[str]]
-) -> tuple[list[str], list[Difference], Cause | None]:
-    """Return the fields that differ, the first differences within them, and the cause if it is their order."""
-    # Elasticsearch keeps the bytes that syncer wrote, so parsing is only for documents that another client wrote.
-    if expected == held:
-        return [], [], None
-    names: list[str] = []
-    differences: list[Difference] = []
+def _compared(expected: bytes, held: bytes) -> tuple[list[Difference], Cause | None]:
+    """Return the first differences, and the cause if it is the order of elements."""
     try:
         left, right = _parsed(expected), _parsed(held)
-        for name in sorted(left.keys() | right.keys()):
-            found = _differences(name, left.get(name, _NOTHING), right.get(name, _NOTHING))
-            if (first := next(found, None)) is not None:
-                names.append(name)
-                differences += islice(chain([first], found), _DIFFERENCES_MAX - len(differences))
+        found = list(islice(_differences(left, right), _DIFFERENCES_MAX))
     except _UNPARSED:
-        return [], [Difference(path=TOO_DEEP, how=FieldChange.CHANGED)], None
-    is_order = bool(names) and set(names) <= set(unordered()) and _are_reordered(names, left, right)
-    return names, differences, Cause.REORDERED if is_order else None
-
-
-def _are_reordered(names: Iterable[str], left: dict[str, Any], right: dict[str, Any]) -> bool:
-    """Whether both sides have these fields, with the same elements."""
+        return [Difference(path=TOO_DEEP)], None
     try:
-        return all(
-            name in left and name in right and _in_any_order(left[name]) == _in_any_order(right[name]) for name in names
-        )
+        return found, Cause.REORDERED if _in_any_order(left) == _in_any_order(right) else None
     except RecursionError:
-        return False
+        return found, None
 
 
 def _in_any_order(value: Any) -> str:
-    """Return a text that is the same for values whose arrays, or texts of several words, have the same parts."""
+    """Return a text that is the same for values whose arrays have the same elements."""
     if isinstance(value, dict):
-        return f"{{{','.join(f'{json.dumps(name)}:{_in_any_order(value[name])}' for name in sorted(value))}}}"
-    if isinstance(value, list):
-        return f"[{','.join(sorted(map(_in_any_order, value)))}]"
-    return json.dumps(sorted(_BETWEEN_WORDS.split(value))) if isinstance(value, str) else _shown(value)
+        return f"{{{','.join(f'{name!r}:{_in_any_order(value[name])}' for name in sorted(value))}}}"
+    return f"[{','.join(sorted(map(_in_any_order, value)))}]" if isinstance(value, list) else repr(value)
 
 
-def _differences(path: str, left: Any, right: Any) -> Iterator[Difference]:
-    """Yield differences in document order, with an explicit stack: documents may be nested very deep."""
-    left_to_do = [(path, left, right)]
+def _differences(left: Any, right: Any) -> Iterator[Difference]:
+    """Yield differences, with an explicit stack: documents may be nested very deep."""
+    left_to_do = [("", left, right)]
     while left_to_do:
         path, left, right = left_to_do.pop()
         if isinstance(left, dict) and isinstance(right, dict):
@@ -202,12 +157,8 @@ def _differences(path: str, left: Any, right: Any) -> Iterator[Difference]:
         elif isinstance(left, list) and isinstance(right, list):
             pairs = list(enumerate(zip_longest(left, right, fillvalue=_NOTHING)))
             left_to_do += [(f"{path}[{number}]", *pair) for number, pair in reversed(pairs)]
-        elif right is _NOTHING:
-            yield Difference(path=path, how=FieldChange.MISSING, expected=_shown(left))
-        elif left is _NOTHING:
-            yield Difference(path=path, how=FieldChange.EXTRA, held=_shown(right))
         elif isinstance(left, bool) is not isinstance(right, bool) or left != right:  # to Python, true equals 1
-            yield Difference(path=path, how=FieldChange.CHANGED, expected=_shown(left), held=_shown(right))
+            yield Difference(path=path, postgres=_shown(left), elasticsearch=_shown(right))
 
 
 def _parsed(source: bytes) -> Any:
@@ -226,7 +177,9 @@ def _plain(number: Decimal) -> int | float:
     return int(number) if number.as_tuple().exponent == 0 else float(number)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any) -> str | None:
+    if value is _NOTHING:
+        return None
     try:
         text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=_plain)
     except RecursionError:
@@ -254,7 +207,7 @@ def advice(cause: Cause | None, document: Document) -> str:
             )
         case Cause.REORDERED:
             return (
-                "An aggregate without ORDER BY returns its elements in any order. Add ORDER BY to it in select.sql, "
-                "then run: syncer apply"
+                "An aggregate without ORDER BY returns its elements in any order. If select.sql has such an aggregate, "
+                "add ORDER BY to it and run: syncer apply"
             )
     return f"To write again what differs: syncer verify {name} --repair; or all documents: syncer backfill {name}"

@@ -28,7 +28,6 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters, failover, version
 from syncer.jobs import listing, model
-from syncer.lineage.unordered import unordered_fields
 from syncer.verify import diff
 from syncer.verify.diff import Cause, Drift, DriftKind
 
@@ -112,8 +111,6 @@ class Settler:
     def _compare(self, ids: Collection[str]) -> dict[str, _Differing]:
         """Read these documents from both sides; return those that differ."""
         found: dict[str, _Differing] = {}
-        dependencies = self.document.dependencies
-        unordered = partial(unordered_fields, self.connection, dependencies.canonical_select, dependencies.shapes)
         asked = list(ids)
         for page in (asked[at : at + _PAGE] for at in range(0, len(asked), _PAGE)):
             read = partial(self.index.holdings.read, self.document.target, page)
@@ -121,7 +118,7 @@ class Settler:
             # Postgres casts the id 007 to 7, which was not asked for.
             rows = queries.current(self.connection, self.document, page)
             expected = {id_: rows[id_] for id_ in page if id_ in rows}
-            for drift in diff.compare(expected, copies, values=self.values, unordered=unordered):
+            for drift in diff.compare(expected, copies, values=self.values):
                 held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
                 found[drift.id] = _Differing(drift, held)
         return found

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncer.base.errors import DefinitionError
-from syncer.documents import registry
-from syncer.verify.explain import Explanation, State, explain
+from syncer.verify.explain import InIndex, State, explain
 from tests.support.routing import put
 from tests.support.world import World
 
@@ -30,10 +29,11 @@ def blog(world: World) -> World:
     return world
 
 
-def explained(world: World, id_: str = "2", *, seconds: float = 60) -> Explanation:
+def explained(world: World, id_: str = "2", *, seconds: float = 60) -> InIndex:
     """What syncer explains of one post."""
     with world.connect() as connection, world.index() as index:
-        return explain(connection, index, registry.current(connection)["blogpost"], id_, seconds=seconds)
+        (found,) = explain(connection, index, "blogpost", id_, seconds=seconds).indices
+    return found
 
 
 def test_a_change_is_followed_from_the_outbox_to_the_index(blog: World) -> None:
@@ -41,8 +41,7 @@ def test_a_change_is_followed_from_the_outbox_to_the_index(blog: World) -> None:
     blog.sql("UPDATE users SET name = 'J. Smith' WHERE id = 1")
     seen = explained(blog, seconds=0)
     assert (seen.state, seen.says) == (State.BUSY, "Different; earlier changes are not handled.")
-    assert seen.drift is not None
-    assert [part.path for part in seen.drift.differences] == ["user.name"]
+    assert [part.path for part in seen.differences] == ["user.name"]
     assert explained(blog, "4").state is State.EQUAL
     with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
         relay.run_once()
@@ -82,15 +81,14 @@ def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
     blog.sql(r"UPDATE syncer.document SET suspended = E'its index is blocked\nlift the block'")
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 4")
     seen = explained(blog, "4")
-    assert (seen.state, seen.says) == (State.UNKNOWN, "blogpost is suspended: its index is blocked.")
-    assert seen.copies
-    assert seen.drift is not None
-    assert [part.path for part in seen.drift.differences] == ["title"]
+    assert (seen.state, seen.says) == (State.UNKNOWN, f"{blog.index_of()} is suspended: its index is blocked.")
+    assert seen.elasticsearch
+    assert [part.path for part in seen.differences] == ["title"]
     blog.sql("ALTER TABLE posts RENAME title TO heading")
     seen = explained(blog, "4")
-    assert (seen.is_row_known, seen.drift, len(seen.copies or ())) == (False, None, 1)
+    assert (seen.postgres.exists, seen.differences, len(seen.elasticsearch or ())) == (None, (), 1)
     printed = blog.syncer("explain", "blogpost", "4").stdout
-    assert "blogpost is suspended" in printed
+    assert "is suspended" in printed
     assert "nothing under this id" not in printed
     blog.sql(
         "INSERT INTO syncer.dead_letter (document, index_name, id, version, kind, error, is_id_cut) "

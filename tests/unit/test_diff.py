@@ -10,8 +10,7 @@ import pytest
 
 from syncer.documents.queries import Row
 from syncer.elasticsearch.reader import Copy
-from syncer.lineage.unordered import unordered_columns
-from syncer.verify.diff import TOO_DEEP, Cause, Difference, Drift, DriftKind, FieldChange, compare
+from syncer.verify.diff import TOO_DEEP, Cause, Difference, Drift, DriftKind, compare
 
 POST = {"title": "t", "n": 1, "user": {"id": 7}, "comments": [{"age": 3}, {"age": 4}]}
 
@@ -66,11 +65,11 @@ def test_what_differs_is_named() -> None:
     """By its path, with both values; fields and elements that only one side has, too."""
     other = {"title": "t", "n": 1, "user": {"id": 7, "secret": "x"}, "comments": [{"age": 5}]}
     (found,) = drifts({"1": row(POST)}, copy(other))
-    assert (found.kind, found.fields, found.version) == (DriftKind.DIFFERENT, ("comments", "user"), 5)
+    assert (found.kind, found.version) == (DriftKind.DIFFERENT, 5)
     assert found.differences == (
-        Difference(path="comments[0].age", how=FieldChange.CHANGED, expected="3", held="5"),
-        Difference(path="comments[1]", how=FieldChange.MISSING, expected='{"age": 4}'),
-        Difference(path="user.secret", how=FieldChange.EXTRA, held='"x"'),
+        Difference(path="comments[0].age", postgres="3", elasticsearch="5"),
+        Difference(path="comments[1]", postgres='{"age": 4}'),
+        Difference(path="user.secret", elasticsearch='"x"'),
     )
     assert "4" not in repr(drifts({"1": row(POST)}, copy(other), values=False)[0].differences)
 
@@ -80,8 +79,7 @@ def test_long_values_and_many_differences_are_cut() -> None:
     before, after = ({str(name): letter * 9999 for name in range(99)} for letter in "xy")
     (found,) = drifts({"1": row(before)}, copy(after))
     assert len(found.differences) == 20
-    assert len(found.fields) == 99
-    assert max(len(value.expected or "") for value in found.differences) == 80
+    assert max(len(value.postgres or "") for value in found.differences) == 80
 
 
 @pytest.mark.parametrize("opening", ['{"a":', "["])
@@ -94,7 +92,6 @@ def test_documents_may_be_nested_deep(opening: str) -> None:
         (found,) = differences(deep[0], deep[2])
         assert (found.path != TOO_DEEP) or levels > 900
         (found,) = differences(deep[0], '{"b":[1]}')
-        assert found.how is FieldChange.CHANGED
         assert found.path == "b" or opening == "[" or levels > 900
 
 
@@ -114,19 +111,17 @@ def test_every_place_is_looked_at() -> None:
     ("expected", "held", "is_order"),
     [
         ({"tags": ["a", "b"]}, {"tags": ["b", "a"]}, True),
-        ({"tags": [{"x": 1}, {"x": 2}]}, {"tags": [{"x": 2}, {"x": 1}]}, True),
-        ({"tags": "red, green"}, {"tags": "green, red"}, True),
-        ({"tags": "12"}, {"tags": "21"}, False),
+        ({"tags": [{"x": 1, "y": [1, 2]}, {"x": 2}]}, {"tags": [{"x": 2}, {"y": [2, 1], "x": 1}]}, True),
         ({"tags": ["a", "a"]}, {"tags": ["a"]}, False),
+        ({"tags": ["1"]}, {"tags": [1]}, False),
+        ({"tags": True}, {"tags": 1}, False),
         ({"tags": None}, {}, False),
-        ({"title": "red, green"}, {"title": "green, red"}, False),
         ({"tags": ["a", "b"], "title": "x"}, {"tags": ["b", "a"], "title": "y"}, False),
     ],
 )
-def test_another_order_is_a_cause_only_where_the_select_gives_none(
+def test_another_order_is_a_cause_only_if_all_elements_are_the_same(
     expected: dict[str, Any], held: dict[str, Any], is_order: bool
 ) -> None:
-    """Real drift gets no harmless cause: the same elements, and only in fields that an unordered aggregate fills."""
-    unordered = unordered_columns("SELECT p.id AS _id, p.title, array_agg(t.name) AS tags FROM p, t GROUP BY p.id")
-    (found,) = compare({"1": row(expected)}, [copy(held)], unordered=lambda: unordered)
+    """Real drift gets no harmless cause."""
+    (found,) = compare({"1": row(expected)}, [copy(held)])
     assert (found.cause is Cause.REORDERED) is is_order

@@ -160,10 +160,11 @@ class Api:
         if values:
             self._access.require(Need.ACTIONS, has_token=caller.has_token)
         with self._connection() as connection, elastic.connect(self._settings.elasticsearch) as elasticsearch:
-            index = Index(elasticsearch)
-            chosen = registry.named(connection, document)
-            found = [explain.explain(connection, index, each, id_, seconds=_EXPLAIN_SECONDS) for each in chosen]
-        answer = explain.as_json(found, id_, values=values)
+            answer: dict[str, Any] = plain(
+                explain.explain(
+                    connection, Index(elasticsearch), document, id_, seconds=_EXPLAIN_SECONDS, values=values
+                )
+            )
         for row in answer["indices"]:
             if row["dead_letter"] is not None and not caller.has_token:  # errors quote values
                 row["dead_letter"]["error"] = None

@@ -2,7 +2,7 @@
 
 import { get } from "./ask.js";
 import { by, el } from "./dom.js";
-import { amount, count, moment } from "./words.js";
+import { amount, moment } from "./words.js";
 
 let asked = 0;
 
@@ -28,7 +28,7 @@ function* explanation(seen) {
     const where = seen.indices.length > 1 ? `${one.index} (${one.role})` : "";
     yield verdict(one.state, one.says, one.hint, where);
     yield el("dl", { class: "facts" }, ...facts(seen, one));
-    if (one.differences.some((part) => "postgres" in part)) yield differences(one.differences);
+    if (one.differences.some((part) => part.postgres !== null || part.elasticsearch !== null)) yield differences(one.differences);
   }
 }
 
@@ -36,7 +36,7 @@ function* facts(seen, one) {
   yield* fact("Document", `${seen.document} ${seen.id} in ${one.index}, ${one.role}, revision ${one.revision}`
     + (one.is_loaded ? "" : ", not loaded yet"));
   yield* fact("Postgres", inPostgres(one.postgres));
-  yield* fact("Elasticsearch", one.elasticsearch.map(copy).join("\n") || "nothing under this id");
+  yield* fact("Elasticsearch", inElasticsearch(one.elasticsearch));
   if (one.differences.length) yield* fact("Differs in", one.differences.map((part) => part.path).join(", "));
   if (one.jobs.length) yield* fact("Jobs", `${one.jobs.join(", ")} may write it`);
   if (one.dead_letter) {
@@ -56,7 +56,9 @@ function inPostgres(row) {
   return `its SELECT returns it: ${amount(row.bytes, "byte")}${row.routing ? `, _routing ${row.routing}` : ""}`;
 }
 
-const copy = (one) => `version ${one.version}: epoch ${one.epoch}, number ${count(one.number)}`
+const inElasticsearch = (copies) => (copies ? copies.map(copy).join("\n") || "nothing under this id" : "unknown");
+
+const copy = (one) => `version ${one.version}`
   + (one.routing ? `, under routing ${one.routing}` : "");
 
 const differences = (parts) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What differs" }, el("table", {},

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from syncer.base.metrics import Metric, Question, Values
 from syncer.jobs.model import Job
 from syncer.monitoring.problems import problems
-from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, Status, Stored
+from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, Status, Stored, at_work
 
 _KEEPING_UP, _STUCK, _WRONG = Question
 _JOB = ("job_id", "kind", "document")  # not "job": Prometheus has a label of that name, which hides ours
@@ -86,7 +86,7 @@ _FROM_POSTGRES: dict[Metric, Callable[[Status, Stored], _Found]] = {
     ): lambda _, stored: {
         ("leader",): float(stored.leader is not None),
         ("worker",): stored.workers,
-        ("job_worker",): sum("job_worker" in daemon.components for daemon in stored.at_work),
+        ("job_worker",): sum("job_worker" in daemon.components for daemon in at_work(stored)),
     },
     Metric(
         "syncer_trouble_seconds",

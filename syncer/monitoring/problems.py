@@ -16,7 +16,7 @@ from syncer.base.model import Role
 from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind
 from syncer.monitoring.daemons import Daemon
-from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, DocumentStatus, IndexFault, Status, Stored
+from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, DocumentStatus, IndexFault, Status, Stored, at_work
 
 _SOON_SECONDS = 1
 _BEHIND_SECONDS = 10
@@ -96,29 +96,17 @@ def headline(status: Status) -> str:
 
 def as_json(status: Status) -> dict[str, Any]:
     """The status as plain data: the output of `syncer status --json`, and the response of /api/status."""
-    found, stored = problems(status), status.stored
-    leader = stored and stored.leader
+    found, known = problems(status), plain(status)
+    stored = known.pop("stored") or dict.fromkeys(name for name in dir(Stored) if not name.startswith("_"))
+    if status.stored is None:
+        known = dict.fromkeys(known) | {"at": status.at, "servers": known["servers"]}
     return {
         "is_well": not found,
         "headline": headline(status),
         "status": urgency(status),
         "problems": plain(found),
-        "at": status.at,
-        "servers": plain(status.servers),
-        "daemons": stored and plain(stored.daemons),
-        "leader": leader and {"host": leader.host, "process": leader.process},
-        "workers": stored and stored.workers,
-        "outbox_waiting": stored and stored.outbox_waiting,
-        "outbox_lag_seconds": status.outbox_lag_seconds if stored else None,
-        "topic_waiting": stored and stored.topic_waiting,
-        "topic_lag_seconds": status.topic_lag_seconds if stored else None,
-        "lag_seconds": status.lag_seconds if stored else None,
-        "totals": stored and {name: getattr(stored, name) for name in ("captured", "published", "handled")},
-        "written_per_second": stored and stored.written_per_second,
-        "epoch": stored and stored.epoch,
-        "documents": stored and plain(status.documents),
-        "jobs": stored and plain(stored.jobs),
-        "verifications": stored and plain(stored.verifications),
+        **stored,
+        **known,
     }
 
 
@@ -127,7 +115,7 @@ def _of_servers(status: Status) -> Iterator[Problem]:
     if status.stored and status.stored.waiting and POSTGRES not in status.silent:
         number = status.stored.waiting
         waiting = f" {amount(number, 'change')} {'is' if number == 1 else 'are'} waiting."
-    troubles = [trouble for daemon in (status.stored.at_work if status.stored else ()) for trouble in daemon.troubles]
+    troubles = [trouble for daemon in (at_work(status.stored) if status.stored else ()) for trouble in daemon.troubles]
     for server in status.servers:
         if server.error is not None:
             ages = [trouble.seconds for trouble in troubles if trouble.server == server.server]
@@ -140,7 +128,7 @@ def _of_servers(status: Status) -> Iterator[Problem]:
 
 
 def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:
-    if not stored.at_work:
+    if not at_work(stored):
         last = min(stored.daemons, key=lambda daemon: daemon.silent_seconds, default=None)
         since = "" if last is None else f" The last one, {_name(last)}, reported {elapsed(last.silent_seconds)} ago."
         action = "Start one: syncer run. Nothing is lost meanwhile."
@@ -152,10 +140,10 @@ def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:
             action = "If its process hangs, restart it. If it was killed, this passes within a minute."
             yield Problem(message, action, "SyncerDaemonMissing", is_passing=True)
     # What no daemon does, unless one says what it waits for.
-    is_waiting = any(daemon.troubles and not daemon.components for daemon in stored.at_work)
+    is_waiting = any(daemon.troubles and not daemon.components for daemon in at_work(stored))
     if not status.silent and not is_waiting and not (stored.leader and stored.workers):
         begins = [stored.at - daemon.started_at.timestamp() < _BRIEF_SECONDS for daemon in stored.daemons]
-        is_brief = any(begins) or len(stored.at_work) < len(stored.daemons)
+        is_brief = any(begins) or len(at_work(stored)) < len(stored.daemons)
         if stored.leader is None:
             message = "No daemon leads: changes stay in the outbox."
             action = "If no daemon runs a relay, start one: syncer run. Otherwise restart the daemons."
@@ -166,7 +154,7 @@ def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:
             yield Problem(message, action, "SyncerWithoutWorkers", is_passing=is_brief)
     # Each kind of error once; not what follows from a server that does not answer.
     by_kind: dict[tuple[str, str], list[tuple[Daemon, CurrentTrouble]]] = {}
-    for daemon in stored.at_work:
+    for daemon in at_work(stored):
         for trouble in daemon.troubles:
             if trouble.server not in status.silent:
                 by_kind.setdefault((trouble.server, trouble.kind), []).append((daemon, trouble))

@@ -23,9 +23,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -36,7 +35,7 @@ from elasticsearch import Elasticsearch
 from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain, is_away
 from syncer.base.model import Role
-from syncer.base.postgres import AdvisoryLock, Connection
+from syncer.base.postgres import AdvisoryLock, Connection, Link
 from syncer.base.settings import Settings
 from syncer.capture.progress import CURSOR, IS_VALID
 from syncer.elasticsearch import client as elastic
@@ -58,9 +57,11 @@ FRESH_SECONDS = 1.0
 # Rolled-back transactions consume numbers too, so the rate of captured changes is then a little high.
 _SCALARS = f"""
 SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
-       CASE WHEN o.is_called THEN o.last_value ELSE 0 END AS captured,
+       jsonb_build_object(
+           'captured', CASE WHEN o.is_called THEN o.last_value ELSE 0 END,
+           'published', coalesce((SELECT changes FROM {CURSOR} AS c), 0), 'handled', h.changes
+       ) AS totals,
        (SELECT epoch FROM syncer.cluster_identity) AS epoch,
-       coalesce((SELECT changes FROM {CURSOR} AS c), 0) AS published, h.changes AS handled,
        extract(epoch FROM h.waiting_since)::float8 AS topic_since,
        w.outbox_waiting, w.outbox_since, r.outbox_bytes, r.outbox_segments,
        (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(xact_start)), 0)::float8 FROM pg_stat_activity
@@ -89,26 +90,33 @@ FROM syncer.outbox_id_seq AS o, syncer.handled AS h, (
 ) AS r
 """
 # `least` ignores what is null. The kinds that are left out make no document newer than it has to be.
-_TARGETS = """
-SELECT d.name, d.definition ->> 'index' AS index, d.index_name, d.revision, d.role, d.suspended,
-       d.loaded_at IS NOT NULL AS is_loaded, extract(epoch FROM least(d.stale_since, (
+_DOCUMENTS = f"""
+SELECT c.name, c.definition ->> 'index' AS index, c.revision, c.loaded_at IS NOT NULL AS is_loaded, c.suspended,
+       extract(epoch FROM least(c.stale_since, (
            SELECT min(j.changed_at) FROM syncer.job AS j
-           WHERE j.index_name = d.index_name AND j.state NOT IN ('done', 'failed', 'cancelled')
+           WHERE j.index_name = c.index_name AND j.state NOT IN ('done', 'failed', 'cancelled')
              AND j.kind NOT IN ('backfill', 'partial')
-       )))::float8 AS held_back_since
-FROM syncer.document AS d
+       )))::float8 AS held_back_since, i.*
+FROM syncer.document AS c, LATERAL (
+    SELECT jsonb_object_agg(d.index_name, d.role) AS roles,
+           coalesce(jsonb_object_agg(d.index_name, d.suspended)
+                    FILTER (WHERE d.role <> 'current' AND d.suspended IS NOT NULL), '{{}}') AS troubles,
+           coalesce(sum(l.count), 0) AS dead_letters, coalesce(sum(v.drifted), 0) AS drifted
+    FROM syncer.document AS d LEFT JOIN ({dead_letters.COUNTS}) AS l USING (index_name)
+    LEFT JOIN ({compare.LAST}) AS v USING (index_name)
+    WHERE d.name = c.name
+) AS i
+WHERE c.role = 'current' ORDER BY c.name
 """
 _FACTS = f"""
 SELECT 'migrations', to_jsonb(fact) FROM ({migrations.APPLIED}) AS fact
 UNION ALL SELECT 'scalars', to_jsonb(fact) FROM ({_SCALARS}) AS fact
 UNION ALL SELECT 'daemons', to_jsonb(fact) FROM ({DAEMONS}) AS fact
-UNION ALL SELECT 'targets', to_jsonb(fact) FROM ({_TARGETS}) AS fact
-UNION ALL SELECT 'dead_letters', to_jsonb(fact) FROM ({dead_letters.COUNTS}) AS fact
+UNION ALL SELECT 'documents', to_jsonb(fact) FROM ({_DOCUMENTS}) AS fact
 UNION ALL SELECT 'verifications', to_jsonb(fact) FROM ({compare.LAST}) AS fact
 """
 # A segment that was never analysed looks smaller than it is: only the index tells what waits in it.
 _SESSION = "SET enable_seqscan = off; SET statement_timeout = '30s'"
-_GONE, _CLOSED, _UNAVAILABLE = 404, 400, 503
 _ADDRESSES = (
     re.compile(r'server at "(?P<host>[^"]+)"(?: \([^)]*\))?, port (?P<port>\d+) failed: Connection refused'),
     re.compile(r"host='(?P<host>[^']+)', port=(?P<port>\d+).*Connection refused", re.DOTALL),
@@ -130,6 +138,10 @@ class IndexFault(StrEnum):
     SHARDS_AWAY = "has shards that are not available"
 
 
+_FAULTS = {404: IndexFault.GONE, 400: IndexFault.CLOSED, 503: IndexFault.SHARDS_AWAY}
+"""By the status of a search."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """Whether a server answers; if not, why, as a sentence without a full stop, and for how long it has not.
@@ -146,34 +158,52 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A row of ``syncer.document``: an active definition, and an index that it is written to. Times are Unix times."""
+class DocumentStatus:
+    """The status of one definition, and by physical index its numbers, roles and faults.
+
+    ``suspended`` and ``troubles`` say what happened, and what to do: of the current index, and of one being built.
+    ``held_back_since`` is when the oldest change was made that an unfinished job, or a suspension, keeps from it.
+    ``targets`` and ``searched`` are None where Elasticsearch's answer is unknown.
+    """
 
     name: str
     index: str
-    index_name: str
     revision: int
-    role: Role
     is_loaded: bool
     suspended: str | None
     held_back_since: float | None
+    roles: dict[str, Role]
+    troubles: dict[str, str]
+    dead_letters: int
+    drifted: int
+    lag_seconds: float = 0.0
+    targets: dict[str, int | None] = field(default_factory=dict)
+    faults: dict[str, IndexFault] = field(default_factory=dict)
+    searched: tuple[str, ...] | None = None
+
+    @property
+    def is_searched_alone(self) -> bool:
+        """Whether searches find the current index only; otherwise they find documents twice, or old ones."""
+        return self.searched == (self.current,)
+
+    @property
+    def current(self) -> str:
+        """The physical index that searches should find."""
+        return next(name for name, role in self.roles.items() if role is Role.CURRENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """Postgres's answer. Times are Unix times by the database's clock.
 
-    ``captured``, ``published`` and ``handled`` are totals of changes: written to the outbox, read by the leader, done.
+    ``totals`` are numbers of changes: captured in the outbox, published (read by the leader), and handled.
     ``topic_since`` is when the oldest change was made that was read and is not handled, ``outbox_since`` likewise for
-    those that the leader has not read; None if there is none. ``dead_letters`` are numbers by index.
-    ``standby_seconds`` is for how long a commit of syncer's has waited for a synchronous standby. ``is_rebuilt`` says
-    whether a command is at work on a new index.
+    those that the leader has not read; None if there is none. ``standby_seconds`` is for how long a commit of syncer's
+    has waited for a synchronous standby. ``is_rebuilt`` says whether a command is at work on a new index.
     """
 
     at: float
-    captured: int
-    published: int
-    handled: int
+    totals: Mapping[str, int]
     epoch: int
     topic_since: float | None
     outbox_waiting: int
@@ -185,15 +215,14 @@ class Stored:
     standby_seconds: float
     is_rebuilt: bool
     daemons: tuple[Daemon, ...]
-    targets: tuple[Target, ...]
-    dead_letters: Mapping[str, int]
+    documents: tuple[DocumentStatus, ...]
     verifications: tuple[Verification, ...]
     jobs: tuple[Job, ...]
 
     @property
     def topic_waiting(self) -> int:
         """How many changes were read and are not handled."""
-        return max(0, self.published - self.handled)
+        return max(0, self.totals["published"] - self.totals["handled"])
 
     @property
     def waiting(self) -> int:
@@ -201,24 +230,24 @@ class Stored:
         return self.outbox_waiting + self.topic_waiting
 
     @property
-    def at_work(self) -> tuple[Daemon, ...]:
-        """The daemons that report."""
-        return tuple(daemon for daemon in self.daemons if not daemon.is_silent)
-
-    @property
     def leader(self) -> Daemon | None:
         """The daemon that reads the outbox."""
-        return next((daemon for daemon in self.at_work if daemon.leads), None)
+        return next((daemon for daemon in at_work(self) if daemon.leads), None)
 
     @property
     def workers(self) -> int:
         """How many workers there are."""
-        return sum(daemon.workers for daemon in self.at_work)
+        return sum(daemon.workers for daemon in at_work(self))
 
     @property
     def written_per_second(self) -> float:
         """How many documents all daemons write or delete."""
-        return sum(daemon.written_per_second for daemon in self.at_work)
+        return sum(daemon.written_per_second for daemon in at_work(self))
+
+
+def at_work(stored: Stored) -> tuple[Daemon, ...]:
+    """Return the daemons that report."""
+    return tuple(daemon for daemon in stored.daemons if not daemon.is_silent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,40 +256,7 @@ class Held:
 
     counts: Mapping[str, int]
     faults: Mapping[str, IndexFault]
-    searched: Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentStatus:
-    """The status of one definition, and by physical index its numbers, roles and faults.
-
-    ``suspended`` and ``troubles`` say what happened, and what to do: of the current index, and of one being built.
-    ``targets`` and ``searched`` are None where Elasticsearch's answer is unknown.
-    """
-
-    name: str
-    index: str
-    revision: int
-    is_loaded: bool
-    suspended: str | None
-    lag_seconds: float
-    targets: dict[str, int | None]
-    roles: dict[str, Role]
-    faults: dict[str, IndexFault]
-    dead_letters: int
-    drifted: int
-    troubles: dict[str, str]
-    searched: tuple[str, ...] | None
-
-    @property
-    def is_searched_alone(self) -> bool:
-        """Whether searches find the current index only; otherwise they find documents twice, or old ones."""
-        return self.searched == (self.current,)
-
-    @property
-    def current(self) -> str:
-        """The physical index that searches should find."""
-        return next(name for name, role in self.roles.items() if role is Role.CURRENT)
+    searched: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,9 +305,9 @@ class Reader:
         self._turn = threading.Lock()
         self._postgres = _Asked[Stored](POSTGRES)
         self._elasticsearch = _Asked[Held](ELASTICSEARCH)
-        self._connection: Connection | None = None
+        self._link = Link(self._connect)
         self._client: Elasticsearch | None = None
-        self._clock_offset: float | None = None
+        self._clock_offset = time.time() - time.monotonic()
         self._last: tuple[float, Status] | None = None
 
     def read(self) -> Status:
@@ -324,8 +320,8 @@ class Reader:
 
     def close(self) -> None:
         """Close the connections that no question is using."""
-        if not self._postgres.is_pending and self._connection is not None:
-            self._connection.close()
+        if not self._postgres.is_pending:
+            self._link.close()
         if not self._elasticsearch.is_pending and self._client is not None:
             self._client.close()
 
@@ -336,47 +332,54 @@ class Reader:
         stored = self._postgres.answer
         if stored is not None and servers[0].error is None:
             self._clock_offset = stored.at - time.monotonic()
-        targets = stored.targets if stored else ()
+        documents = stored.documents if stored else ()
         left = ALL_SECONDS - (time.monotonic() - began)
-        servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(targets), left))
+        servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(documents), left))
         if self._settings.kafka.is_used:
             servers.insert(1, _kafka(stored if servers[0].error is None else None))
-        now = time.time() if self._clock_offset is None else time.monotonic() + self._clock_offset
-        status = Status(at=now, servers=tuple(servers), stored=stored, documents=())
-        held = self._elasticsearch.answer or Held(counts={}, faults={}, searched={})
-        by_name = groupby(targets, key=lambda target: target.name)
-        return replace(status, documents=tuple(_document(list(found), status, held) for _, found in by_name))
+        at = time.monotonic() + self._clock_offset
+        status = Status(at=at, servers=tuple(servers), stored=stored, documents=())
+        in_flight, held = status.lag_seconds, self._elasticsearch.answer or Held(counts={}, faults={}, searched={})
+        found = [
+            replace(
+                document,
+                lag_seconds=max(in_flight, 0.0 if (since := document.held_back_since) is None else at - since),
+                targets={index: held.counts.get(index) for index in document.roles},
+                faults={index: held.faults[index] for index in document.roles if index in held.faults},
+                searched=held.searched.get(document.index),
+            )
+            for document in documents
+        ]
+        return replace(status, documents=tuple(found))
 
     # In a thread of the question
 
     def _ask_postgres(self) -> Stored:
-        is_first = self._connection is None
         try:
-            return self._ask_once()
+            with self._link.used() as connection:
+                return ask_postgres(connection)
         except psycopg.OperationalError as error:
             # Postgres may have been away since the last question: only a new connection shows whether it is now.
-            if is_first or not is_away(error):
+            if not is_away(error):
                 raise
-            return self._ask_once()
+            with self._link.used() as connection:
+                return ask_postgres(connection)
 
-    def _ask_once(self) -> Stored:
+    def _connect(self) -> Connection:
+        connection = postgres.connect(self._settings.postgres, name="status")
         try:
-            if self._connection is None:
-                self._connection = postgres.connect(self._settings.postgres, name="status")
-                self._connection.execute(_SESSION)
-                migrations.require_current(self._connection)
-            return ask_postgres(self._connection)
+            connection.execute(_SESSION)
+            migrations.require_current(connection)
         except BaseException:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+            connection.close()
             raise
+        return connection
 
-    def _ask_elasticsearch(self, targets: Sequence[Target]) -> Held:
+    def _ask_elasticsearch(self, documents: Sequence[DocumentStatus]) -> Held:
         if self._client is None:
             # A request that hangs ends soon after it is given up, so that the next one can be sent.
             self._client = elastic.connect(self._settings.elasticsearch, timeout_seconds=ALL_SECONDS)
-        return ask_elasticsearch(self._client, targets)
+        return ask_elasticsearch(self._client, documents)
 
 
 class _Asked(Generic[_Answer]):
@@ -453,15 +456,18 @@ def ask_postgres(connection: Connection) -> Stored:
     for name, fact in connection.execute(_FACTS, prepare=True).fetchall():
         facts[name].append(fact)
     migrations.require_ours({fact["name"]: fact["checksum"] for fact in facts["migrations"]})
-    targets = msgspec.convert(facts["targets"], list[Target])
     return Stored(
         **facts["scalars"][0],
         daemons=_with_one_leader(msgspec.convert(facts["daemons"], tuple[Daemon, ...])),
-        targets=tuple(sorted(targets, key=lambda target: (target.name, target.role is not Role.CURRENT))),
-        dead_letters={fact["index_name"]: fact["count"] for fact in facts["dead_letters"]},
+        documents=tuple(map(_current_first, msgspec.convert(facts["documents"], list[DocumentStatus]))),
         verifications=msgspec.convert(facts["verifications"], tuple[Verification, ...]),
         jobs=tuple(unfinished(connection)),
     )
+
+
+def _current_first(document: DocumentStatus) -> DocumentStatus:
+    roles = sorted(document.roles.items(), key=lambda pair: pair[1] is not Role.CURRENT)
+    return replace(document, roles=dict(roles))
 
 
 def _with_one_leader(daemons: Sequence[Daemon]) -> tuple[Daemon, ...]:
@@ -470,58 +476,34 @@ def _with_one_leader(daemons: Sequence[Daemon]) -> tuple[Daemon, ...]:
     return tuple(replace(daemon, leads=daemon in leaders[:1]) for daemon in daemons)
 
 
-def ask_elasticsearch(client: Elasticsearch, targets: Sequence[Target]) -> Held:
-    """Query Elasticsearch about these indices."""
-    if not targets:
+def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]) -> Held:
+    """Query Elasticsearch about the indices of these documents."""
+    names = [name for document in documents for name in document.roles]
+    if not names:
         client.info()  # it answers, though the indices are unknown
         return Held(counts={}, faults={}, searched={})
     searches: list[dict[str, Any]] = []
-    for target in targets:
-        searches += [{"index": target.index_name}, {"size": 0, "track_total_hits": True}]
+    for name in names:
+        searches += [{"index": name}, {"size": 0, "track_total_hits": True}]
     counts: dict[str, int] = {}
     faults: dict[str, IndexFault] = {}
-    for target, answer in zip(targets, client.msearch(searches=searches).body["responses"], strict=True):
-        status = answer.get("status")
-        if status == _GONE:
-            faults[target.index_name] = IndexFault.GONE
-        elif status == _CLOSED:
-            faults[target.index_name] = IndexFault.CLOSED
-        elif status == _UNAVAILABLE or answer.get("_shards", {}).get("failed"):
-            faults[target.index_name] = IndexFault.SHARDS_AWAY
+    for name, answer in zip(names, client.msearch(searches=searches).body["responses"], strict=True):
+        if fault := _FAULTS.get(answer.get("status")):
+            faults[name] = fault
+        elif answer.get("_shards", {}).get("failed"):
+            faults[name] = IndexFault.SHARDS_AWAY
         elif "hits" in answer:
-            counts[target.index_name] = answer["hits"]["total"]["value"]
-    searched = Holdings(client).searched(sorted({target.index for target in targets}))
-    return Held(counts=counts, faults=faults, searched=searched)
+            counts[name] = answer["hits"]["total"]["value"]
+    searched = Holdings(client).searched(sorted({document.index for document in documents}))
+    return Held(counts=counts, faults=faults, searched={alias: tuple(found) for alias, found in searched.items()})
 
 
 def _kafka(stored: Stored | None) -> Server:
     """Kafka, as daemons report it."""
-    troubles = [trouble for daemon in (stored.at_work if stored else ()) for trouble in daemon.troubles]
+    troubles = [trouble for daemon in (at_work(stored) if stored else ()) for trouble in daemon.troubles]
     of_kafka = [trouble for trouble in troubles if trouble.server == KAFKA]
     if not of_kafka:
         return Server(server=KAFKA, error=None, age_seconds=0.0)
     longest = max(of_kafka, key=lambda trouble: trouble.seconds)
     silent = longest.seconds
     return Server(server=KAFKA, error=longest.error, hint=longest.hint, silent_seconds=silent, age_seconds=silent)
-
-
-def _document(targets: Sequence[Target], status: Status, held: Held) -> DocumentStatus:
-    served, stored = targets[0], status.stored  # the current one comes first
-    assert stored is not None  # it has the targets
-    names = [target.index_name for target in targets]
-    held_back = 0.0 if served.held_back_since is None else status.at - served.held_back_since
-    return DocumentStatus(
-        name=served.name,
-        index=served.index,
-        revision=served.revision,
-        is_loaded=served.is_loaded,
-        suspended=served.suspended,
-        lag_seconds=max(status.lag_seconds, held_back),
-        targets={name: held.counts.get(name) for name in names},
-        roles={target.index_name: target.role for target in targets},
-        faults={name: held.faults[name] for name in names if name in held.faults},
-        dead_letters=sum(stored.dead_letters.get(name, 0) for name in names),
-        drifted=sum(last.drifted for last in stored.verifications if last.document == served.name),
-        troubles={target.index_name: target.suspended for target in targets[1:] if target.suspended is not None},
-        searched=tuple(held.searched[served.index]) if served.index in held.searched else None,
-    )

@@ -178,13 +178,11 @@ def demo(
     no_kafka: parameters.NoKafka = False,
 ) -> None:
     """Demonstrate syncer with a blog and a renamed author."""
-    from syncer.demo import list_models, play, play_models  # noqa: PLC0415 - its packages are an extra
+    from syncer.demo import list_models, play  # noqa: PLC0415 - its packages are an extra
 
     if as_list:
         list_models(out)
-        return
-    how = {"keep": keep, "with_kafka": not no_kafka}
-    if not (play_models(out, models, **how) if models else play(out, **how)):
+    elif not play(out, models or [], keep=keep, with_kafka=not no_kafka):
         raise typer.Exit(1)
 
 

@@ -17,8 +17,7 @@ from syncer.base.errors import LockError
 from syncer.cli import parameters, render
 from syncer.elasticsearch import client as elastic
 from syncer.locks import Locks
-from syncer.locks.names import readable
-from syncer.locks.table import INDEX, Holder, Table
+from syncer.locks.table import INDEX, Holder, Table, readable
 
 _SHORT_ID = 8
 

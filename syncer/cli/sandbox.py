@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from syncer.cli import parameters, render
-from syncer.sandbox import Reporter, Sandbox, Versions
 
 app = typer.Typer(help="Run a local Postgres, Kafka and Elasticsearch.", no_args_is_help=True)
 err = render.console(sys.stderr)
@@ -39,8 +38,10 @@ def start(
 
     In a shell: eval "$(syncer sandbox start)".
     """
+    from syncer.sandbox import Sandbox, Versions  # noqa: PLC0415 - its packages are an extra
+
     versions = Versions(postgres=postgres, kafka=kafka, elasticsearch=elasticsearch)
-    sandbox = Sandbox(folder, versions=versions, report=Reporter(err))
+    sandbox = Sandbox(folder, versions=versions, console=err)
     environment = sandbox.start(with_kafka=not no_kafka).environment()
     render.say(err, f"psql: {sandbox.postgres.bin_folder / 'psql'}")
     if as_json:
@@ -53,7 +54,9 @@ def start(
 @app.command("stop")
 def stop(*, folder: Folder = None) -> None:
     """Stop the servers and keep their data."""
-    sandbox = Sandbox(folder, report=Reporter(err))
+    from syncer.sandbox import Sandbox  # noqa: PLC0415 - its packages are an extra
+
+    sandbox = Sandbox(folder, console=err)
     running = [server.name for server in sandbox.servers if server.is_running()]
     sandbox.stop()
     if running:

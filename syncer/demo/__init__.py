@@ -23,30 +23,20 @@ from syncer.demo.guide import models
 from syncer.demo.stage import perform
 
 
-def play(console: Console, *, keep: bool, with_kafka: bool) -> bool:
-    """Play the blog; return what `syncer.demo.stage.perform` does.
-
-    Raises:
-        SyncerError: A part of it failed; the servers are stopped.
-    """
-    return perform(console, blog.play, keep=keep, with_kafka=with_kafka)
-
-
-def play_models(console: Console, names: Sequence[str], *, keep: bool, with_kafka: bool) -> bool:
-    """Play models of the guide one after the other on the same servers; return what `perform` does.
+def play(console: Console, names: Sequence[str], *, keep: bool, with_kafka: bool) -> bool:
+    """Play these models of the guide on the same servers, or without names the blog; return what `perform` does.
 
     Raises:
         ConfigError: There is no model of that name.
         SyncerError: A part of it failed; the servers are stopped.
     """
-    for name in names:
-        if name not in models():
-            raise ConfigError(
-                f"There is no model {name}",
-                hint=f"The models: {', '.join(models())}\nsyncer demo --list says what each is for.",
-            )
+    if unknown := [name for name in names if name not in models()]:
+        raise ConfigError(
+            f"There is no model {unknown[0]}",
+            hint=f"The models: {', '.join(models())}\nsyncer demo --list says what each is for.",
+        )
     shown = [models()[name] for name in dict.fromkeys(names)]
-    return perform(console, partial(guide.play, shown=shown), keep=keep, with_kafka=with_kafka)
+    return perform(console, partial(guide.play, shown=shown) if shown else blog.play, keep=keep, with_kafka=with_kafka)
 
 
 def list_models(console: Console) -> None:

@@ -1,23 +1,21 @@
 """What every demo needs: real servers of its own, the daemon as a process, the commands as you would type them.
 
-Each demo has a folder of its own, so demos run beside each other. It is deleted at the end, unless the demo is kept.
-What a killed demo has left is ended by the next one.
+One demo runs at a time, in a folder that is deleted at the end, unless the demo is kept. A demo begins by ending what
+the one before has left: one that was kept, or was killed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,18 +28,22 @@ from rich.rule import Rule
 
 from syncer.base import settings
 from syncer.base.errors import SyncerError
-from syncer.sandbox import Reporter, Sandbox
-from syncer.sandbox.account import Account, make_open_folder
-from syncer.sandbox.process import locked
-from syncer.sandbox.server import LOOPBACK, EmbeddedServer
+from syncer.sandbox import Sandbox
+from syncer.sandbox.cache import Account, Cache, locked, make_open_folder
+from syncer.sandbox.server import LOOPBACK, EmbeddedServer, answers_ok
 from syncer.verify.wait import Waiter
 
 # The command as this program was called, so that the output can be pasted.
 _COMMAND = sys.argv[0] if Path(sys.argv[0]).name == "syncer" else f"{sys.executable} -m syncer"
+_AFTER = f"""
+Try next:
+  {_COMMAND} demo --list         the guide's models, one by one
+  {_COMMAND} demo --keep         left running to play with psql and curl
+  {_COMMAND} sandbox start       the servers alone, for a document of your own
+  {_COMMAND} --help"""
 _ANSWER_SECONDS = 60
 _WAIT_SECONDS = 300
 _CONNECTIONS_MAX = 8
-_KEPT = "kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +73,6 @@ class Daemon(EmbeddedServer):
     def _working_folder(self) -> Path:
         return Path.cwd()
 
-    def _fetch(self) -> None:
-        pass
-
     def _prepare(self) -> None:
         pass
 
@@ -84,34 +83,26 @@ class Daemon(EmbeddedServer):
         return [sys.executable, "-m", "syncer", "run"]
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
-        try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return answers_ok(http.client.HTTPConnection(LOOPBACK, self.port, timeout=5), "/readyz")
 
 
 class Stage:
-    """The servers, the daemon and the output of the demo in one folder."""
+    """The servers, the daemon and the output of a demo, in its folder."""
 
     client: Elasticsearch
     _waiter: Waiter
 
-    def __init__(self, console: Console, folder: Path, *, with_kafka: bool = True) -> None:
-        self._with_kafka = with_kafka
+    def __init__(self, console: Console, folder: Path) -> None:
         self.console = console
         self.folder = folder
-        self.sandbox = Sandbox(folder / "servers", report=Reporter(console))
-        self.daemon = Daemon(folder, self.sandbox._cache, Account(), report=Reporter())  # noqa: SLF001 - not used
+        self.sandbox = Sandbox(folder / "servers", console=console)
+        self.daemon = Daemon(folder, Cache(account=Account()))
 
     @contextmanager
-    def started(self) -> Iterator[None]:
+    def started(self, *, with_kafka: bool) -> Iterator[None]:
         """Start the servers, and point the settings of this process at them."""
-        self.heading(f"Real servers: Postgres, {'Kafka, ' if self._with_kafka else ''}Elasticsearch")
-        endpoints = self.sandbox.start(with_kafka=self._with_kafka)
+        self.heading(f"Real servers: Postgres, {'Kafka, ' if with_kafka else ''}Elasticsearch")
+        endpoints = self.sandbox.start(with_kafka=with_kafka)
         for name in [name for name in os.environ if name.startswith("SYNCER_")]:
             del os.environ[name]
         os.environ |= {**endpoints.environment(), "SYNCER_CONFIG": str(self.folder / "config")}
@@ -201,28 +192,25 @@ class Stage:
 
     def say_how_to_go_on(self, encore: Encore) -> None:
         """Print how to use what is left running, and how to end it."""
-        names = [name for name in os.environ if name.startswith("SYNCER_")]
-        exports = "\n".join(f"  export {name}={os.environ[name]}" for name in names)
+        exports = [f"  export {name}={value}\n" for name, value in os.environ.items() if name.startswith("SYNCER_")]
         self.paste(f"""
 Everything is left running, and shown at {self.daemon.address}. To play with it:
-{exports}
+{"".join(exports)}\
   {self.sandbox.postgres.bin_folder / "psql"} "$SYNCER_POSTGRES_DSN" -c "{encore.change}"
   curl {encore.search.replace("{url}", os.environ["SYNCER_ELASTICSEARCH_URL"])}
   {_COMMAND} status --watch
   {_COMMAND} verify
   tail -f {self.daemon.log_file}
-To end it:
-{self.ending()}""")
-
-    def ending(self) -> str:
-        """Return the commands that end a kept demo."""
-        return f"  kill {self.daemon.pid}\n  {_COMMAND} sandbox stop --folder {self.sandbox.folder}"
+To end it, or by starting another demo:
+  kill {self.daemon.pid}
+  {_COMMAND} sandbox stop --folder {self.sandbox.folder}""")
 
     def end(self) -> None:
-        """Stop everything and delete the folder."""
+        """Stop everything and delete the folder's content."""
         self.daemon.stop()
         self.sandbox.stop()
-        shutil.rmtree(self.folder)
+        for name in ("servers", "daemon", "config"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
 def perform(console: Console, play: Callable[[Stage], Encore], *, keep: bool, with_kafka: bool) -> bool:
@@ -231,58 +219,35 @@ def perform(console: Console, play: Callable[[Stage], Encore], *, keep: bool, wi
     If ``keep``, leave the servers and the daemon running, and print how to use them.
 
     Raises:
-        SyncerError: A part of it failed; the servers are stopped.
+        SyncerError: A part of it failed; the servers are stopped. Or another demo is running.
     """
-    with _ended_like_ctrl_c(), _own_stage(console, with_kafka=with_kafka) as stage, stage.started():
-        encore = play(stage)
-        stage.heading("Every document is compared with its SELECT")
-        holds = stage.syncer("verify", may_fail=True)
-        if keep:
-            stage.say_how_to_go_on(encore)
-            (stage.folder / _KEPT).touch()
-        else:
-            stage.paste(
-                "\nTry next:\n"
-                f"  {_COMMAND} demo --list         the guide's models, one by one\n"
-                f"  {_COMMAND} demo --keep         left running to play with psql and curl\n"
-                f"  {_COMMAND} sandbox start       the servers alone, for a document of your own\n"
-                f"  {_COMMAND} --help"
-            )
-    return holds
-
-
-@contextmanager
-def _own_stage(console: Console, *, with_kafka: bool) -> Iterator[Stage]:
-    """Yield a stage in a folder that no other demo uses; end it afterwards, unless it is kept."""
-    demos = Sandbox().folder.parent / "demos"
-    make_open_folder(demos)
+    folder = Sandbox().folder.with_name("demo")
+    make_open_folder(folder)
     with ExitStack() as held:
-        with locked(demos / "lock"):
-            for folder in demos.glob("demo-*"):
-                _end_if_left(console, folder)
-            own = Path(tempfile.mkdtemp(prefix="demo-", dir=demos))
-            own.chmod(0o755)  # for root's servers, which run as nobody
-            held.enter_context(locked(own / "lock"))
-        stage = Stage(console, own, with_kafka=with_kafka)
         try:
-            yield stage
+            held.enter_context(locked(folder / "lock", waits=False))
+        except BlockingIOError:
+            raise SyncerError("Another demo is running", hint="Wait for its end, or press Ctrl-C there.") from None
+        stage = Stage(console, folder)
+        if stage.daemon.is_running():
+            console.print("Stopping the demo that is still running …")
+        stage.end()
+        held.enter_context(_ended_like_ctrl_c())
+        try:
+            with stage.started(with_kafka=with_kafka):
+                encore = play(stage)
+                stage.heading("Every document is compared with its SELECT")
+                holds = stage.syncer("verify", may_fail=True)
         except BaseException:  # including Ctrl-C
             console.print("Stopping …")
+            stage.end()
             raise
-        finally:
-            if not (own / _KEPT).exists():
-                stage.end()
-
-
-def _end_if_left(console: Console, folder: Path) -> None:
-    """End what a demo has left that was killed, or kept and stopped; leave one alone that is running or kept."""
-    with (folder / "lock").open("a") as handle, suppress(BlockingIOError):
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        stage = Stage(Console(quiet=True), folder)
-        if (folder / _KEPT).exists() and stage.daemon.is_running():
-            console.print(f"An earlier demo is still running. To end it:\n{stage.ending()}", soft_wrap=True)
+        if keep:
+            stage.say_how_to_go_on(encore)
         else:
             stage.end()
+            stage.paste(_AFTER)
+    return holds
 
 
 @contextmanager

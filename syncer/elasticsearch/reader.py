@@ -1,7 +1,7 @@
 """Reads what Elasticsearch holds: copies of documents by id, on any shard, and the ids of a whole index.
 
-Guarantees: a read by id is realtime and needs no refresh. Results are complete: an unavailable shard is an error, never
-fewer copies. Errors are those of the client; `syncer.base.error_policy` says what they mean.
+Guarantees: results are complete; an unavailable shard is an error, never fewer copies. Errors are those of the client;
+`syncer.base.error_policy` says what they mean.
 
 A document's ``_source`` is returned as the bytes that were written, so that documents can be compared without parsing.
 Only the JSON around it is decoded.
@@ -10,9 +10,9 @@ Only the JSON around it is decoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any
 
 import elasticsearch
 import msgspec
@@ -26,9 +26,7 @@ from syncer.elasticsearch.routing import Shards
 
 _DISK_BLOCK = "index.blocks.read_only_allow_delete"
 _BLOCKS = ("index.blocks.write", "index.blocks.read_only", _DISK_BLOCK)
-_PLACES_MAX = 1000
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
-_NO_SHARD = ("no_shard_available_action_exception", "illegal_index_shard_state_exception")
 _IN_ORDER = [{"_seq_no": "asc"}]
 _HITS_MAX = 1000
 """More than a document has copies: one for each shard at most."""
@@ -64,17 +62,6 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
         return bytes(self.json)
 
 
-class _Found(Copy, frozen=True, kw_only=True):
-    """One result of a read by id."""
-
-    found: bool = False
-    error: dict[str, Any] | None = None
-
-
-class _Documents(msgspec.Struct, frozen=True):
-    docs: list[_Found]
-
-
 class _Hit(Copy, frozen=True, kw_only=True):
     sort: list[Any] = []
 
@@ -96,10 +83,9 @@ class _Answer(msgspec.Struct, frozen=True):
     timed_out: bool = False
 
 
-_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"(?:\s*:)?|[\[\]{}]')
-_DOCUMENTS = msgspec.json.Decoder(_Documents)
 _ANSWER = msgspec.json.Decoder(_Answer)
-_Decoded = TypeVar("_Decoded")
+_SOURCE = b'"_source":'
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 class _Undecoded(CompatibilityModeJsonSerializer):
@@ -156,30 +142,6 @@ class Holdings:
                 hint="This Elasticsearch is newer than syncer knows. Upgrade syncer.",
             )
 
-    def read(self, target: Target, ids: Iterable[str]) -> list[Copy]:
-        """Return the target's copies of these documents, on any shard; realtime.
-
-        Raises:
-            UnavailableError: A shard is unavailable.
-            IndexingError: Elasticsearch cannot read one of them.
-        """
-        addresses = self.shards(target).addresses
-        places = [{"_id": id_, "routing": address} for id_ in _valid(ids) for address in addresses]
-        copies: list[Copy] = []
-        for at in range(0, len(places), _PLACES_MAX):
-            docs = places[at : at + _PLACES_MAX]
-            for found in self._ask(_DOCUMENTS, f"/{target.index_name}/_mget", {"docs": docs}).docs:
-                if found.found:
-                    copies.append(found)
-                elif found.error is not None:
-                    kind = str(found.error.get("type"))
-                    reason = found.error.get("reason", kind)
-                    if kind in _NO_SHARD:
-                        away = f"A shard of {target.index_name} is away: {reason}"
-                        raise UnavailableError(away, hint=_AGAIN, kind=kind)
-                    raise IndexingError(f"Elasticsearch cannot read document {found.id}: {reason}")
-        return copies
-
     def refresh(self, target: Target) -> None:
         """Make searches find everything written so far, without waiting for the refresh interval.
 
@@ -189,15 +151,19 @@ class Holdings:
         if self._client.indices.refresh(index=target.index_name).body["_shards"]["failed"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
 
-    def find(self, target: Target, ids: Sequence[str]) -> list[Copy]:
-        """Return all copies of these documents as searches find them, on any shard and under any routing.
-
-        Faster than `read` for many ids. What was written since the last refresh is missing.
+    def read(self, target: Target, ids: Sequence[str]) -> list[Copy]:
+        """Return all copies of these documents, on any shard and under any routing.
 
         Raises:
             UnavailableError: A shard is unavailable.
         """
-        valid = _valid(ids)
+        self.refresh(target)
+        return self.find(target, ids)
+
+    def find(self, target: Target, ids: Sequence[str]) -> list[Copy]:
+        """As `read`, but as searches find them: without what was written since the last refresh."""
+        # Elasticsearch has no copies with other ids, and refuses requests for them.
+        valid = [id_ for id_ in ids if 1 <= len(id_.encode()) <= ID_BYTES_MAX]
         request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}
         found = self._search(target, request) if valid else _NO_HITS
         if found.total.value <= len(found.hits):
@@ -284,65 +250,40 @@ class Holdings:
     def _search(self, target: Target, request: Mapping[str, Any], *, shard: int | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.
         path = f"/{target.index_name}/_search?allow_partial_search_results=false"
-        answer = self._ask(_ANSWER, path if shard is None else f"{path}&preference=_shards:{shard}", request)
+        path = path if shard is None else f"{path}&preference=_shards:{shard}"
+        body = self._raw.perform_request("POST", path, headers=_JSON, body=request).body
+        try:
+            answer = _ANSWER.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            answer = _decoded_apart(body)
         if answer.timed_out:
             raise UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
         return answer.hits
 
-    def _ask(self, decoder: msgspec.json.Decoder[_Decoded], path: str, request: Mapping[str, Any]) -> _Decoded:
-        answer = self._raw.perform_request("POST", path, headers=_JSON, body=request).body
-        try:
-            return decoder.decode(answer)
-        except (msgspec.DecodeError, RecursionError):
-            return _decoded_apart(decoder, answer)
 
-
-def _decoded_apart(decoder: msgspec.json.Decoder[_Decoded], answer: bytes) -> _Decoded:
+def _decoded_apart(body: bytes) -> _Answer:
     """Decode a response without its documents: Elasticsearch keeps some that msgspec rejects, as half a surrogate pair.
 
     Raises:
         elasticsearch.SerializationError: It is not a response of Elasticsearch.
     """
-    rest, sources = _without_sources(answer)
+    at, rest, sources = 0, b"", []
+    # Inside a string a quote is escaped. So the next key of this name, behind one document, is that of another hit.
+    while (found := body.find(_SOURCE, at)) >= 0:
+        begin = found + len(_SOURCE)
+        rest += body[at:begin] + b"0"
+        at, depth = begin, 0
+        for token in _STRUCTURE.finditer(body, begin):
+            depth += (token[0] in b"[{") - (token[0] in b"]}")
+            at = token.end()
+            if depth == 0:
+                break
+        sources.append(body[begin:at])
     try:
-        found = decoder.decode(rest)
+        answer = _ANSWER.decode(rest + body[at:])
     except msgspec.DecodeError as error:
         raise elasticsearch.SerializationError(f"Not a response of Elasticsearch: {error}") from error
-    copies: list[Any] = found.docs if isinstance(found, _Documents) else found.hits.hits  # type: ignore[attr-defined]
-    for at, copy_ in enumerate(copies):
-        if copy_.json != _NO_SOURCE:
-            copies[at] = msgspec.structs.replace(copy_, json=msgspec.Raw(sources.pop(0)))
-    return found
-
-
-def _without_sources(answer: bytes) -> tuple[bytes, list[bytes]]:
-    """Return a response with a placeholder for each ``_source``, and their bytes, in order.
-
-    A ``_source`` of the response itself is in an object in an array; one inside a document is deeper.
-    """
-    rest: list[bytes] = []
-    sources: list[bytes] = []
-    opened: list[bytes] = []
-    begun = left = 0
-    is_source = False
-    depth = -1
-    for token in _STRUCTURE.finditer(answer):
-        text = token[0]
-        if text in b"[{":
-            if is_source:
-                depth, begun, is_source = len(opened), token.start(), False
-            opened.append(text)
-        elif text in b"]}":
-            opened.pop()
-            if len(opened) == depth:
-                rest.append(answer[left:begun])
-                sources.append(answer[begun : token.end()])
-                left, depth = token.end(), -1
-        elif depth < 0:
-            is_source = text.startswith(b'"_source"') and opened[-2:] == [b"[", b"{"]
-    return b"[0]".join([*rest, answer[left:]]), sources
-
-
-def _valid(ids: Iterable[str]) -> list[str]:
-    """Return the ids that Elasticsearch accepts. It has no copies with other ids, and refuses requests for them."""
-    return [id_ for id_ in ids if 1 <= len(id_.encode()) <= ID_BYTES_MAX]
+    for number, hit in enumerate(answer.hits.hits):
+        if hit.json != _NO_SOURCE:
+            answer.hits.hits[number] = msgspec.structs.replace(hit, json=msgspec.Raw(sources.pop(0)))
+    return answer

@@ -29,7 +29,6 @@ created or deleted under locks, its ``index.gc_deletes`` is at least an hour.
 
     locks   acquires locks, waits for them, buries dead holders     table   the index of locks, and terms
     held    a holder's document: locks, changes, roll-back          edits   documents, written with a term
-                                                                    names   the ids of locks
 """
 
 from syncer.base.errors import LockError, LockLostError, LockTimeoutError

@@ -25,8 +25,7 @@ from syncer.base.lifecycle import clock
 from syncer.base.retry import Backoff
 from syncer.locks import edits, table
 from syncer.locks.edits import CONFLICT, Edit
-from syncer.locks.names import Mode
-from syncer.locks.table import Entry, Holder, Table, Version
+from syncer.locks.table import Entry, Holder, Mode, Table, Version
 
 _Result = TypeVar("_Result")
 

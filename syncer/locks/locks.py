@@ -15,10 +15,8 @@ from elasticsearch import Elasticsearch
 from syncer.base.errors import LockError, LockLostError, LockTimeoutError
 from syncer.base.lifecycle import clock
 from syncer.base.retry import Backoff
-from syncer.locks import names
 from syncer.locks.held import HeldLocks
-from syncer.locks.names import Wanted
-from syncer.locks.table import INDEX, Entry, Holder, Table, Version
+from syncer.locks.table import INDEX, Entry, Holder, Mode, Table, Version, Wanted, lock_id, readable
 
 _MARGIN = 1.25
 """How much longer than its lease a holder must be silent, because clocks run at slightly different speeds."""
@@ -65,13 +63,15 @@ class Locks:
             LockTimeoutError: Another holder kept it, or Elasticsearch did not answer.
             LockLostError: This owner was declared dead meanwhile.
         """
-        return self._holding(names.everything(name), timeout)
+        return self._holding({lock_id("global", name): Mode.EXCLUSIVE}, timeout)
 
     def documents(
         self, index: str, ids: Iterable[str], *, timeout: float | None = 30
     ) -> AbstractContextManager[HeldLocks]:
         """Acquire a lock on each of these documents, which need not exist: on all of them or none. See `everything`."""
-        return self._holding(names.documents(index, ids), timeout)
+        if isinstance(ids, str):
+            raise LockError(f"{ids!r} is a single id, not a list of ids", hint=f"Pass a list: [{ids!r}]")
+        return self._holding({lock_id("document", index, id_): Mode.EXCLUSIVE for id_ in ids}, timeout)
 
     def tree(self, *paths: str, name: str = "files", timeout: float | None = 30) -> AbstractContextManager[HeldLocks]:
         """Acquire locks on paths and everything below them: exclusively, while their parents are shared.
@@ -82,7 +82,15 @@ class Locks:
             name: Tells several trees apart.
             timeout: As for `everything`, and so are the errors.
         """
-        return self._holding(names.tree(name, paths), timeout)
+        wanted: Wanted = {}
+        for path in paths:
+            parts = [part for part in path.split("/") if part]
+            if not path.startswith("/") or {".", ".."} & set(parts):
+                raise LockError(f"{path!r} is not an absolute path", hint="As in: /clinton/projects, without . and ..")
+            levels = ["/" + "/".join(parts[:depth]) for depth in range(len(parts) + 1)]
+            *parents, target = [lock_id("tree", name, level) for level in levels]
+            wanted = dict.fromkeys(parents, Mode.SHARED) | wanted | {target: Mode.EXCLUSIVE}
+        return self._holding(wanted, timeout)
 
     def break_holder(self, holder: str) -> bool:
         """Roll back the unfinished change of a holder, dead or alive, and release its locks.
@@ -100,7 +108,7 @@ class Locks:
     def _holding(self, wanted: Wanted, timeout: float | None) -> Iterator[HeldLocks]:
         if getattr(self._thread, "holds_locks", False):
             hint = "Request all locks at once."
-            raise LockError(f"{self._owner} holds locks already, and requests {names.readable(min(wanted))}", hint=hint)
+            raise LockError(f"{self._owner} holds locks already, and requests {readable(min(wanted))}", hint=hint)
         if len(wanted) > _LOCKS_MAX:
             hint = "Take a lock on the tree, or the global lock."
             raise LockError(f"{len(wanted):,} locks at once are too many", hint=hint)
@@ -123,7 +131,7 @@ class Locks:
                 left = held.retry_until - time.monotonic()
                 if left <= 0:
                     entry, hint = in_the_way[0], "Wait longer, or see: syncer locks list"
-                    raise LockTimeoutError(f"{names.readable(entry.lock)} is held by {entry.owner}", hint=hint)
+                    raise LockTimeoutError(f"{readable(entry.lock)} is held by {entry.owner}", hint=hint)
                 time.sleep(min(backoff.next_seconds(), left))
                 in_the_way = held.persist(held.in_the_way)
         held.retry_until = math.inf

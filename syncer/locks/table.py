@@ -1,4 +1,4 @@
-"""Table: the index of locks, and the requests that read and write its documents.
+"""Table: the index of locks, the ids of its documents, and the requests that read and write them.
 
     kind "lock"    a lock, with an entry for each of its holders
     kind "holder"  a process that holds locks or waits for them
@@ -18,7 +18,10 @@ import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Self
+from urllib.parse import quote, unquote
 
 from elasticsearch import BadRequestError, Elasticsearch, NotFoundError
 from elasticsearch.helpers import scan
@@ -26,7 +29,6 @@ from elasticsearch.helpers import scan
 from syncer.base.errors import LockError, UnavailableError
 from syncer.locks import edits
 from syncer.locks.edits import CONFLICT
-from syncer.locks.names import Mode, Wanted
 
 INDEX = "syncer-locks"
 """The default index of locks."""
@@ -34,7 +36,18 @@ _SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": Tru
 _PROPERTIES = {"kind": {"type": "keyword"}, "entries": {"type": "object", "enabled": False}}
 _CREATE_SECONDS = 60
 _SEQ_NO_BITS = 31
+_ID_BYTES_MAX = 512
 
+
+class Mode(StrEnum):
+    """How a lock is held: together with other holders, or by one holder alone."""
+
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"
+
+
+Wanted = dict[str, Mode]
+"""How each of some locks is to be held."""
 Version = dict[str, int]
 """The version of a document, as a conditional write names it."""
 
@@ -51,6 +64,22 @@ _RELEASE = """
 if (!ctx._source.entries.removeIf(entry -> entry.holder == params.holder)) { ctx.op = 'none'; }
 else if (ctx._source.entries.isEmpty()) { ctx.op = 'delete'; }
 """
+
+
+def lock_id(*parts: str) -> str:
+    """Return the parts, URL-encoded, so that different parts never collide; the end of a long id becomes a digest."""
+    if not all(parts):
+        raise LockError("A lock without a name", hint="Give it a name that is not empty.")
+    # In Python, file names that are not valid text contain lone surrogates.
+    id_ = ":".join(quote(part, safe="", errors="surrogatepass") for part in parts)
+    digest = sha256(id_.encode()).hexdigest()
+    return id_ if len(id_) <= _ID_BYTES_MAX else f"{id_[: _ID_BYTES_MAX - len(digest) - 1]}~{digest}"
+
+
+def readable(lock: str) -> str:
+    """Return a lock's name for people."""
+    kind, *parts = lock.split(":")
+    return f"{kind} {' '.join(map(unquote, parts))}"
 
 
 def now() -> str:
@@ -75,6 +104,11 @@ class Holder:
     renewed: str = field(default_factory=now)
     wanted: Wanted
     undo: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, hit: Mapping[str, Any]) -> Self:
+        """Return the holder in a document."""
+        return cls(**{**hit["_source"]["holder"], "undo": tuple(hit["_source"]["holder"]["undo"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,21 +186,15 @@ class Table:
 
     def holders(self, ids: Iterable[str]) -> list[tuple[Holder, Version]]:
         """Return those of the holders that exist."""
-        return [(holder_of(hit), version_of(hit)) for hit in self.get(ids)]
+        return [(Holder.of(hit), version_of(hit)) for hit in self.get(ids)]
 
     def read_all(self) -> tuple[list[Holder], list[Entry]]:
         """Return all holders, and all entries that count."""
         self._client.indices.refresh(index=self._index)
-        query = {"query": {"terms": {"kind": ["holder", "lock"]}}}
-        hits = [*scan(self._client, index=self._index, query=query)]
-        holders = {hit["_id"]: holder_of(hit) for hit in hits if hit["_source"]["kind"] == "holder"}
+        hits = [*scan(self._client, index=self._index, query={"query": {"terms": {"kind": ["holder", "lock"]}}})]
+        holders = {hit["_id"]: Holder.of(hit) for hit in hits if hit["_source"]["kind"] == "holder"}
         entries = [entry for hit in hits for entry in entries_of(hit) if entry.holder in holders]
         return [*holders.values()], entries
-
-
-def holder_of(hit: Mapping[str, Any]) -> Holder:
-    """Return the holder in a document."""
-    return Holder(**{**hit["_source"]["holder"], "undo": tuple(hit["_source"]["holder"]["undo"])})
 
 
 def version_of(answer: Mapping[str, Any]) -> Version:

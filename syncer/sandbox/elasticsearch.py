@@ -8,7 +8,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from syncer.sandbox.server import BRIEF_JAVA, LOOPBACK, EmbeddedServer
+from syncer.sandbox.downloads import LOCALES_VERSION
+from syncer.sandbox.server import BRIEF_JAVA, LOOPBACK, EmbeddedServer, answers_ok
 
 SERVER_LIBRARIES = "lib/tools/server-cli"
 # Elasticsearch 9 requires two modules that the Java runtime lacks, and uses no class of them. So its module descriptor
@@ -42,26 +43,17 @@ class ElasticsearchServer(EmbeddedServer):
         return self.folder / "config"
 
     @property
-    def _temporary_folder(self) -> Path:
-        return self.folder / "tmp"
-
-    @property
     def _working_folder(self) -> Path:
         """Elasticsearch's home, shared and read-only; the launcher finds its libraries relative to it."""
-        return self._cache.elasticsearch_folder(self.version)
+        return self._cache.fetched("elasticsearch", self.version)
 
     @property
     def address(self) -> str:
         """The URL."""
         return f"http://{LOOPBACK}:{self.port}"
 
-    def _fetch(self) -> None:
-        self._cache.java_folder()
-        self._cache.locale_jars()
-        self._cache.elasticsearch_folder(self.version)
-
     def _prepare(self) -> None:
-        for folder in (self.config_folder, self.data_folder, self._temporary_folder):
+        for folder in (self.config_folder, self.data_folder, self.folder / "tmp"):
             self._account.own(folder)
         for file in (self._working_folder / "config").iterdir():
             if not (self.config_folder / file.name).exists():
@@ -76,24 +68,20 @@ class ElasticsearchServer(EmbeddedServer):
         # JSON strings are valid YAML.
         lines = [f"{name}: {json.dumps(value)}\n" for name, value in (self.settings | own).items()]
         self._account.write(self.config_folder / "elasticsearch.yml", "".join(lines))
-        self._account.write(self.config_folder / "jvm.options", "\n".join(self._java_options()))
-
-    def _java_options(self) -> list[str]:
-        """The distribution's own options require a module that the runtime lacks, and log into its home."""
-        locales = ":".join(map(str, self._cache.locale_jars()))
-        return [
+        # The distribution's own options require a module that the runtime lacks, and log into its home.
+        options = [
             "-Xms512m",
             "-Xmx512m",
             *self.java_options,
             "-XX:+ExitOnOutOfMemoryError",
-            f"-Djava.io.tmpdir={self._temporary_folder}",
+            f"-Djava.io.tmpdir={self.folder / 'tmp'}",
             f"-XX:ErrorFile={self.folder}/hs_err_pid%p.log",
             # The runtime's own locale data is trimmed; without these, no index can be created.
-            f"-Xbootclasspath/a:{locales}",
+            f"-Xbootclasspath/a:{self._cache.class_path('icu4j', LOCALES_VERSION)}",
             "-Djava.locale.providers=CLDR,SPI",
             *([] if self.version == "8" else self._module_options()),
-            "",
         ]
+        self._account.write(self.config_folder / "jvm.options", "".join(f"{option}\n" for option in options))
 
     def _module_options(self) -> list[str]:
         """Let version 9 run on a Java runtime that lacks two modules and locale data."""
@@ -115,12 +103,12 @@ class ElasticsearchServer(EmbeddedServer):
         """Return what version 9 is told by the environment; version 8 is told most of it by options."""
         return {
             **super()._environment(),
-            "ES_JAVA_HOME": str(self._cache.java_folder()),
-            "ES_TMPDIR": str(self._temporary_folder),
+            "ES_JAVA_HOME": str(self._cache.java().parents[1]),
+            "ES_TMPDIR": str(self.folder / "tmp"),
             "ES_HOME": str(self._working_folder),
             "ES_PATH_CONF": str(self.config_folder),
             "ES_DISTRIBUTION_TYPE": "tar",
-            "JAVA": str(self._cache.java_folder() / "bin" / "java"),
+            "JAVA": str(self._cache.java()),
             "JAVA_TYPE": "system",
             "CLI_NAME": "server",
             "CLI_LIBS": SERVER_LIBRARIES,
@@ -144,21 +132,11 @@ class ElasticsearchServer(EmbeddedServer):
         java += [f"-D{name}={value}" for name, value in options.items()]
         return [*java, "-cp", told["LAUNCHER_CLASSPATH"], "org.elasticsearch.launcher.CliToolLauncher"]
 
-    def _is_ready(self) -> bool:
-        try:
-            health = self._get("/_cluster/health")
-        except (OSError, http.client.HTTPException):
-            return False
-        return health.get("status") in {"yellow", "green"}
+    def _connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
 
-    def _get(self, path: str) -> dict[str, object]:
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
-        try:
-            connection.request("GET", path)
-            response: dict[str, object] = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
-        return response
+    def _is_ready(self) -> bool:
+        return answers_ok(self._connection(), "/_cluster/health?wait_for_status=yellow&timeout=0s")
 
 
 def replace_modules(jar: Path, target: Path) -> None:

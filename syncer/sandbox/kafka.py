@@ -61,39 +61,30 @@ class KafkaServer(EmbeddedServer):
         """The bootstrap servers."""
         return f"{LOOPBACK}:{self.port}"
 
-    def _fetch(self) -> None:
-        self._cache.java_folder()
-        self._cache.kafka_jars(self.version)
-
     def _prepare(self) -> None:
-        self._write_settings()
+        lines = [f"{name}={value}\n" for name, value in (self.settings | self._own_settings()).items()]
+        self._account.write(self._settings_file, "".join(lines))
         self._account.own(self.data_folder)
         if not (self.data_folder / "meta.properties").exists():
-            with self._report.step(f"creating the log of {self.name}"):
-                self._format()
+            # The zero byte makes the id begin with a letter: a leading hyphen would look like an option.
+            cluster_id = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
+            command = [*self._java("kafka.tools.StorageTool"), "format", "--ignore-formatted"]
+            command += ["--cluster-id", cluster_id, "--config", str(self._settings_file)]
+            self._run(command, failure="could not format its log")
 
-    def _write_settings(self) -> None:
+    def _own_settings(self) -> dict[str, str]:
+        """The settings that follow from the ports and the folder."""
         controller = f"{LOOPBACK}:{self._ports[1]}"
-        own = {
+        return {
             "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
             "advertised.listeners": f"PLAINTEXT://{self.address}",
             "controller.quorum.voters": f"1@{controller}",
             "log.dirs": str(self.data_folder),
         }
-        lines = [f"{name}={value}\n" for name, value in (self.settings | own).items()]
-        self._account.write(self._settings_file, "".join(lines))
-
-    def _format(self) -> None:
-        # The zero byte makes the id begin with a letter: a leading hyphen would look like an option.
-        cluster_id = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
-        command = [*self._java("kafka.tools.StorageTool"), "format", "--ignore-formatted"]
-        command += ["--cluster-id", cluster_id, "--config", str(self._settings_file)]
-        self._run(command, failure="could not format its log")
 
     def _java(self, main_class: str) -> list[str]:
-        java = self._cache.java_folder() / "bin" / "java"
-        class_path = ":".join(map(str, self._cache.kafka_jars(self.version)))
-        return [str(java), *JAVA_OPTIONS, *self.java_options, "-cp", class_path, main_class]
+        class_path = self._cache.class_path("kafka", self.version)
+        return [str(self._cache.java()), *JAVA_OPTIONS, *self.java_options, "-cp", class_path, main_class]
 
     def _command(self) -> Sequence[str]:
         return [*self._java("kafka.Kafka"), str(self._settings_file)]

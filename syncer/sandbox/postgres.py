@@ -6,12 +6,11 @@ import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import psycopg
 
-from syncer.sandbox.cache import PACKAGED_POSTGRES
+from syncer.sandbox.downloads import PACKAGED_POSTGRES
 from syncer.sandbox.process import wait_until
 from syncer.sandbox.server import LOOPBACK, EmbeddedServer
 
@@ -45,25 +44,16 @@ class PostgresServer(EmbeddedServer):
     @property
     def bin_folder(self) -> Path:
         """The folder of ``psql``, ``pgbench``, ``pg_dump`` and so on; of the newest version, for servers of all."""
-        return self._cache.newest_postgres_folder() / "bin"
+        return self._cache.postgres_folder() / "bin"
 
     @property
     def server_bin_folder(self) -> Path:
         """The folder of ``postgres`` and ``initdb`` of this version."""
         return self._cache.postgres_folder(self.version) / "bin"
 
-    def _fetch(self) -> None:
-        self._cache.newest_postgres_folder()
-        self._cache.postgres_folder(self.version)
-
-    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop; "immediate" skips the checkpoint, so that the next start recovers as from a crash."""
-        self._stop(signal.SIGQUIT if mode == "immediate" else self.stop_signal)
-
     def _prepare(self) -> None:
         if not self.data_folder.exists():
-            with self._report.step(f"creating the database of {self.name}"):
-                self._initialise()
+            self._initialise()
         # Postgres removes the lock file of a dead server only if its process id is unused. After a reboot another
         # process may have that id; in a container whose first process does not reap zombies, the dead one still has it.
         if wait_until(lambda: not self._has_living_processes(), seconds=ORPHAN_SECONDS):

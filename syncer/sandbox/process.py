@@ -1,4 +1,4 @@
-"""Starting, finding, pausing and killing a server's processes.
+"""Finding, pausing and killing a server's processes.
 
 A process is identified by its id *and* its start time. So a process that has reused the id is never mistaken for the
 server, and never killed.
@@ -6,31 +6,23 @@ server, and never killed.
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import psutil
 
 from syncer.base.errors import SandboxError
-from syncer.sandbox.account import Account
 
 POLL_SECONDS = 0.05
 PAUSE_SECONDS = 5.0  # a process in an uninterruptible sleep handles the signal late
 KILL_SECONDS = 30.0
 _STILL = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE}
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-
-# The shell prints the server's id and exits: the server is an orphan, which no process need wait for and which outlives
-# the command that started it.
-_START = 'log=$1; shift; exec 2>>"$log"; "$@" >>"$log" </dev/null & echo $!'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +48,6 @@ class ProcessMark:
             if is_alive(process) and ProcessMark.of(process) == self:
                 return process
         return None
-
-
-def start_detached(
-    command: Sequence[str], *, folder: Path, log_file: Path, environment: Mapping[str, str], account: Account
-) -> int:
-    """Start a command in a session of its own, which the terminal's Ctrl-C does not reach; return its process id."""
-    started = subprocess.run(
-        ["/bin/sh", "-c", _START, "sh", str(log_file), *command],
-        check=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        cwd=folder,
-        env=environment,
-        start_new_session=True,
-        text=True,
-        **account.popen_arguments(),
-    )
-    return int(started.stdout)
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -115,8 +89,8 @@ def pause(processes: Sequence[psutil.Process]) -> None:
     stopped: set[psutil.Process] = set()
     while fresh := set(family(processes)) - stopped:
         send(fresh, signal.SIGSTOP)
-        wait_until(functools.partial(_are_still, fresh), seconds=PAUSE_SECONDS)
         stopped |= fresh
+        wait_until(partial(_are_still, stopped), seconds=PAUSE_SECONDS)
 
 
 def _are_still(processes: Iterable[psutil.Process]) -> bool:
@@ -138,11 +112,3 @@ def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
     while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return holds
-
-
-@contextmanager
-def locked(lock_file: Path) -> Iterator[None]:
-    """Hold a lock among processes and threads; the kernel releases it if this process dies."""
-    with lock_file.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

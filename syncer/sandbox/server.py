@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import random
 import signal
@@ -9,31 +10,17 @@ import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import psutil
 from pydantic import TypeAdapter
 
 from syncer.base.errors import SandboxError
-from syncer.sandbox.account import Account, make_open_folder
-from syncer.sandbox.cache import Cache
-from syncer.sandbox.process import (
-    ProcessMark,
-    family,
-    is_alive,
-    kill,
-    locked,
-    marks,
-    pause,
-    send,
-    start_detached,
-    wait_until,
-)
-from syncer.sandbox.report import Reporter
+from syncer.sandbox.cache import Cache, locked, make_open_folder
+from syncer.sandbox.process import ProcessMark, family, is_alive, kill, marks, pause, send, wait_until
 
 LOOPBACK = "127.0.0.1"
 BRIEF_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -47,6 +34,10 @@ STOP_SECONDS = 30.0
 # given that port as its own and connect to itself.
 PORTS = range(20000, 32000)
 
+# The shell prints the server's id and exits: the server is an orphan, which no process need wait for and which outlives
+# the command that started it. It is in a session of its own, which the terminal's Ctrl-C does not reach.
+_START = 'log=$1; shift; exec 2>>"$log"; "$@" >>"$log" </dev/null & echo $!'
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
@@ -56,16 +47,8 @@ class ServerState:
     ports: tuple[int, ...] = ()
     processes: tuple[ProcessMark, ...] = ()
 
-    @classmethod
-    def load(cls, file: Path) -> ServerState:
-        """Read the state; empty if the server was never started."""
-        return TypeAdapter(cls).validate_json(file.read_bytes()) if file.exists() else cls()
 
-    def save(self, file: Path) -> None:
-        """Write the state atomically."""
-        partial = file.with_suffix(".partial")
-        partial.write_bytes(TypeAdapter(type(self)).dump_json(self))
-        partial.replace(file)
+_STATE = TypeAdapter(ServerState)
 
 
 class EmbeddedServer(ABC):
@@ -82,16 +65,13 @@ class EmbeddedServer(ABC):
     ready_seconds: ClassVar[float]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
-    def __init__(
-        self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter, version: str | None = None
-    ) -> None:
+    def __init__(self, sandbox_folder: Path, cache: Cache, *, version: str | None = None) -> None:
         self.folder = sandbox_folder / self.name.lower()
         self.data_folder = self.folder / "data"
         self.log_file = self.folder / "server.log"
         self.settings = dict(self.default_settings)
         self._cache = cache
-        self._account = account
-        self._report = report
+        self._account = cache.account
         self._wanted_version = version
         self._state_file = sandbox_folder / f"{self.name.lower()}.json"
         self._lock_file = sandbox_folder / f"{self.name.lower()}.lock"
@@ -102,16 +82,12 @@ class EmbeddedServer(ABC):
         """The address for clients."""
 
     @abstractmethod
-    def _fetch(self) -> None:
-        """Download or copy what is missing of the server's files."""
+    def _command(self) -> Sequence[str]:
+        """Fetch what is missing of the server's files, and return the command that runs it."""
 
     @abstractmethod
     def _prepare(self) -> None:
         """Create the data folder, write the configuration."""
-
-    @abstractmethod
-    def _command(self) -> Sequence[str]:
-        """The command that runs the server."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
@@ -137,42 +113,18 @@ class EmbeddedServer(ABC):
         """Whether the main process is alive; it may be paused, or too busy to answer."""
         return self.pid is not None
 
-    def fetch(self) -> None:
-        """Download or copy what is missing of the server's files, in the version of its data."""
-        if self._wanted_version not in {None, self.version}:
-            raise SandboxError(
-                f"{self.name} in {self.folder} is version {self.version}, not {self._wanted_version}",
-                hint="Name another folder for another version: syncer sandbox start --folder FOLDER",
-            )
-        self._fetch()
+    def start(self) -> bool:
+        """Start the server and wait until it answers; return False if it was running."""
+        return bool(start([self]))
 
-    def start(self, give_up: Event | None = None) -> bool:
-        """Start the server and wait until it answers; return False if it was running and answers.
+    def stop(self, mode: Literal["graceful", "immediate"] = "graceful") -> None:
+        """Stop the server, gracefully if possible in time. No process is left.
 
-        Processes of an earlier run that do not answer are killed first.
-
-        Args:
-            give_up: If another thread sets it, the start fails instead of waiting.
+        "immediate" is for Postgres: without a checkpoint, so that the next start recovers as from a crash.
         """
-        give_up = give_up or Event()
-        make_open_folder(self._lock_file.parent)
-        with locked(self._lock_file):
-            self.fetch()
-            self.resume()
-            if self.is_running() and self._becomes_ready(give_up):
-                return False
-            self.kill()
-            self._account.own(self.folder)
-            with chosen_ports(self.ports_needed, known=self._state.ports) as ports:
-                self._save(version=self.version, ports=ports)
-                self._prepare()
-                with self._report.step(f"starting {self.name} {self.version}"):
-                    self._launch(give_up)
-            return True
-
-    def stop(self) -> None:
-        """Stop the server, gracefully if possible in time. No process is left."""
-        self._stop(self.stop_signal)
+        if self._state_file.exists():
+            with self.locked():
+                self.end(signal.SIGQUIT if mode == "immediate" else self.stop_signal)
 
     def kill(self) -> None:
         """Send SIGKILL to all its processes, as in a crash of the machine."""
@@ -186,12 +138,20 @@ class EmbeddedServer(ABC):
         """Send SIGCONT to all its processes."""
         send(self._processes(), signal.SIGCONT)
 
+    def log_excerpt(self) -> str:
+        """Return the end of the log, for an error."""
+        lines = self.log_file.read_text("utf-8", errors="replace").splitlines()
+        return "\n".join([f"The end of {self.log_file}:", *lines[-LOG_LINES_SHOWN:]])
+
     @property
     def _state(self) -> ServerState:
-        return ServerState.load(self._state_file)
+        return _STATE.validate_json(self._state_file.read_bytes()) if self._state_file.exists() else ServerState()
 
     def _save(self, **changes: Any) -> None:
-        replace(self._state, **changes).save(self._state_file)
+        """Write the state atomically."""
+        partial = self._state_file.with_suffix(".partial")
+        partial.write_bytes(_STATE.dump_json(replace(self._state, **changes)))
+        partial.replace(self._state_file)
 
     def _processes(self) -> list[psutil.Process]:
         return family(filter(None, (marked.find() for marked in self._state.processes)))
@@ -226,36 +186,61 @@ class EmbeddedServer(ABC):
         if done.returncode:
             raise SandboxError(f"{self.name} {failure}", hint=done.stdout.strip())
 
-    def _launch(self, give_up: Event) -> None:
+    # What `start` does with all servers at the same time
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the lock of starts and stops of this server."""
+        make_open_folder(self._lock_file.parent)
+        return locked(self._lock_file)
+
+    def fetch(self) -> Sequence[str]:
+        """Fetch what is missing of the server's files, in the version of its data; return the command that runs it."""
+        if self._wanted_version not in {None, self.version}:
+            raise SandboxError(
+                f"{self.name} in {self.folder} is version {self.version}, not {self._wanted_version}",
+                hint="Name another folder for another version: syncer sandbox start --folder FOLDER",
+            )
+        return self._command()
+
+    def launch(self, command: Sequence[str], held: ExitStack) -> None:
+        """Kill what an earlier run has left, write the configuration, and start the process; reserve its ports."""
+        self.kill()
+        self._account.own(self.folder)
+        ports = held.enter_context(chosen_ports(self.ports_needed, known=self._state.ports))
+        self._save(version=self.version, ports=ports)
+        self._prepare()
         if self.log_file.exists():
             self.log_file.rename(self.log_file.with_name("server.previous.log"))
-        pid = start_detached(
-            self._command(),
-            folder=self._working_folder,
-            log_file=self.log_file,
-            environment=self._environment(),
-            account=self._account,
+        started = subprocess.run(
+            ["/bin/sh", "-c", _START, "sh", str(self.log_file), *command],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            cwd=self._working_folder,
+            env=self._environment(),
+            start_new_session=True,
+            text=True,
+            **self._account.popen_arguments(),
         )
-        self._save(processes=marks(pid))
-        if not self._becomes_ready(give_up):
-            outcome = f"did not answer in {self.ready_seconds:.0f} s" if self.is_running() else "died at start"
-            self._end(self.stop_signal)
-            raise SandboxError(f"{self.name} {outcome}", hint=self.log_excerpt())
-        self._save(processes=marks(pid))  # again, with its child processes
+        self._save(processes=marks(int(started.stdout)))
 
-    def _becomes_ready(self, give_up: Event) -> bool:
-        # One answer suffices: a server that has just started may be slow to give the next.
-        def is_over() -> bool:
-            return give_up.is_set() or not self.is_running() or self._is_ready()
+    def wait_until_ready(self) -> None:
+        """Return once the server answers.
 
-        return wait_until(is_over, seconds=self.ready_seconds) and self.is_running() and not give_up.is_set()
+        Raises:
+            SandboxError: It has died, or does not answer in time.
+        """
+        with self._cache.step(f"waiting for {self.name} {self.version}"):
+            # One answer suffices: a server that has just started may be slow to give the next.
+            answers = wait_until(lambda: not self.is_running() or self._is_ready(), seconds=self.ready_seconds)
+            pid = self.pid
+            if pid is None or not answers:
+                outcome = "died at start" if pid is None else f"did not answer in {self.ready_seconds:.0f} s"
+                raise SandboxError(f"{self.name} {outcome}", hint=self.log_excerpt())
+            self._save(processes=marks(pid))  # again, with its child processes
 
-    def _stop(self, graceful: signal.Signals) -> None:
-        if self._state_file.exists():
-            with locked(self._lock_file):
-                self._end(graceful)
-
-    def _end(self, graceful: signal.Signals) -> None:
+    def end(self, graceful: signal.Signals) -> None:
+        """Send this signal, and kill what is still running after a while."""
         processes = self._processes()
         send(processes, signal.SIGCONT)  # a paused process would not handle the signal
         send(processes[:1], graceful)
@@ -263,40 +248,60 @@ class EmbeddedServer(ABC):
         kill(processes)
         self._save(processes=())
 
-    def log_excerpt(self) -> str:
-        """Return the end of the log, for an error."""
-        lines = self.log_file.read_text("utf-8", errors="replace").splitlines()
-        return "\n".join([f"The end of {self.log_file}:", *lines[-LOG_LINES_SHOWN:]])
+
+def start(servers: Sequence[EmbeddedServer]) -> list[EmbeddedServer]:
+    """Start those servers that are not running, and wait until all answer; return those that were started.
+
+    What is missing of their files is fetched before the first one starts. If one of them fails, or on Ctrl-C, the
+    servers started by this call are stopped again.
+    """
+    started: list[EmbeddedServer] = []
+    with ExitStack() as held:
+        for server in servers:
+            held.enter_context(server.locked())
+        commands = [server.fetch() for server in servers]
+        try:
+            for server, command in zip(servers, commands, strict=True):
+                server.resume()
+                if not server.is_running():
+                    started.append(server)
+                    server.launch(command, held)
+            for server in servers:
+                server.wait_until_ready()
+        except BaseException:
+            for server in started:
+                server.end(server.stop_signal)
+            raise
+    return started
+
+
+def answers_ok(connection: http.client.HTTPConnection, path: str) -> bool:
+    """Whether a server answers GET with success; closes the connection."""
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 @contextmanager
 def chosen_ports(count: int, *, known: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """Yield the known ports if they are free, else reserve others that no other call chooses during the block.
+    """Yield the known ports that are free, else reserve others that no other call chooses during the block.
 
     A server takes seconds from the choice of its ports until it listens, and other servers choose theirs meanwhile.
     """
-    if known and all(map(port_is_free, known)):
-        yield known
-        return
     ports: list[int] = []
     with ExitStack() as held:
-        for port in random.sample(PORTS, k=len(PORTS)):
+        for port in [*known, *random.sample(PORTS, k=len(PORTS))]:
             if len(ports) == count:
                 break
             probe = held.enter_context(socket.socket())
             with suppress(OSError):  # in use, or reserved
+                # Without this option a port is in use for a minute after the server's last connection.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port in known)
                 probe.bind((LOOPBACK, port))
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the server can listen on it
                 ports.append(port)
         yield tuple(ports)
-
-
-def port_is_free(port: int) -> bool:
-    """Whether a server could listen on a port of the loopback address."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-        return True

@@ -15,11 +15,8 @@ import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
-from syncer.sandbox import Reporter
-from syncer.sandbox.account import cache_folder, server_account
 from syncer.sandbox.cache import Cache
-from syncer.sandbox.downloads import Artifact, fetch
-from syncer.sandbox.lock import pin, resolve
+from syncer.sandbox.downloads import Artifact, fetch, pin, resolve
 
 VERSION, CDC_VERSION, SINK_VERSION = "1.20.3", "3.5.0", "3.0.1-1.17"
 _CLIENT_VERSION = "7.17.29"
@@ -54,11 +51,10 @@ def java_command() -> list[str]:
 
     The jars are downloaded on first use.
     """
-    account = server_account()
-    cache = Cache(cache_folder(account), account, report=Reporter())
+    cache = Cache()
     class_path = ":".join(map(str, _jars(cache.folder)))
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-    java = [str(cache.java_folder() / "bin" / "java"), "-Xmx1500m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    java = [str(cache.java()), "-Xmx1500m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
     return [*java, *opened, "-cp", class_path, "org.apache.flink.table.client.SqlClient", "embedded", "-f"]
 
 

@@ -20,8 +20,6 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from syncer.sandbox import Reporter
-from syncer.sandbox.account import cache_folder, server_account
 from syncer.sandbox.cache import Cache
 from syncer.sandbox.postgres import PostgresServer
 from syncer.sandbox.server import chosen_ports
@@ -190,7 +188,7 @@ class PGSyncWithRedis(PGSync):
 
 def installed() -> Path:
     """PGSync's command, installed into the sandbox's cache once, in an environment of its own: it pins what it uses."""
-    folder = cache_folder(server_account()) / f"pgsync-{VERSION}"
+    folder = Cache().folder / f"pgsync-{VERSION}"
     if not (folder / "complete").exists():
         say(f"installing PGSync {VERSION}")
         for command in (
@@ -220,9 +218,7 @@ class SystemPostgres(PostgresServer):
     """A Postgres that is installed on this machine, with a data folder of its own."""
 
     def __init__(self, server_bin_folder: Path, sandbox_folder: Path) -> None:
-        account = server_account()
-        cache = Cache(cache_folder(account), account, report=Reporter())
-        super().__init__(sandbox_folder, cache, account, report=Reporter())
+        super().__init__(sandbox_folder, Cache())
         self._bin_folder = server_bin_folder
 
     @property

@@ -9,11 +9,9 @@ from __future__ import annotations
 import datetime as dt
 import http.client
 import ipaddress
-import json
 import ssl
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +23,12 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from elasticsearch import Elasticsearch
 
-from syncer.sandbox import Endpoints, Reporter, Sandbox
-from syncer.sandbox.account import Account, cache_folder, server_account
-from syncer.sandbox.cache import Cache
+from syncer.sandbox import Endpoints, Sandbox
+from syncer.sandbox.cache import Account, Cache
 from syncer.sandbox.elasticsearch import ElasticsearchServer
 from syncer.sandbox.kafka import KafkaServer
 from syncer.sandbox.postgres import PostgresServer
-from syncer.sandbox.server import LOOPBACK, EmbeddedServer
+from syncer.sandbox.server import LOOPBACK, start
 from tests.support.world import World
 
 _DAY = dt.timedelta(days=1)
@@ -100,13 +97,9 @@ class SecuredKafka(KafkaServer):
         """The address of that port."""
         return f"{LOOPBACK}:{self._ports[2]}"
 
-    def _write_settings(self) -> None:
-        super()._write_settings()
-        # Of two lines for one setting the last one counts.
-        plain, secured = f"PLAINTEXT://{self.address}", f"SASL_SSL://{self.secured_address}"
-        with self._settings_file.open("a") as file:
-            file.write(f"listeners={plain},{secured},CONTROLLER://{LOOPBACK}:{self._ports[1]}\n")
-            file.write(f"advertised.listeners={plain},{secured}\n")
+    def _own_settings(self) -> dict[str, str]:
+        own, secured = super()._own_settings(), f"SASL_SSL://{self.secured_address}"
+        return own | {name: f"{own[name]},{secured}" for name in ("listeners", "advertised.listeners")}
 
 
 class SecuredElasticsearch(ElasticsearchServer):
@@ -119,15 +112,9 @@ class SecuredElasticsearch(ElasticsearchServer):
         """The URL."""
         return f"https://{LOOPBACK}:{self.port}"
 
-    def _get(self, path: str) -> dict[str, object]:
+    def _connection(self) -> http.client.HTTPConnection:
         context = ssl.create_default_context(cafile=str(self.certificates))
-        connection = http.client.HTTPSConnection(LOOPBACK, self.port, timeout=5, context=context)
-        try:
-            connection.request("GET", path)
-            response: dict[str, object] = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
-        return response
+        return http.client.HTTPSConnection(LOOPBACK, self.port, timeout=5, context=context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,31 +158,28 @@ def secured_servers() -> Iterator[Secured]:
     with tempfile.TemporaryDirectory(prefix="syncer-tests-") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)  # for root's servers, which run as nobody
-        account = server_account()
+        account = Account.of_servers()
         own, other = folder / "certificates", folder / "stranger"
         for one in (own, other):
             account.own(one)
         authority, stranger = Authority(own, account, "authority"), Authority(other, account, "stranger")
         certificate, key, both = authority.issue("server", for_server=True)
         sandbox = Sandbox(folder / "servers")
-        made = (sandbox.folder, Cache(cache_folder(account), account, report=Reporter()), account)
+        made = (sandbox.folder, Cache())
         # The newest version, from a Python package, speaks no TLS.
-        postgres = PostgresServer(*made, report=Reporter(), version="17")
+        postgres = PostgresServer(*made, version="17")
         postgres.settings |= _postgres_settings(own, account, certificate, key)
-        kafka = SecuredKafka(*made, report=Reporter())
+        kafka = SecuredKafka(*made)
         kafka.settings |= _kafka_settings(both)
-        elastic = SecuredElasticsearch(*made, report=Reporter())
+        elastic = SecuredElasticsearch(*made)
         elastic.certificates = authority.certificate
         elastic.settings |= _ELASTIC
-        servers: tuple[EmbeddedServer, ...] = (postgres, kafka, elastic)
         # Elasticsearch reads no file outside of its config folder.
         account.own(elastic.config_folder)
         for file in (certificate, key):
             account.write(elastic.config_folder / file.name, file.read_text())
-        for server in servers:
+        for server in start([postgres, kafka, elastic]):
             stack.callback(server.stop)
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(EmbeddedServer.start, servers))
         yield Secured(
             sandbox=sandbox,
             authority=authority,

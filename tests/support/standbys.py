@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from syncer.sandbox import Sandbox, Versions
-from syncer.sandbox.account import server_account
+from syncer.sandbox.cache import Account
 from syncer.sandbox.postgres import PostgresServer
 from tests.support.world import wait_until
 
@@ -51,7 +51,7 @@ class Standbys:
         return made
 
     def _back_up(self, made: PostgresServer, *options: str) -> None:
-        account = server_account()
+        account = Account.of_servers()
         account.own(made.folder)
         command = [str(self.primary.bin_folder / "pg_basebackup"), "--dbname", self.primary.address]
         command += ["--pgdata", str(made.data_folder), "--checkpoint=fast", *options]
@@ -87,7 +87,7 @@ class Standbys:
                 "recovery_target": "immediate",
                 "recovery_target_action": "promote",
             }
-            server_account().write(self.primary.data_folder / "recovery.signal", "")
+            Account.of_servers().write(self.primary.data_folder / "recovery.signal", "")
             self.primary.start()
             self.primary.settings = before
             wait_until(lambda: not ask(self.primary, "SELECT pg_is_in_recovery()"), what="it is recovered")
@@ -98,7 +98,7 @@ class Standbys:
         """A copy of the server's files, as of a machine or a volume, which are put back: it knows of nothing."""
         self.primary.stop()
         copy = self._server()
-        server_account().own(copy.folder)
+        Account.of_servers().own(copy.folder)
         subprocess.run(["/bin/cp", "-a", self.primary.data_folder, copy.data_folder], check=True)
         self.primary.start()
 

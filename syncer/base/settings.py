@@ -10,9 +10,10 @@ should be its path: that may be the secret itself, set by mistake.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
@@ -28,15 +29,6 @@ from pydantic import (
     SecretStr,
     ValidationError,
     field_validator,
-)
-from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    YamlConfigSettingsSource,
 )
 
 from syncer.base.errors import ConfigError
@@ -224,11 +216,7 @@ class WebSettings(_Section):
     @field_validator("port", mode="before")
     @classmethod
     def _may_be_none(cls, port: object) -> object:
-        if isinstance(port, str) and port.lower() in ("", "none", "null"):
-            return None
-        if isinstance(port, str) and not port.isdigit():
-            raise ValueError("a port is a number from 0 to 65535, or none")
-        return port
+        return None if isinstance(port, str) and port.lower() == "none" else port
 
     @field_validator("token")
     @classmethod
@@ -257,71 +245,8 @@ class LogSettings(_Section):
     """Minimum level; ``debug`` logs a line for each batch and for each document written."""
 
 
-class _Environment(EnvSettingsSource):
-    """Environment variables; one whose name ends in ``_FILE`` names a file that holds the value."""
-
-    def _load_env_vars(self) -> dict[str, str | None]:
-        found = dict(super()._load_env_vars())  # keys are in lower case
-        for section in self.settings_cls.model_fields:
-            prefix = f"{self.env_prefix}{section}_".lower()
-            for name in [key for key in found if key.startswith(prefix) and key.endswith("_file")]:
-                file, target = found.pop(name), name.removesuffix("_file")
-                if found.get(target):
-                    raise ConfigError(f"{target.upper()} and {name.upper()} are both set", hint="Unset one of them.")
-                found[target] = _read_secret(file or "", name.upper())
-        return found
-
-
-def _read_secret(file: str, variable: str) -> str:
-    # The error is not chained: it quotes the path.
-    try:
-        content = Path(file).read_text("utf-8").rstrip("\r\n")
-        reason = "is empty"
-    except UnicodeDecodeError:
-        content, reason = "", "is not UTF-8"
-    except (OSError, ValueError) as error:
-        content, reason = "", f"cannot be read: {getattr(error, 'strerror', 'not a path')}"
-    if content:
-        return content
-    raise ConfigError(
-        f"The file that {variable} names {reason}",
-        hint="Name a file that holds the value and nothing else. The user that runs syncer must be able to read it.",
-    )
-
-
-class _FromFileAndEnvironment(BaseSettings):
-    model_config = SettingsConfigDict(
-        env_prefix="SYNCER_",
-        env_nested_delimiter="_",
-        env_nested_max_split=1,
-        env_ignore_empty=True,
-        extra="forbid",
-        frozen=True,
-        hide_input_in_errors=True,
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - ours reads values from files
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is passed goes before the environment, and the environment before the file."""
-        return (
-            init_settings,
-            _Environment(settings_cls),
-            YamlConfigSettingsSource(settings_cls, config_folder() / _FILE_NAME),
-        )
-
-
-_Settings = TypeVar("_Settings", bound=_FromFileAndEnvironment)
-
-
-class Settings(_FromFileAndEnvironment):
-    """Everything that can be set. Construct it with `load`."""
+class Settings(_Section):
+    """Everything that can be set. Read it with `load`."""
 
     postgres: PostgresSettings
     elasticsearch: ElasticsearchSettings
@@ -334,24 +259,6 @@ class Settings(_FromFileAndEnvironment):
     def of(self, installation: str) -> Settings:
         """The same for the database of this id, as `KafkaSettings.of`."""
         return self.model_copy(update={"kafka": self.kafka.of(installation)})
-
-
-class _OnlyLog(_FromFileAndEnvironment):
-    model_config = SettingsConfigDict(extra="ignore")
-
-    log: LogSettings = LogSettings()
-
-
-class SourceSettings(_OnlyLog):
-    """What a command needs that talks to Postgres alone."""
-
-    postgres: PostgresSettings
-
-
-class SearchSettings(_OnlyLog):
-    """What a command needs that talks to Elasticsearch alone."""
-
-    elasticsearch: ElasticsearchSettings
 
 
 def config_folder() -> Path:
@@ -372,71 +279,90 @@ def load() -> Settings:
     Raises:
         ConfigError: The file is not YAML, or a setting is missing, unknown or of the wrong kind.
     """
-    return load_only(Settings)
-
-
-def load_log() -> LogSettings:
-    """Read the settings of the log alone; the defaults if they are not valid."""
-    try:
-        return load_only(_OnlyLog).log
-    except ConfigError:
-        return LogSettings()
-
-
-def load_only(kind: type[_Settings]) -> _Settings:
-    """Read and validate settings of this kind.
-
-    Raises:
-        ConfigError: As `load`.
-    """
     file = config_folder() / _FILE_NAME
+    sections = _read(file)
+    for variable, value in os.environ.items():
+        prefix, _, key = variable.partition("_")
+        section, _, name = key.lower().partition("_")
+        if prefix != "SYNCER" or section not in Settings.model_fields or not value:
+            continue
+        is_file = name.endswith("_file")
+        name, text = name.removesuffix("_file"), _read_secret(variable, value) if is_file else value
+        if sections.get(section) is None:
+            sections[section] = {}
+        if isinstance(of_file := sections[section], dict):
+            of_file[name] = _added(of_file.get(name), variable, text) if name == "properties" else text
     try:
-        return kind()
+        return Settings.model_validate(sections)
+    except ValidationError as error:
+        raise _invalid(error, file) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        sections = yaml.safe_load(file.read_bytes()) if file.exists() else {}
     except yaml.YAMLError as error:
         # What the parser says may quote a secret.
         mark = getattr(error, "problem_mark", None)
         place = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{file} is not valid YAML{place}", hint=_FILE_HINT) from None
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        message = "The settings are not valid: " + "; ".join(map(_problem, problems))
-        unknown = [hint for problem in problems if (hint := _hint_on_unknown(problem))]
-        raise ConfigError(message, hint="\n".join(unknown) or _hint(file)) from error
-    except SettingsError as error:
-        raise ConfigError(
-            f"An environment variable is not valid: {error}",
-            hint="Write a variable with several values as a JSON object, for example\n"
-            'SYNCER_KAFKA_PROPERTIES=\'{"security.protocol": "SSL"}\'',
-        ) from error
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint=_FILE_HINT) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{file} does not contain sections of settings", hint=_FILE_HINT) from error
+    if not isinstance(sections or {}, dict):
+        raise ConfigError(f"{file} does not contain sections of settings", hint=_FILE_HINT)
+    return sections or {}
 
 
-def _problem(problem: ErrorDetails) -> str:
-    name = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "missing":
-        return f"{_REQUIRED.get(name, name)} is not set"
-    if problem["type"] == "extra_forbidden":
-        return f"{name}: unknown setting"
-    return f"{name}: {problem['msg'].removeprefix('Value error, ').lower()}"
+def _read_secret(variable: str, file: str) -> str:
+    """Return the value that is in the file which a variable names. The error is not chained: it quotes the path."""
+    if os.environ.get(variable.removesuffix("_FILE")):
+        raise ConfigError(f"{variable.removesuffix('_FILE')} and {variable} are both set", hint="Unset one of them.")
+    try:
+        content, reason = Path(file).read_text("utf-8").rstrip("\r\n"), "is empty"
+    except UnicodeDecodeError:
+        content, reason = "", "is not UTF-8"
+    except (OSError, ValueError) as error:
+        content, reason = "", f"cannot be read: {getattr(error, 'strerror', 'not a path')}"
+    if content:
+        return content
+    raise ConfigError(
+        f"The file that {variable} names {reason}",
+        hint="Name a file that holds the value and nothing else. The user that runs syncer must be able to read it.",
+    )
 
 
-def _hint_on_unknown(problem: ErrorDetails) -> str:
-    """Say what the section of an unknown setting has instead."""
-    section: Any = Settings.model_fields.get(str(problem["loc"][0]))
-    if problem["type"] != "extra_forbidden":
-        return ""
-    if section is None:
-        return f"The sections are: {', '.join(Settings.model_fields)}"
-    return f"{problem['loc'][0]} has: {', '.join(section.annotation.model_fields)}. {section.annotation.__doc__}"
+def _added(properties: object, variable: str, text: str) -> dict[str, Any]:
+    """Return the properties of the file with those of a variable, a JSON object."""
+    try:
+        return {**(properties if isinstance(properties, dict) else {}), **json.loads(text)}
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{variable} is not a JSON object", hint=f'For example: {variable}=\'{{"security.protocol": "SSL"}}\''
+        ) from None
 
 
-def _hint(file: Path) -> str:
-    read = f"{file} was read" if file.exists() else f"{file} does not exist"
-    return (
-        f"Each setting comes from the file or from an environment variable ({read}).\n"
+def _invalid(error: ValidationError, file: Path) -> ConfigError:
+    """Name each setting that is not valid; of an unknown one, say what its section has instead."""
+    problems, hints = [], []
+    for problem in error.errors(include_url=False, include_input=False):
+        name = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "missing":
+            problems.append(f"{_REQUIRED.get(name, name)} is not set")
+        elif problem["type"] != "extra_forbidden":
+            problems.append(f"{name}: {problem['msg'].removeprefix('Value error, ').lower()}")
+        else:
+            problems.append(f"{name}: unknown setting")
+            section: Any = Settings.model_fields.get(str(problem["loc"][0]))
+            if section is None:
+                hints.append(f"The sections are: {', '.join(Settings.model_fields)}")
+            else:
+                has = ", ".join(section.annotation.model_fields)
+                hints.append(f"{problem['loc'][0]} has: {has}. {section.annotation.__doc__}")
+    read = "was read" if file.exists() else "does not exist"
+    return ConfigError(
+        "The settings are not valid: " + "; ".join(problems),
+        hint="\n".join(hints)
+        or f"Each setting comes from the file or from an environment variable ({file} {read}).\n"
         "Required: SYNCER_POSTGRES_DSN and SYNCER_ELASTICSEARCH_URL.\n"
-        'To start local servers for experiments: eval "$(syncer sandbox start)"'
+        'To start local servers for experiments: eval "$(syncer sandbox start)"',
     )

@@ -140,8 +140,9 @@ def run(
     SIGTERM or Ctrl-C stops it after the current batch; a second signal stops it at once.
     Nothing is lost: the next daemon repeats unacknowledged work.
     """
-    log.configure(settings.load_log())
+    log.configure(settings.LogSettings())
     configured = settings.load()
+    log.configure(configured.log)
     if only is Part.RELAY and not configured.kafka.is_used:
         raise UsageError("Without Kafka there is no relay: remove --only relay, or set kafka.bootstrap_servers.")
     stop = Stop()

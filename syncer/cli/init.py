@@ -54,11 +54,10 @@ def init(
     index.json lacks, and changes nothing else in it. What types do not show is guessed from
     sampled documents, and reported.
 
-    Requires only SYNCER_POSTGRES_DSN. Overwrites existing files only with --force, and never
-    config/syncer.yaml.
+    Overwrites existing files only with --force, and never config/syncer.yaml.
     """
     out = render.console(sys.stdout)
-    loaded, folder = settings.load_only(settings.SourceSettings), settings.config_folder()
+    loaded, folder = settings.load(), settings.config_folder()
     log.configure(loaded.log, is_command=True)
     if name is not None and not definition.is_name(name):
         raise UsageError(f"{name!r} is not a valid document name. Use at most 63 letters, digits, _ and -.")

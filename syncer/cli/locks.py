@@ -92,7 +92,7 @@ def break_(
 
 
 def _connect() -> Elasticsearch:
-    loaded = settings.load_only(settings.SearchSettings)
+    loaded = settings.load()
     log.configure(loaded.log, is_command=True)
     return elastic.connect(loaded.elasticsearch)
 

@@ -28,7 +28,7 @@ def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The unfinished change of a holder is shown and rolled back; the holder, which is alive, notices."""
     where = ("--index", f"{index}-locks")
-    environment = {**os.environ, "SYNCER_ELASTICSEARCH_URL": endpoints.elasticsearch_url, "COLUMNS": "160"}
+    environment = {**os.environ, **endpoints.environment(), "COLUMNS": "160"}
 
     def syncer(*arguments: str) -> tuple[int, str]:
         done = preloaded.run("locks", *arguments, environment=environment, seconds=3 * DEADLINE_SECONDS)

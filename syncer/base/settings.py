@@ -211,7 +211,7 @@ class WebSettings(_Section):
     port: Annotated[int, Field(ge=0, le=65535)] | None = 8765
     """Port; 0 for any free port, ``none`` for no page. If it is not set, the first free port of ten is used."""
     token: SecretStr | None = None
-    """Token for actions (pause jobs, retry dead letters) and for row values. Without one, both are disabled."""
+    """Token for row values and, on other machines, for everything except metrics and health checks."""
 
     @field_validator("port", mode="before")
     @classmethod

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from syncer.documents import registry
-from syncer.jobs.model import JobKind, unfinished
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind
 from syncer.jobs.queue import create
 from syncer.sandbox.server import chosen_ports
 from tests.support.browser import browser_page
@@ -81,7 +82,7 @@ def port() -> Iterator[int]:
 
 
 def test_the_page_follows_what_happens(world: World, visit: Visit, port: int) -> None:
-    """Numbers, jobs and dead letters are shown as they come, and its buttons and its box work.
+    """Numbers, jobs and dead letters are shown as they come, and its box works.
 
     It asks no other host for anything and meets no error; at no width does it have to be scrolled sideways; and when
     the daemon is gone it says so, and keeps what it knows.
@@ -104,7 +105,7 @@ def test_the_page_follows_what_happens(world: World, visit: Visit, port: int) ->
     see_daemons_and_events(world, visit, daemon)
     unlock(visit)
     look_up(visit)
-    job = pause(world, visit)
+    job = run_a_job(world, visit)
     refuse_to_fit_a_value(world, visit)
     assert visit.page.evaluate(NAMELESS) == 0
     visit.page.emulate_media(color_scheme="dark", reduced_motion="reduce")
@@ -133,9 +134,9 @@ def see_daemons_and_events(world: World, visit: Visit, daemon: Daemon) -> None:
 
 
 def unlock(visit: Visit) -> None:
-    """Where the token is needed there is a button for it. A wrong one is refused; all of it by keyboard."""
-    assert visit.page.is_disabled("#look button")
-    visit.page.focus("#look-locked button")
+    """With the token values are shown. A wrong one is refused; all of it by keyboard."""
+    assert not visit.page.is_visible("#look-values")
+    visit.page.focus("#unlock")
     visit.page.keyboard.press("Enter")
     visit.page.keyboard.type("another token, as long as it")
     visit.page.keyboard.press("Enter")
@@ -144,7 +145,7 @@ def unlock(visit: Visit) -> None:
     visit.page.keyboard.type(TOKEN)
     visit.page.keyboard.press("Enter")
     visit.wait_for("#unlock", "Lock")
-    wait_until(lambda: not visit.page.is_visible("#look-locked"), what="nothing is locked")
+    wait_until(lambda: visit.page.is_visible("#look-values"), what="it is unlocked")
 
 
 def look_up(visit: Visit) -> None:
@@ -159,28 +160,23 @@ def look_up(visit: Visit) -> None:
     visit.wait_for("#explained", "title 7")
 
 
-def pause(world: World, visit: Visit) -> int:
-    """A job is shown, paused, and cancelled after a second click."""
+def run_a_job(world: World, visit: Visit) -> int:
+    """A job is shown while it waits, while it is paused and once it is cancelled."""
     with world.connect() as connection:
         with connection.transaction():
             made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
             assert made is not None
             hold(connection, made.id)
         visit.wait_for("#jobs", f"{made.id} · backfill")
-        visit.click("#jobs button")
-        visit.wait_for("#jobs-notice", f"Job {made.id} is paused")
+        queue.pause(connection, made.id)
         visit.wait_for("#jobs", "paused")
-        visit.wait_for("#jobs button", "Resume")
-        assert unfinished(connection)[0].is_paused
-        visit.click("#jobs span button")
-        visit.click("#jobs button.danger")
-        visit.wait_for("#jobs-notice", f"Job {made.id} is cancelled")
-        assert unfinished(connection) == []
+        queue.cancel(connection, made.id)
+        visit.wait_for("#jobs", "cancelled")
     return made.id
 
 
 def refuse_to_fit_a_value(world: World, visit: Visit) -> None:
-    """A dead letter is shown with its error, explained and retried; once it is gone all is well again."""
+    """A dead letter is shown with its error, and explained; once it is gone all is well again."""
     world.sql(f"UPDATE comments SET age = {SECRET} WHERE id = 1")  # its mapping is short
     visit.wait_for("#headline", "1 document of blogpost could not be written")
     visit.wait_for("#problems", "What it means: SyncerDeadLetters")
@@ -190,8 +186,6 @@ def refuse_to_fit_a_value(world: World, visit: Visit) -> None:
     visit.wait_for("#letters pre", SECRET)
     visit.click("#letters a")
     visit.wait_for("#explained", "Dead-lettered")
-    visit.click("#letters button")
-    visit.wait_for("#letters-notice", "retries 1 document")
     world.sql("UPDATE comments SET age = 6 WHERE id = 1")
     visit.wait_for("#letters-none", "There are no dead letters")
     visit.wait_for("#headline", "All is well")

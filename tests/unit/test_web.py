@@ -24,9 +24,9 @@ from syncer.base.lifecycle import Stop
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings, WebSettings
 from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.web import server as web_server
-from syncer.monitoring.web.access import Access, Need
+from syncer.monitoring.web.access import Access
 from syncer.monitoring.web.api import Api
-from syncer.monitoring.web.app import App, Caller, route
+from syncer.monitoring.web.app import App, route
 
 TOKEN = "a token that is long enough"  # noqa: S105 - of this test
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
@@ -35,36 +35,34 @@ SETTINGS = Settings(
     kafka=KafkaSettings(bootstrap_servers=f"{LOCAL}:1"),
     elasticsearch=ElasticsearchSettings(url=f"http://{LOCAL}:1"),
 )
-PATHS = {Need.NOTHING: "/metrics", Need.FACTS: "/facts", Need.ROWS: "/rows", Need.ACTIONS: "/act/7"}
+PATHS = ("/metrics", "/facts", "/values")
 
 
-def echoed(caller: Caller, name: str = "", number: Annotated[int, Field(le=9)] = 0) -> dict[str, Any]:
+def echoed(has_token: bool, name: str = "", number: Annotated[int, Field(le=9)] = 0) -> dict[str, Any]:
     """An answer with what was asked."""
-    return {"has_token": caller.has_token, "name": name, "number": number}
+    return {"has_token": has_token, "name": name, "number": number}
 
 
-def acted(_: Caller, job_id: int, note: str) -> dict[str, Any]:
-    """An action, with a parameter that it needs."""
-    return {"job": job_id, "note": note}
-
-
-def fails(_: Caller) -> None:
+def fails(_: bool) -> None:
     """An answer that meets an unforeseen error."""
     raise RuntimeError("the value of a row")
 
 
-ROUTES = [
-    route("/metrics", Need.NOTHING, echoed),
-    route("/facts", Need.FACTS, echoed),
-    route("/rows", Need.ROWS, echoed),
-    route("/fails", Need.NOTHING, fails),
-    route("/act/<int(max=100):job_id>", Need.ACTIONS, acted, method="POST"),
-]
-
-
 def app(listens: str = LOCAL, token: str | None = TOKEN) -> App:
-    """An application with these routes, which only one can be bound to."""
-    return App(Access(host=listens, token=token), [rule.empty() for rule in ROUTES])
+    """An application with one path of each kind."""
+    access = Access(host=listens, token=token)
+
+    def values(has_token: bool) -> dict[str, Any]:
+        access.require(has_token=has_token, for_values=True)
+        return {}
+
+    routes = [
+        route("/metrics", echoed, is_public=True),
+        route("/fails", fails, is_public=True),
+        route("/facts", echoed),
+        route("/values", values),
+    ]
+    return App(access, routes)
 
 
 APP = app()
@@ -75,29 +73,23 @@ SENT = {"Authorization": f"Bearer {TOKEN}"}
 @pytest.mark.parametrize(
     ("listens", "token", "sent", "statuses"),
     [
-        (LOCAL, None, None, (200, 200, 200, 403)),
-        (LOCAL, None, TOKEN, (200, 200, 200, 403)),
-        (LOCAL, TOKEN, None, (200, 200, 401, 401)),
-        (LOCAL, TOKEN, TOKEN, (200, 200, 200, 200)),
-        (LOCAL, TOKEN, "another token, as long as it", (401, 401, 401, 401)),
-        (OPEN, None, None, (200, 403, 403, 403)),
-        (OPEN, TOKEN, None, (200, 401, 401, 401)),
-        (OPEN, TOKEN, TOKEN, (200, 200, 200, 200)),
+        (LOCAL, None, None, (200, 200, 403)),
+        (LOCAL, None, TOKEN, (200, 200, 403)),
+        (LOCAL, TOKEN, None, (200, 200, 401)),
+        (LOCAL, TOKEN, TOKEN, (200, 200, 200)),
+        (LOCAL, TOKEN, "another token, as long as it", (401, 401, 401)),
+        (OPEN, None, None, (200, 403, 403)),
+        (OPEN, TOKEN, None, (200, 401, 401)),
+        (OPEN, TOKEN, TOKEN, (200, 200, 200)),
     ],
 )
 def test_which_requests_may_have_what(
     listens: str, token: str | None, sent: str | None, statuses: tuple[int, ...]
 ) -> None:
-    """Numbers are for this machine, rows and actions for the token; beyond this machine all but metrics is."""
+    """Figures are for this machine, values for the token; beyond this machine all but metrics is."""
     client = Client(app(listens, token))
     headers = {"Authorization": f"Bearer {sent}"} if sent else {}
-    methods = {need: "POST" if need is Need.ACTIONS else "GET" for need in PATHS}
-    sent_body = {"note": "n"}
-    answers = [
-        client.open(path, method=methods[need], headers=headers, json=sent_body if need is Need.ACTIONS else None)
-        for need, path in PATHS.items()
-    ]
-    assert tuple(answer.status_code for answer in answers) == statuses
+    assert tuple(client.get(path, headers=headers).status_code for path in PATHS) == statuses
 
 
 SITE, PAGE = "Sec-Fetch-Site", {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -128,8 +120,8 @@ SITE, PAGE = "Sec-Fetch-Site", {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": 
 def test_the_page_of_another_site_gets_nothing(path: str, headers: dict[str, str], status: int) -> None:
     """Nor does a foreign name that leads to this machine's loopback, with the token or without."""
     assert CLIENT.get(path, headers=headers).status_code == status
-    asked_first = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
-    allowed = CLIENT.options("/act/7", headers=asked_first).headers.keys()
+    asked_first = {"Origin": "http://evil.example", "Access-Control-Request-Method": "GET"}
+    allowed = CLIENT.options("/facts", headers=asked_first).headers.keys()
     assert not [name for name in allowed if name.startswith("Access-Control")]
 
 
@@ -144,32 +136,27 @@ def test_many_foreign_names_fill_no_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "sent", "status"),
+    ("method", "path", "status"),
     [
-        ("GET", "/absent", {}, 404),
-        ("GET", "/static/../app.py", {}, 404),
-        ("GET", "/static/%2e%2e%2fapp.py", {}, 404),
-        ("GET", "http://localhost//evil.example/", {}, 404),
-        ("GET", "/act/7", {}, 405),
-        ("POST", "/act/7", {"data": "{"}, 400),
-        ("POST", "/act/7", {"data": "[1]"}, 400),
-        ("POST", "/act/7", {}, 400),
-        ("POST", "/act/7", {"json": {"note": "n", "other": 1}}, 400),
-        ("POST", "/act/101", {}, 404),
-        ("GET", "/facts?number=10", {}, 400),
-        ("GET", "/facts?number=x", {}, 400),
-        ("GET", "/facts?caller=1", {}, 400),
-        ("POST", "/act/7", {"data": '{"\\ud800": 1}'}, 400),
-        ("GET", "/fails", {}, 500),
+        ("GET", "/absent", 404),
+        ("GET", "/static/../app.py", 404),
+        ("GET", "/static/%2e%2e%2fapp.py", 404),
+        ("GET", "http://localhost//evil.example/", 404),
+        ("POST", "/facts", 405),
+        ("GET", "/facts?number=10", 400),
+        ("GET", "/facts?number=x", 400),
+        ("GET", "/facts?has_token=1", 400),
+        ("GET", "/facts?other=1", 400),
+        ("GET", "/fails", 500),
     ],
 )
-def test_a_bad_request_is_explained_as_json(method: str, path: str, sent: dict[str, str], status: int) -> None:
+def test_a_bad_request_is_explained_as_json(method: str, path: str, status: int) -> None:
     """A sentence, and no traceback."""
-    answer = CLIENT.open(path, method=method, headers=SENT, **sent)  # type: ignore[arg-type]
+    answer = CLIENT.open(path, method=method, headers=SENT)
     assert (answer.status_code, answer.content_type) == (status, "application/json")
     assert answer.get_json().keys() == {"message", "hint"}
     assert "the value of a row" not in answer.text
-    assert CLIENT.post("/act/7", json={"note": "n"}, headers=SENT).get_json() == {"job": 7, "note": "n"}
+    assert CLIENT.get("/facts?name=n", headers=SENT).get_json() == {"has_token": True, "name": "n", "number": 0}
 
 
 def test_every_answer_forbids_what_the_page_does_not_need() -> None:
@@ -223,7 +210,7 @@ def api(settings: Settings, access: Access) -> Api:
 def test_an_error_of_a_server_is_not_for_everybody(*, listens: str, has_token: bool, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
     answers = api(SETTINGS, Access(host=listens, token=TOKEN))
-    checks = answers.ready(Caller(has_token=has_token, address="")).get_json()["checks"]
+    checks = answers.ready(has_token).get_json()["checks"]
     assert reason in next(check["reason"] for check in checks if check["name"] == "postgres")
 
 
@@ -274,7 +261,7 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
     ("sent", "expected"),
     [
         (b"GET /metrics HTTP/1.1\r\nLong: " + b"x" * 16_500, 431),
-        (b"POST /act/7 HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", 413),
+        (b"POST /facts HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", 413),
     ],
 )
 def test_a_request_that_is_too_large_is_refused(sent: bytes, expected: int) -> None:

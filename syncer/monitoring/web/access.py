@@ -1,16 +1,12 @@
-"""Access: what a request may read and do.
+"""Access: what a request may read. No request changes anything.
 
-Guarantees: a page of another site, open in the same browser, can neither read nor change anything. It cannot send the
-header that carries the token. A foreign host name is refused, to prevent DNS rebinding. So is a request that the
-browser marks as cross-site. Tokens are compared in constant time.
+Guarantees: a page of another site, open in the same browser, can read nothing. A foreign host name is refused, to
+prevent DNS rebinding. So is a request that the browser marks as cross-site. Tokens are compared in constant time.
 
-    from this machine        no token set    token set, not sent    token sent
-    page, metrics, health    yes             yes                    yes
-    FACTS                    yes             yes                    yes
-    ROWS                     no values       no                     yes
-    ACTIONS                  no              no                     yes
-
-If other machines can reach the server, FACTS need the token as well.
+                                        from this machine    from others    with the token
+    the page alone, metrics, health     yes                  yes            yes
+    figures, names, ids of documents    yes                  no             yes
+    values of rows                      no                   no             yes
 """
 
 from __future__ import annotations
@@ -18,24 +14,10 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from werkzeug.datastructures import Headers
 
 from syncer.base.errors import SyncerError
-
-
-class Need(Enum):
-    """The permission that a route requires."""
-
-    NOTHING = auto()
-    """Public: the page without any numbers, metrics, health."""
-    FACTS = auto()
-    """Numbers and names: the status."""
-    ROWS = auto()
-    """The ids of documents; with the token also their content."""
-    ACTIONS = auto()
-    """Changes."""
 
 
 class ForbiddenError(SyncerError):
@@ -58,18 +40,13 @@ class Access:
         """Whether only this machine can reach the server."""
         return _is_loopback(self.host)
 
-    def may(self, need: Need, *, has_token: bool) -> bool:
-        """Whether a request has a permission."""
-        is_free = need is Need.FACTS or (need is Need.ROWS and self.token is None)
-        return has_token or need is Need.NOTHING or (self.is_own and is_free)
-
-    def require(self, need: Need, *, has_token: bool) -> None:
-        """Refuse a request that lacks the permission.
+    def require(self, *, has_token: bool, for_values: bool = False) -> None:
+        """Refuse a request for figures and names, or for values, that may not have them.
 
         Raises:
-            ForbiddenError, UnauthorizedError: It does.
+            ForbiddenError, UnauthorizedError: It may not.
         """
-        if self.may(need, has_token=has_token):
+        if has_token or (self.is_own and not for_values):
             return
         if self.token is None:
             hint = "Set web.token (SYNCER_WEB_TOKEN) and restart the daemon."

@@ -1,4 +1,4 @@
-"""API: the responses of the HTTP interface, the same as the commands' JSON, and the changes that a token allows.
+"""API: the responses of the HTTP interface, the same as the commands' JSON; values only with the token.
 
 The status is read at most once a second, however many ask. Other requests query the servers on connections of their
 own, a few at a time: a server that hangs delays neither the status nor metrics and health.
@@ -15,35 +15,30 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any
 
-import structlog
 from pydantic import Field
 from werkzeug.routing import Rule
 from werkzeug.wrappers import Response
 
-from syncer.apply import reindex
 from syncer.base import metrics, migrations, retry, timeline
 from syncer.base.errors import UnavailableError
 from syncer.base.formatting import plain
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
-from syncer.documents import registry, suspend
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters
-from syncer.jobs import listing, model, queue
+from syncer.jobs import model
 from syncer.jobs.model import Job
 from syncer.monitoring import gauges, health, problems
 from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.health import HealthCheck
 from syncer.monitoring.status import Reader
-from syncer.monitoring.web.access import Access, Need
-from syncer.monitoring.web.app import Caller, as_json, route
+from syncer.monitoring.web.access import Access
+from syncer.monitoring.web.app import as_json, route
 from syncer.verify import explain
 from syncer.verify.wait import Waiter
 
-_JOB = f"/api/jobs/<int(max={2**63 - 1}):job_id>/<any(pause, resume, cancel):action>"
-_CHANGES = {"pause": queue.pause, "resume": queue.resume, "cancel": queue.cancel}
 _FINISHED_SHOWN_MAX = 3
 _UNFINISHED_SHOWN_MAX = 200
 _EVENTS_SHOWN_MAX = 200
@@ -77,58 +72,52 @@ class Api:
     def routes(self) -> list[Rule]:
         """All routes."""
         return [
-            route("/metrics", Need.NOTHING, self.metrics),
-            route("/healthz", Need.NOTHING, self.alive),
-            route("/readyz", Need.NOTHING, self.ready),
-            route("/api/status", Need.FACTS, self.status),
-            route("/api/events", Need.FACTS, self.events),
-            route("/api/jobs", Need.FACTS, self.jobs),
-            route("/api/wait", Need.FACTS, self.wait),
-            route("/api/dead-letters", Need.ROWS, self.letters),
-            route("/api/explain/<document>", Need.ROWS, self.explain),
-            route(_JOB, Need.ACTIONS, self.change, method="POST"),
-            route("/api/dead-letters/retry", Need.ACTIONS, self.retry, method="POST"),
+            route("/metrics", self.metrics, is_public=True),
+            route("/healthz", self.alive, is_public=True),
+            route("/readyz", self.ready, is_public=True),
+            route("/api/status", self.status),
+            route("/api/events", self.events),
+            route("/api/jobs", self.jobs),
+            route("/api/wait", self.wait),
+            route("/api/dead-letters", self.letters),
+            route("/api/explain/<document>", self.explain),
         ]
 
     # For monitoring
 
-    def metrics(self, _: Caller) -> Response:
+    def metrics(self, _: bool) -> Response:
         """The metrics in Prometheus's format."""
         return Response(metrics.render(gauges.values(self._reader.read())), content_type=metrics.CONTENT_TYPE)
 
-    def alive(self, _: Caller) -> Response:
+    def alive(self, _: bool) -> Response:
         """Whether this process is alive."""
         return _health(health.alive(self._stop, self._reporter.components))
 
-    def ready(self, caller: Caller) -> Response:
+    def ready(self, has_token: bool) -> Response:
         """Whether this process is ready; the reasons may name hosts, so remote clients need the token to see them."""
         checks = health.ready(self._stop, self._reporter.components, retry.troubles(), self._reader.read())
-        if not (caller.has_token or self._access.is_own):
+        if not (has_token or self._access.is_own):
             checks = [check if check.is_well else replace(check, reason=_HIDDEN) for check in checks]
         return _health(checks)
 
     # To read
 
-    def status(self, caller: Caller) -> dict[str, Any]:
+    def status(self, has_token: bool) -> dict[str, Any]:
         """The status; the errors of jobs are shown only with the token."""
         status = self._reader.read()
         return {
             **problems.as_json(status),
-            "jobs": [_job(job, caller) for job in status.stored.jobs] if status.stored else None,
+            "jobs": [_job(job, has_token=has_token) for job in status.stored.jobs] if status.stored else None,
             "daemon": {"host": socket.gethostname(), "process": os.getpid(), "version": version("syncer-cdc")},
-            "access": {
-                "can_act": caller.has_token,
-                "takes_token": self._access.token is not None,
-                "sees_rows": self._access.may(Need.ROWS, has_token=caller.has_token),
-            },
+            "access": {"takes_token": self._access.token is not None, "sees_values": has_token},
         }
 
-    def events(self, _: Caller, seconds: _Seconds = _DAY_SECONDS) -> dict[str, Any]:
+    def events(self, _: bool, seconds: _Seconds = _DAY_SECONDS) -> dict[str, Any]:
         """What happened in the last ``seconds``, oldest first, at most the latest 200."""
         with self._connection() as connection:
             return {"events": timeline.read(connection, seconds=seconds, limit=_EVENTS_SHOWN_MAX)}
 
-    def jobs(self, caller: Caller) -> dict[str, Any]:
+    def jobs(self, has_token: bool) -> dict[str, Any]:
         """The unfinished jobs and the last finished ones; errors are shown as in `status`."""
         with self._connection() as connection:
             found = model.recent(
@@ -137,9 +126,9 @@ class Api:
         unfinished = [job for job in found if not job.state.is_finished]
         finished = [job for job in found if job.state.is_finished]
         shown = unfinished[:_UNFINISHED_SHOWN_MAX] + finished[:_FINISHED_SHOWN_MAX]
-        return {"jobs": [_job(job, caller) for job in shown], "has_more": len(shown) < len(found)}
+        return {"jobs": [_job(job, has_token=has_token) for job in shown], "has_more": len(shown) < len(found)}
 
-    def letters(self, _: Caller) -> dict[str, Any]:
+    def letters(self, _: bool) -> dict[str, Any]:
         """Dead letters by index and kind of error."""
         with self._connection() as connection:
             kinds = dead_letters.kinds(connection, None)
@@ -147,7 +136,7 @@ class Api:
 
     def explain(
         self,
-        caller: Caller,
+        has_token: bool,
         document: _Text,
         id_: Annotated[_Text, Field(alias="id")],
         values: bool = False,
@@ -158,7 +147,7 @@ class Api:
             ForbiddenError, UnauthorizedError: Values are requested without it.
         """
         if values:
-            self._access.require(Need.ACTIONS, has_token=caller.has_token)
+            self._access.require(has_token=has_token, for_values=True)
         with self._connection() as connection, elastic.connect(self._settings.elasticsearch) as elasticsearch:
             answer: dict[str, Any] = plain(
                 explain.explain(
@@ -166,12 +155,12 @@ class Api:
                 )
             )
         for row in answer["indices"]:
-            if row["dead_letter"] is not None and not caller.has_token:  # errors quote values
+            if row["dead_letter"] is not None and not has_token:  # errors quote values
                 row["dead_letter"]["error"] = None
                 row["says"], row["hint"] = "It could not be written.", _HIDDEN
         return answer
 
-    def wait(self, caller: Caller, token: _Text, timeout: _Timeout = _WAIT_MAX, searchable: bool = False) -> Any:
+    def wait(self, has_token: bool, token: _Text, timeout: _Timeout = _WAIT_MAX, searchable: bool = False) -> Any:
         """Wait until the transaction of ``token`` is indexed, at most ``timeout`` seconds.
 
         Raises:
@@ -186,40 +175,7 @@ class Api:
             raise UnavailableError("This daemon is stopping", hint="Try again, or use another daemon.") from None
         finally:
             self._waits.release()
-        return {**plain(waited), **({} if caller.has_token else {"dead_lettered": len(waited.dead_lettered)})}
-
-    # To change
-
-    def change(self, caller: Caller, job_id: int, action: str) -> dict[str, Any]:
-        """Pause, resume or cancel a job; ``note`` says so if documents that it did not write may be stale."""
-        with self._connection() as connection:
-            changed = _CHANGES[action](connection, job_id)
-            note = reindex.hint_after(connection, changed) if action == "cancel" else ""
-        _log(caller, action, job=job_id)
-        return {**_job(changed, caller), "note": note}
-
-    def retry(self, caller: Caller, document: _Text) -> dict[str, Any]:
-        """Write the dead-lettered documents of a definition again, as jobs.
-
-        Raises:
-            SyncerError: The request names no active definition, or it is suspended.
-        """
-        chunk = self._settings.worker.batch_documents_max
-        with self._connection() as connection:
-            rows = registry.named(connection, document)
-            for row in rows:
-                suspend.require_active(row)
-            found = dead_letters.indices(connection, document=document)
-            made = [
-                job
-                for row in rows
-                if row.index_name in found
-                and (ids := dead_letters.ids(connection, row.index_name))
-                and (job := listing.create_listed(connection, row, ids, chunk=chunk))
-            ]
-        done = {"jobs": [job.id for job in made], "letters": sum(job.documents_total or 0 for job in made)}
-        _log(caller, "retry", document=document, **done)
-        return done
+        return {**plain(waited), **({} if has_token else {"dead_lettered": len(waited.dead_lettered)})}
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -242,11 +198,7 @@ def _health(checks: Sequence[HealthCheck]) -> Response:
     return as_json({"is_well": is_well, "checks": checks}, 200 if is_well else 503)
 
 
-def _job(job: Job, caller: Caller) -> dict[str, Any]:
+def _job(job: Job, *, has_token: bool) -> dict[str, Any]:
     """A job as data; its error may contain values of rows."""
     data: dict[str, Any] = plain(job)
-    return data if caller.has_token else data | {"error": data["error"] and _HIDDEN}
-
-
-def _log(caller: Caller, action: str, **about: Any) -> None:
-    structlog.get_logger().info("web.acted", action=action, address=caller.address, **about)
+    return data if has_token else data | {"error": data["error"] and _HIDDEN}

@@ -1,7 +1,7 @@
 """App: answers HTTP requests: the page, the API, metrics and health.
 
 Guarantees: every response of the API is JSON. An error is ``{"message": …, "hint": …}``, as a command would print it,
-never a traceback. Only POST changes jobs or dead letters, though a wait for searchability refreshes an index.
+never a traceback. No request changes anything, though a wait for searchability refreshes an index.
 Permissions are checked here, before anything is read for a request. The page refers to no other host.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -22,10 +21,10 @@ from werkzeug.wrappers import Request, Response
 
 from syncer.base import settings
 from syncer.base.error_policy import explain
-from syncer.base.errors import ConfigError, DefinitionError, JobError, SyncerError, TokenError, WaitTimeoutError
+from syncer.base.errors import ConfigError, DefinitionError, SyncerError, TokenError, WaitTimeoutError
 from syncer.base.formatting import plain
 from syncer.base.log import Repeated
-from syncer.monitoring.web.access import Access, ForbiddenError, Need, UnauthorizedError
+from syncer.monitoring.web.access import Access, ForbiddenError, UnauthorizedError
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -40,7 +39,6 @@ _STATUS: dict[type[SyncerError], int] = {
     ForbiddenError: 403,
     ConfigError: 400,
     DefinitionError: 404,
-    JobError: 409,
     TokenError: 400,
     WaitTimeoutError: 504,
 }
@@ -54,21 +52,13 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Where a permitted request comes from: whether it has the token, and its address."""
+def route(path: str, answer: Callable[..., Any], *, is_public: bool = False) -> Rule:
+    """A path and its handler; unless it is public, other machines need the token.
 
-    has_token: bool
-    address: str
-
-
-def route(path: str, need: Need, answer: Callable[..., Any], *, method: str = "GET") -> Rule:
-    """A path, the permission that it requires, and its handler.
-
-    The handler is called with a `Caller`, and with the parameters of path, query and body, which pydantic checks
-    against its annotations. It returns JSON data, or a whole response.
+    The handler is called with whether the request has the token, and with the parameters of path and query, which
+    pydantic checks against its annotations. It returns JSON data, or a whole response.
     """
-    return Rule(path, endpoint=(need, validate_call(answer)), methods=[method])
+    return Rule(path, endpoint=(validate_call(answer), is_public), methods=["GET"])
 
 
 class App:
@@ -101,11 +91,11 @@ class App:
         endpoint, values = self._paths.bind_to_environ(request.environ).match()
         if isinstance(endpoint, str):
             return self._file(request, endpoint or values["name"])
-        need, answer = endpoint
+        answer, is_public = endpoint
         has_token = self._access.has_token(request.headers)
-        self._access.require(need, has_token=has_token)
-        caller = Caller(has_token=has_token, address=request.remote_addr or "")
-        found = answer(caller, **{**request.args.to_dict(), **_body(request), **values})
+        if not is_public:
+            self._access.require(has_token=has_token)
+        found = answer(has_token, **{**request.args.to_dict(), **values})
         return found if isinstance(found, Response) else as_json(found)
 
     def _file(self, request: Request, name: str) -> Response:
@@ -151,22 +141,6 @@ class App:
 def as_json(body: Any, status: int = 200) -> Response:
     """A JSON response of the API."""
     return Response(json.dumps(plain(body)), status, content_type="application/json")
-
-
-def _body(request: Request) -> dict[str, Any]:
-    """The JSON object in the body of a POST.
-
-    Raises:
-        ConfigError: It is not a JSON object.
-    """
-    body = request.get_data(cache=False) if request.method == "POST" else b""
-    try:
-        parsed = json.loads(body or b"{}")
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise ConfigError("The body is not a JSON object", hint='As in: {"document": "blogpost"}')
-    return parsed
 
 
 def _log_refused(_: str, requests: int, last: tuple[str, str]) -> None:

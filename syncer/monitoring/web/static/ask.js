@@ -28,16 +28,13 @@ export class Refused extends Error {
 /** Thrown when the daemon does not answer. */
 export class Unreachable extends Error {}
 
-async function send(method, path, body, sent = token) {
+async function send(path, sent = token) {
   const headers = {};
   if (sent !== null) headers.Authorization = `Bearer ${sent}`;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
   let response, answer;
   try {
     response = await fetch(path, {
-      method, headers, cache: "no-store", redirect: "error",
-      body: body === undefined ? undefined : JSON.stringify(body),
-      signal: AbortSignal.timeout(PATIENCE_MS),
+      headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(PATIENCE_MS),
     });
     answer = await response.json();
   } catch (error) {
@@ -49,20 +46,7 @@ async function send(method, path, body, sent = token) {
 
 export const get = (path, words = {}) => {
   const query = new URLSearchParams(words).toString();
-  return send("GET", query ? `${path}?${query}` : path);
+  return send(query ? `${path}?${query}` : path);
 };
 /** Whether a token is taken: it is sent with this question alone, and not with those that are asked meanwhile. */
-export const tryToken = (value) => send("GET", "/api/status", undefined, value);
-export const post = (path, body = {}) => send("POST", path, body);
-
-/** Do something, and say in an element what has come of it. */
-export async function act(notice, doing, path, body, done) {
-  notice.classList.remove("bad");
-  notice.textContent = doing;
-  try {
-    notice.textContent = done(await post(path, body));
-  } catch (error) {
-    notice.classList.add("bad");
-    notice.textContent = error.hint ? `${error.message}. ${error.hint}` : `${error.message}.`;
-  }
-}
+export const tryToken = (value) => send("/api/status", value);

@@ -52,18 +52,3 @@ export function keep(container, items, key, make, change) {
 
 /** A fold-out for the text of an error, as the server or its client library words it. */
 export const raw = () => el("details", { class: "raw", hidden: true }, el("summary", {}, "Error text"), el("pre"));
-
-/** A button that asks once more before it does what cannot be taken back. */
-export function confirmed(label, question, act) {
-  const first = el("button", { type: "button" }, label);
-  const sure = el("button", { type: "button", class: "danger" }, question);
-  const back = el("button", { type: "button" }, "No");
-  const box = el("span", { class: "buttons" }, first);
-  const ask = () => { box.replaceChildren(sure, back); sure.focus(); };
-  const leave = () => { box.replaceChildren(first); first.focus(); };
-  first.addEventListener("click", ask);
-  back.addEventListener("click", leave);
-  box.addEventListener("keydown", (event) => { if (event.key === "Escape") leave(); });
-  sure.addEventListener("click", () => { leave(); act(); });
-  return box;
-}

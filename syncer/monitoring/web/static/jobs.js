@@ -1,37 +1,32 @@
-// Jobs: their progress, the time left, and their actions.
+// Jobs: their progress, and the time left.
 
-import { act } from "./ask.js";
-import { by, confirmed, el, fill, keep, raw, say, show } from "./dom.js";
+import { by, el, keep, raw, say, show } from "./dom.js";
 import { amount, count, duration, moment, rate } from "./words.js";
 
-export function showJobs(jobs, { hasMore, access, refresh }) {
+export function showJobs(jobs, { hasMore, access }) {
   const unfinished = jobs.filter((one) => one.finished_at === null).length;
-  const canAct = access.can_act;
   say(by("jobs-count"), unfinished ? `${count(unfinished)} unfinished` : "");
-  show(by("jobs-locked"), unfinished > 0 && !canAct && access.takes_token);
+  show(by("jobs-act"), unfinished > 0);
   show(by("jobs-none"), !jobs.length);
   show(by("jobs-more"), hasMore);
-  by("jobs").classList.toggle("acts", canAct);
-  keep(by("jobs"), jobs, (one) => one.id, make, (row, one) => change(row, one, access, refresh));
+  keep(by("jobs"), jobs, (one) => one.id, make, (row, one) => change(row, one, access));
 }
 
 function make(one) {
   return el("li", { "aria-label": `Job ${one.id}` },
     el("div", { class: "what" }, el("p", {}, el("b", {}), el("span")), el("p", { class: "quiet" }), raw()),
     el("div", {}, el("div", { class: "bar", role: "progressbar", "aria-label": `Job ${one.id}`, "aria-valuemin": "0",
-      "aria-valuemax": "100" }, el("i")), el("p")),
-    el("div", { class: "buttons" }));
+      "aria-valuemax": "100" }, el("i")), el("p")));
 }
 
-function change(row, one, access, refresh) {
-  const [what, progress, buttons] = row.children;
-  const canAct = access.can_act;
+function change(row, one, access) {
+  const [what, progress] = row.children;
   const isOver = one.finished_at !== null;
   row.className = isOver ? "ended" : one.is_paused ? "paused" : one.is_suspended ? "suspended" : "";
   say(what.querySelector("b"), `${one.id} · ${one.reason}`);
   say(what.querySelector("span"), ` of ${one.index_name}`);
   say(what.children[1], under(one));
-  const hasText = access.can_act && Boolean(one.error?.includes("\n"));
+  const hasText = access.sees_values && Boolean(one.error?.includes("\n"));
   show(what.lastElementChild, hasText);
   say(what.querySelector("pre"), hasText ? one.error : "");
   const share = one.documents_total ? Math.min(1, one.documents_done / one.documents_total) : 0;
@@ -39,8 +34,6 @@ function change(row, one, access, refresh) {
   bar.setAttribute("aria-valuenow", String(Math.round(share * 100)));
   bar.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
   say(progress.lastElementChild, pace(one, share));
-  show(buttons, canAct && !isOver);
-  fill(buttons, [one.is_paused, canAct, isOver], () => (canAct && !isOver ? choices(one, refresh) : []));
 }
 
 function under(one) {
@@ -63,16 +56,4 @@ function pace(one, share) {
   const speed = one.documents_per_second === null ? "" : ` · ${rate(one.documents_per_second)} / s`;
   const left = one.eta_seconds === null ? "" : ` · ${duration(one.eta_seconds)} left`;
   return `${done}${speed}${left}`;
-}
-
-function choices(one, refresh) {
-  const notice = by("jobs-notice");
-  const path = (what) => `/api/jobs/${one.id}/${what}`;
-  const go = async (doing, what, done) => { await act(notice, doing, path(what), {}, done); refresh(); };
-  const pauseOrResume = one.is_paused
-    ? el("button", { type: "button", onclick: () => go(`Resuming job ${one.id} …`, "resume", () => `Job ${one.id} is resumed.`) }, "Resume")
-    : el("button", { type: "button", onclick: () => go(`Pausing job ${one.id} …`, "pause", () => `Job ${one.id} is paused.`) }, "Pause");
-  const cancel = confirmed("Cancel", "Cancel for good", () => go(`Cancelling job ${one.id} …`, "cancel",
-    (done) => `Job ${one.id} is cancelled: ${amount(done.documents_done, "document")} written${done.note ? `. ${done.note}` : ""}`));
-  return [pauseOrResume, cancel];
 }

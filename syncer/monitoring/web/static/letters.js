@@ -1,27 +1,25 @@
-// Dead letters by error, to retry.
+// Dead letters by error.
 
-import { act, get } from "./ask.js";
+import { get } from "./ask.js";
 import { by, el, fill, keep, raw, say, show } from "./dom.js";
-import { amount, count, moment } from "./words.js";
+import { count, moment } from "./words.js";
 
-export function showLetters(letters, { access, refresh, explain }) {
+export function showLetters(letters, { access, explain }) {
   const { kinds } = letters;
-  const canAct = access.can_act;
-  show(by("letters-locked"), letters.letters > 0 && !canAct && access.takes_token);
   say(by("letters-count"), letters.letters ? count(letters.letters) : "");
+  show(by("letters-act"), letters.letters > 0);
   show(by("letters-none"), !letters.letters);
   show(by("letters"), kinds.length > 0);
   keep(by("letters").tBodies[0], kinds, (one) => JSON.stringify([one.index_name, one.kind]),
     () => el("tr", {}, cell("Documents", "number alarm"), cell("Index", "index", el("code")), cell("Error"),
-      cell("Since"), cell("Example", null, el("span"), raw()), el("td", {}, el("div", { class: "buttons" }))),
-    (row, one) => change(row, one, access, refresh, explain));
+      cell("Since"), cell("Example", null, el("span"), raw())),
+    (row, one) => change(row, one, access, explain));
 }
 
 const cell = (label, kind = null, ...children) => el("td", { class: kind, "data-label": label }, ...children);
 
-function change(row, one, access, refresh, explain) {
-  const canAct = access.can_act;
-  const [documents, index, kind, since, example, doing] = row.cells;
+function change(row, one, access, explain) {
+  const [documents, index, kind, since, example] = row.cells;
   say(documents, count(one.letters));
   say(index.firstElementChild, one.index_name);
   say(kind, one.kind);
@@ -30,9 +28,8 @@ function change(row, one, access, refresh, explain) {
     el("a", { href: "#look", onclick: (event) => { event.preventDefault(); explain(one.document, one.example); } }, one.example),
   ]);
   const text = example.lastElementChild;
-  show(text, access.can_act);
+  show(text, access.sees_values);
   text.ontoggle = () => { if (text.open) showText(text.querySelector("pre"), one); };
-  fill(doing.firstElementChild, [canAct], () => (canAct ? [retry(one, refresh)] : []));
 }
 
 /** The error of one of them; it quotes values, so it is asked for only when it is folded out. */
@@ -44,13 +41,4 @@ async function showText(place, one) {
   } catch (error) {
     say(place, `${error.message}.`);
   }
-}
-
-function retry(one, refresh) {
-  const go = async () => {
-    await act(by("letters-notice"), "Retrying …", "/api/dead-letters/retry", { document: one.document },
-      (done) => done.jobs.length ? `Job ${done.jobs.join(", ")} retries ${amount(done.letters, "document")}.` : "There is nothing to retry.");
-    refresh();
-  };
-  return el("button", { type: "button", onclick: go }, `Retry all of ${one.document}`);
 }

@@ -62,7 +62,7 @@ async function ask() {
   const status = await get("/api/status");
   const access = status.access;
   const silent = silentOf(status);
-  if (!silent.has("postgres")) await askPostgres(status);
+  if (!silent.has("postgres")) await askPostgres();
   const rates = silent.has("postgres") ? null : ratesBetween(state.status, status);
   note(status, rates, silent);
   Object.assign(state, { status, answeredAt: Date.now() });
@@ -72,8 +72,8 @@ async function ask() {
   showDaemons(status);
   const documents = status.documents ?? [];
   showDocuments(documents, status.verifications ?? [], silent);
-  showJobs(state.jobs.jobs, { hasMore: state.jobs.has_more, access, refresh: turn });
-  showLetters(state.letters, { access, refresh: turn, explain });
+  showJobs(state.jobs.jobs, { hasMore: state.jobs.has_more, access });
+  showLetters(state.letters, { access, explain });
   showEvents(state.events);
   for (const id of ["jobs-old", "letters-old", "events-old"]) asOf(id, silent, "postgres");
   plots.forEach((plot) => plot.update(state.samples, state.range));
@@ -84,11 +84,10 @@ async function ask() {
 }
 
 /** What is asked of Postgres directly, each in a connection of its own; an answer that fails leaves what was known. */
-async function askPostgres(status) {
-  const { sees_rows: seesRows } = status.access;
+async function askPostgres() {
   const isDue = Date.now() - state.eventsAt >= EVENTS_EVERY_MS;
   const [letters, jobs, events] = await Promise.all([
-    seesRows ? unlessAway(get("/api/dead-letters")) : { letters: deadLettered(status), kinds: [] },
+    unlessAway(get("/api/dead-letters")),
     unlessAway(get("/api/jobs")),
     isDue ? unlessAway(get("/api/events")) : null,
   ]);
@@ -126,8 +125,6 @@ by("range").addEventListener("change", () => {
   turn();
 });
 
-const deadLettered = (status) => (status.documents ?? []).reduce((sum, one) => sum + one.dead_letters, 0);
-
 function showTrouble(error, wait) {
   const isLost = error instanceof Unreachable;
   if (error.status === 401) { useToken(null); unlockForm(true, `${error.message}. ${error.hint}`); }
@@ -154,8 +151,8 @@ function showAccess(access) {
   say(by("daemon"), `${daemon.host}, process ${daemon.process}, version ${daemon.version}`);
   const button = by("unlock");
   show(button, access.takes_token);
-  say(button, access.can_act ? "Lock" : "Unlock");
-  button.title = access.can_act ? "Forget the token" : "Enter the token to see values, pause jobs and retry dead letters";
+  say(button, access.sees_values ? "Lock" : "Unlock");
+  button.title = access.sees_values ? "Forget the token" : "Enter the token to see values";
 }
 
 function unlockForm(isShown, message = "") {
@@ -164,14 +161,6 @@ function unlockForm(isShown, message = "") {
   by("unlock").setAttribute("aria-expanded", String(isShown));
   say(by("token-notice"), message);
   by("token-notice").classList.toggle("bad", message !== "");
-}
-
-for (const one of document.querySelectorAll("button.unlock")) {
-  one.addEventListener("click", () => {
-    unlockForm(true);
-    by("token-form").scrollIntoView({ block: "center" });
-    by("token").focus({ preventScroll: true });
-  });
 }
 
 by("unlock").addEventListener("click", () => {
@@ -204,9 +193,7 @@ function showLook(documents, access) {
   const chosen = choice.value;
   fill(choice, documents.map((one) => one.name), () => documents.map((one) => el("option", { value: one.name }, one.name)));
   if (chosen && documents.some((one) => one.name === chosen)) choice.value = chosen;
-  show(by("look-values-choice"), access.can_act);
-  show(by("look-locked"), !access.sees_rows);
-  by("look").querySelector("button").disabled = !access.sees_rows;
+  show(by("look-values-choice"), access.sees_values);
 }
 
 function explain(name, id) {
@@ -214,12 +201,12 @@ function explain(name, id) {
   by("look-id").value = id;
   by("look").scrollIntoView({ block: "start" });
   by("look-id").focus({ preventScroll: true });
-  lookUp(name, id, state.status.access.can_act && by("look-values").checked);
+  lookUp(name, id, state.status.access.sees_values && by("look-values").checked);
 }
 
 by("look").addEventListener("submit", (event) => {
   event.preventDefault();
-  const values = Boolean(state.status?.access.can_act) && by("look-values").checked;
+  const values = Boolean(state.status?.access.sees_values) && by("look-values").checked;
   lookUp(by("look-document").value, by("look-id").value, values);
 });
 

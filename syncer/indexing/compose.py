@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Any, NamedTuple
@@ -123,10 +123,10 @@ class Composer:
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._connection.prepare_threshold = None
-        self._connection.execute(lock_timeout(COMPONENT_LOCK_SECONDS))
-        self._connection.execute(_PREPARE_AFTER)
+        self.connection = connection
+        self.connection.prepare_threshold = None
+        self.connection.execute(lock_timeout(COMPONENT_LOCK_SECONDS))
+        self.connection.execute(_PREPARE_AFTER)
         self._catalogue = Catalogue()
         self._plans: dict[str, _Plan] = {}
         self._numbers = count(1)
@@ -155,11 +155,11 @@ class Composer:
 
         Raises:
             SuspendedError: The definition is suspended.
-            DocumentError: The definition has to be suspended: its SELECT no longer fits, or returns an id more than
-                once.
+            DocumentError: The definition, if it is still active, has to be suspended: its SELECT no longer fits, or
+                returns an id more than once.
             psycopg.Error: The SELECT failed on some row, or the connection did.
         """
-        while (document := self._catalogue.last(self._connection, index_name)) is not None:
+        while (document := self._catalogue.last(self.connection, index_name)) is not None:
             try:
                 plan = self._plans.get(index_name)
                 if plan is None or plan.document is not document:
@@ -168,13 +168,15 @@ class Composer:
                     found = self._read(plan, ids, min(bytes_max, DOCUMENT_BYTES_MAX))
                     if found.state is None:
                         break
-                    if _may_be_built(found, document, resumes=resumes) and found.fingerprint == plan.fingerprint:
+                    if _may_be_built(found, plan, resumes=resumes):
                         return self._batch(ids, document, found, everywhere=everywhere)
             except SuspendedError:
                 raise
             except DocumentError:
                 self._forget(index_name)
-                if self._is_to_suspend(document):
+                self._catalogue.forget()
+                # If its relations have changed since it was applied, that is the more specific error.
+                with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
                     raise
             except psycopg.Error:
                 self._forget(index_name)
@@ -193,32 +195,33 @@ class Composer:
             psycopg.Error: Postgres is unavailable. What was built may have been taken back.
         """
         query = sql.SQL(_AFTER).format(index_name=sql.Literal(index_name))
-        row = self._connection.execute(query).fetchone()
+        row = self.connection.execute(query).fetchone()
         assert row is not None  # the query always returns one row
         return DocumentState.of(row[1:])
-
-    def _is_to_suspend(self, document: Document) -> bool:
-        """Return whether the failed definition is still active and has not been replaced meanwhile.
-
-        Raises:
-            DocumentError: Its relations have changed since it was applied, which is the more specific error.
-        """
-        if not _is_active(registry.state(self._connection, document.index_name), document):
-            return False
-        with reading(self._connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
-            return True
 
     def _read(self, plan: _Plan, ids: Sequence[str], bytes_max: int) -> _Snapshot:
         """Assign a version with a snapshot, and read in it, in one round trip."""
         # Rule: the-revision-is-read-in-the-snapshot. So is everything else that decides on what is written.
-        wanted = sql.Literal(castable(self._connection, plan.document, ids)).as_string(self._connection)
+        wanted = sql.Literal(castable(self.connection, plan.document, ids)).as_string(self.connection)
         read = f"EXECUTE {plan.name}({wanted}, {bytes_max})"
-        statements = [_BEGIN, *self._planning(ids), plan.lock, version.assign_version(), read, "COMMIT"]
+        planning = []
+        if len(ids) <= _FEW_IDS:
+            planning.append(_FOR_ANY)
+            if clock() - self._planned_at > _REPLAN_SECONDS:
+                self._planned_at = clock()
+                planning.append(_REPLAN)
+        statements = filter(None, [_BEGIN, *planning, plan.lock, version.assign_version(), read, "COMMIT"])
+        answers: list[list[tuple[Any, ...]]] = []
         try:
-            answers = self._answers("; ".join(filter(None, statements)))
+            cursor = self.connection.execute("; ".join(statements), prepare=False)
+            while True:
+                if cursor.description is not None:
+                    answers.append(cursor.fetchall())
+                if not cursor.nextset():
+                    break
         except psycopg.Error:
-            if not self._connection.closed:
-                self._connection.rollback()
+            if not self.connection.closed:
+                self.connection.rollback()
             raise
         ((assigned,),), *others = answers
         rows = list(chain.from_iterable(others))
@@ -226,24 +229,6 @@ class Composer:
         *state, fingerprint, lost = checked
         built = [row for row in rows if row[0] is not None]
         return _Snapshot(int(assigned), DocumentState.of(state), fingerprint, lost, built)
-
-    def _planning(self, ids: Sequence[str]) -> Iterator[str]:
-        """Yield the statements that decide by which plan so many ids are read."""
-        if len(ids) > _FEW_IDS:
-            return
-        yield _FOR_ANY
-        if clock() - self._planned_at > _REPLAN_SECONDS:
-            self._planned_at = clock()
-            yield _REPLAN
-
-    def _answers(self, text: str) -> list[list[Any]]:
-        """Return the rows of each statement that returns any."""
-        cursor, answers = self._connection.execute(text, prepare=False), []
-        while True:
-            if cursor.description is not None:
-                answers.append(cursor.fetchall())
-            if not cursor.nextset():
-                return answers
 
     def _batch(self, ids: Sequence[str], document: Document, found: _Snapshot, *, everywhere: bool) -> Batch:
         assert found.state is not None  # checked by the caller
@@ -258,7 +243,7 @@ class Composer:
         if len(by_id) + len(too_large) != len(rows):
             # The reason for a suspension is visible to users who may not see ids: see `syncer.documents.suspend`.
             repeated = [id_ for id_, number in Counter(row[0] for row in rows).items() if number > 1]
-            raise twice(self._connection, document, "an _id", hint="`syncer plan` says which. ", ids=repeated)
+            raise twice(self.connection, document, "an _id", hint="`syncer plan` says which. ", ids=repeated)
         return Batch(
             compositions=tuple(
                 by_id.get(id_) or Composition(id_, assigned, None, absent)
@@ -288,39 +273,35 @@ class Composer:
             uncaptured=install.uncaptured_query(document.dependencies.tables),
             index_name=sql.Literal(document.index_name),
         )
-        with reading(self._connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
-            known = str(value(self._connection, fingerprint))
+        with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
+            known = str(value(self.connection, fingerprint))
             documents = query_of(_BUILD, document, bytes_max=sql.SQL("$2"))
-            self._connection.execute(
+            self.connection.execute(
                 sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)
             )
         lock = locking(lineage_fingerprint.lockable(document.dependencies.shapes))
-        plan = self._plans[document.index_name] = _Plan(document, name, lock.as_string(self._connection), known)
+        plan = self._plans[document.index_name] = _Plan(document, name, lock.as_string(self.connection), known)
         return plan
 
     def _forget(self, index_name: str) -> None:
         """Drop the prepared statement; the next use prepares it again."""
         plan = self._plans.pop(index_name, None)
-        if plan is not None and not self._connection.closed:
-            self._connection.execute(sql.SQL("DEALLOCATE {name}").format(name=sql.Identifier(plan.name)))
+        if plan is not None and not self.connection.closed:
+            self.connection.execute(sql.SQL("DEALLOCATE {name}").format(name=sql.Identifier(plan.name)))
 
 
-def _may_be_built(found: _Snapshot, document: Document, *, resumes: bool) -> bool:
-    """Return whether the definition is active in a snapshot.
+def _may_be_built(found: _Snapshot, plan: _Plan, *, resumes: bool) -> bool:
+    """Return whether a snapshot has the definition and its relations as they were planned for.
 
     Raises:
         SuspendedError: It is suspended.
         DocumentError: Its tables are not captured.
     """
-    if not _is_active(found.state, document):
+    document, state = plan.document, found.state
+    if state is None or (state.revision, state.role) != (document.revision, document.role):
         return False
-    if found.state is not None and found.state.is_suspended and not resumes:
+    if state.is_suspended and not resumes:
         raise SuspendedError(f"{document.index_name} is suspended", document=document.name, revision=document.revision)
     if found.uncaptured:
         raise uncaptured(document, found.uncaptured)
-    return True
-
-
-def _is_active(state: DocumentState | None, document: Document) -> bool:
-    """Return whether the definition is active in a snapshot."""
-    return state is not None and (state.revision, state.role) == (document.revision, document.role)
+    return found.fingerprint == plan.fingerprint

@@ -84,17 +84,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A document that could not be written.
+    """A document that could not be written: to which index, with which version, and why.
 
-    Args:
-        document: The name of the definition.
-        index_name: The index it could not be written to.
-        id: The id of the document.
-        version: The version that it was to be written with.
-        kind: The name of the error in Elasticsearch or psycopg.
-        error: The server's message.
-        is_id_cut: Whether ``id`` is the beginning of a longer id, with its digest.
-        failed_at: When it was dead-lettered.
+    If ``is_id_cut``, ``id`` is the beginning of a longer id, with its digest.
     """
 
     document: str
@@ -109,16 +101,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterGroup:
-    """Dead letters of one index with the same kind of error.
-
-    Args:
-        document: The name of the definition.
-        index_name: The index they could not be written to.
-        kind: The name of the error.
-        letters: The number of dead letters.
-        first_at: When the oldest was dead-lettered.
-        example: One of their ids.
-    """
+    """Dead letters of one index with the same kind of error, since when, and one of their ids."""
 
     document: str
     index_name: str

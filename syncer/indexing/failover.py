@@ -17,8 +17,8 @@ is a conflict with a version never assigned in this cluster identity. `doubt` th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -31,10 +31,13 @@ from syncer.indexing.version import CLUSTER_IDENTITY, NOTED, row, skip_unflushed
 from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind
 
-_REMEMBERED_ONLY = "SELECT installation, system_identifier, timeline, sequence, epoch FROM syncer.cluster_identity"
-_REMEMBERED = f"{_REMEMBERED_ONLY} FOR UPDATE"
-_MAY_HAVE_ASSIGNED = f"""
-SELECT $1::bigint < i.epoch << {EPOCH_SHIFT} | ((s.last_value + 1) << {NUMBER_SHIFT})
+_NO_TIMELINE = 0
+"""No server has it."""
+_LOCK = "SELECT FROM syncer.cluster_identity FOR UPDATE"
+_READ = f"""
+SELECT i.installation, i.epoch, (i.system_identifier, i.timeline, i.sequence) = ({CLUSTER_IDENTITY}),
+       i.timeline = {_NO_TIMELINE}, CASE WHEN s.is_called THEN s.last_value ELSE 0 END,
+       i.epoch << {EPOCH_SHIFT} | ((s.last_value + 1) << {NUMBER_SHIFT}), ({NOTED})
 FROM syncer.cluster_identity AS i, syncer.version AS s
 """
 # The last note of an earlier cluster identity: notes are taken every few seconds while versions are assigned.
@@ -44,8 +47,6 @@ SELECT coalesce((SELECT t.assigned_before > now() - $1::interval FROM syncer.ver
 FROM syncer.cluster_identity AS i
 """
 _YOUNG = timedelta(hours=1)
-_NO_TIMELINE = 0
-"""No server has it."""
 # A writer that still assigns meanwhile is no worse off than before.
 _LEAVE = f"""
 UPDATE syncer.cluster_identity SET timeline = {_NO_TIMELINE}
@@ -53,11 +54,6 @@ WHERE timeline <> {_NO_TIMELINE}
   AND $1::bigint >= epoch << {EPOCH_SHIFT} | ((SELECT last_value + 1 FROM syncer.version) << {NUMBER_SHIFT})
 """
 _REMEMBER = "UPDATE syncer.cluster_identity SET system_identifier = $1, timeline = $2, sequence = $3, epoch = $4"
-_ASSIGNED = f"""
-SELECT i.installation, i.epoch, CASE WHEN s.is_called THEN s.last_value ELSE 0 END,
-       (i.system_identifier, i.timeline, i.sequence) = ({CLUSTER_IDENTITY})
-FROM syncer.cluster_identity AS i, syncer.version AS s
-"""
 _FAILED_OVER = "the database failed over or was restored"
 _DOUBTED = (
     "Elasticsearch has a version that this database did not assign: another client wrote it, or an old copy of the "
@@ -65,23 +61,30 @@ _DOUBTED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterIdentity:
-    """What was found of the identity of the database cluster.
+class _Remembered(NamedTuple):
+    """What Postgres remembers of the identity of the database cluster, beside the database as it runs.
 
-    Args:
-        epoch: The active epoch.
-        has_changed: Whether this call found that the identity has changed, or that documents may have been written
-            before there was one.
-        is_doubted: Whether only a version in Elasticsearch speaks for another identity: see `doubt`.
+    ``is_doubted`` says that only a version in Elasticsearch speaks for another identity: see `doubt`. All versions that
+    were assigned in the epoch are less than ``next_version``. ``noted`` is the greatest noted one.
     """
+
+    installation: UUID
+    epoch: int
+    is_same: bool
+    is_doubted: bool
+    last_number: int
+    next_version: int
+    noted: int
+
+
+class Entered(NamedTuple):
+    """The active epoch, and whether this call has begun it in a database that had another one before."""
 
     epoch: int
     has_changed: bool
-    is_doubted: bool = False
 
 
-def enter(connection: Connection, record: Index) -> ClusterIdentity:
+def enter(connection: Connection, record: Index) -> Entered:
     """Enter the current cluster identity on a new connection, before the first version is assigned.
 
     Guarantees that every active document has a refresh that has not begun, if the identity is a new one.
@@ -92,32 +95,45 @@ def enter(connection: Connection, record: Index) -> ClusterIdentity:
     in between costs a number but never the order.
 
     Args:
-        connection: A connection that is not in a transaction.
+        connection: A connection that is not in a transaction; it is closed if this fails.
         record: Elasticsearch, which keeps epochs and versions too: a restore of Postgres cannot take them back.
     """
-    installation = row(connection, _REMEMBERED_ONLY)[0]
-    recorded, assigned = record.read_epoch(installation), record.read_assigned(installation)
-    found, is_same = _compared(connection, _REMEMBERED_ONLY, recorded, assigned)
-    if not is_same:
-        found = _enter_another(connection, record, installation, recorded, assigned)
-    skip_unflushed(connection)
-    return found
+    try:
+        installation = _read(connection).installation
+        recorded, assigned = record.read_epoch(installation), record.read_assigned(installation)
+        now = _read(connection)  # after the record, so that nothing recorded is newer
+        entered = Entered(now.epoch, has_changed=False)
+        if not _is_current(now, recorded, assigned):
+            entered = _enter_another(connection, record, recorded, assigned)
+        skip_unflushed(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return entered
 
 
-def _enter_another(
-    connection: Connection, record: Index, installation: UUID, recorded: int, assigned: int
-) -> ClusterIdentity:
+def _read(connection: Connection) -> _Remembered:
+    return _Remembered(*row(connection, _READ))
+
+
+def _is_current(now: _Remembered, recorded: int, assigned: int) -> bool:
+    """Return whether the active epoch is that of the database as it runs, and of what is recorded outside."""
+    return now.is_same and recorded <= now.epoch and max(assigned, now.noted) < now.next_version
+
+
+def _enter_another(connection: Connection, record: Index, recorded: int, assigned: int) -> Entered:
     """Enter another cluster identity, unless another process has done so meanwhile."""
     made: list[Job] = []
     with connection.transaction():
-        found, is_same = _compared(connection, _REMEMBERED, recorded, assigned)
-        if is_same:
-            return found
+        connection.execute(_LOCK)
+        found = _read(connection)
+        if _is_current(found, recorded, assigned):
+            return Entered(found.epoch, has_changed=False)
         # Rules: a-new-identity-has-a-greater-epoch, the-epoch-is-kept-in-elasticsearch.
         epoch, has_changed = max(found.epoch, recorded) + 1, found.epoch > 0 or recorded > 0
         occasion = _DOUBTED if found.is_doubted else _FAILED_OVER
         # Rule: the-record-comes-first.
-        record.write_epoch(installation, epoch)
+        record.write_epoch(found.installation, epoch)
         connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
         if has_changed:
             # Rule: a-new-identity-refreshes-all.
@@ -136,27 +152,7 @@ def _enter_another(
         )
         for job in made:
             log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.occasion)
-    return ClusterIdentity(epoch=epoch, has_changed=has_changed)
-
-
-def _compared(connection: Connection, query: str, recorded: int, assigned: int) -> tuple[ClusterIdentity, bool]:
-    """Return what Postgres remembers, and whether that is its current cluster identity."""
-    _, system_identifier, timeline, sequence, epoch = row(connection, query)
-    current = row(connection, CLUSTER_IDENTITY)
-    known = max(assigned, row(connection, NOTED)[0])
-    is_same = (system_identifier, timeline, sequence) == current and recorded <= epoch
-    is_same = is_same and may_have_assigned(connection, known)
-    is_doubted = timeline == _NO_TIMELINE
-    return ClusterIdentity(epoch=epoch, has_changed=False, is_doubted=is_doubted), is_same
-
-
-def may_have_assigned(connection: Connection, version: int) -> bool:
-    """Return whether this database may have assigned a version that was found in Elasticsearch before this call.
-
-    If not, versions that it assigns now may be lower than earlier ones.
-    """
-    is_less: bool = row(connection, _MAY_HAVE_ASSIGNED, (version,))[0]
-    return is_less
+    return Entered(epoch, has_changed)
 
 
 def doubt(connection: Connection, record: Index, version: int) -> bool:
@@ -169,13 +165,13 @@ def doubt(connection: Connection, record: Index, version: int) -> bool:
         Whether it will: the versions assigned on this connection are then not reliable. It will not if no epoch as
         great was ever entered: the version is then foreign.
     """
-    if may_have_assigned(connection, version):
+    now = _read(connection)
+    if version < now.next_version:
         return False
-    installation, _, _, _, epoch = row(connection, _REMEMBERED_ONLY)
-    if split(version)[0] > max(epoch, record.read_epoch(installation)):
+    if split(version)[0] > max(now.epoch, record.read_epoch(now.installation)):
         return False
-    known = max(record.read_assigned(installation), row(connection, NOTED)[0])
-    if may_have_assigned(connection, known) and row(connection, _IS_YOUNG, (_YOUNG,))[0]:
+    known = max(record.read_assigned(now.installation), now.noted)
+    if known < _read(connection).next_version and row(connection, _IS_YOUNG, (_YOUNG,))[0]:
         return False
     connection.execute(_LEAVE, (version,))
     return True
@@ -183,13 +179,13 @@ def doubt(connection: Connection, record: Index, version: int) -> bool:
 
 def is_forgotten(connection: Connection, record: Index) -> bool:
     """Return whether the database has an epoch that the record outside does not know."""
-    installation, _, _, _, epoch = row(connection, _REMEMBERED_ONLY)
-    return epoch > 0 and not record.read_epoch(installation)
+    now = _read(connection)
+    return now.epoch > 0 and not record.read_epoch(now.installation)
 
 
 def is_entered(connection: Connection) -> bool:
     """Return whether the active epoch belongs to the database as it runs; if not, the next writer enters another."""
-    return bool(row(connection, _ASSIGNED)[3])
+    return _read(connection).is_same
 
 
 def is_foreign(connection: Connection, record: Index, version: int) -> bool:
@@ -198,11 +194,11 @@ def is_foreign(connection: Connection, record: Index, version: int) -> bool:
     A foreign version that equals one of syncer's cannot be told from it.
     """
     epoch, number = split(version)
-    installation, epoch_now, last_number, is_same = row(connection, _ASSIGNED)
+    now = _read(connection)
     if is_raised(version) or epoch == 0:  # every writer enters an epoch before it assigns
         return True
-    if epoch < epoch_now or (epoch == epoch_now and number <= last_number):
+    if epoch < now.epoch or (epoch == now.epoch and number <= now.last_number):
         return False
     # Before the first writer after a restore, versions of the cluster identity that was lost are greater than any.
-    is_lost = epoch > epoch_now or not is_same
-    return not (is_lost and epoch <= record.read_epoch(installation))
+    is_lost = epoch > now.epoch or not now.is_same
+    return not (is_lost and epoch <= record.read_epoch(now.installation))

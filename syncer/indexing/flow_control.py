@@ -1,10 +1,10 @@
-"""Flow control: how many documents a slice has, and how many slices are in hand, for the writers of one component.
+"""Flow control: how many documents a slice has, and how many submissions are open, for the writers of one component.
 
 Both are fixed. A slice of an index is halved after a refusal for lack of room (429, 503), a timeout, a slow build or
 documents too large to be built together, and doubled again after a while without any of these.
 
 Jobs make way for live changes. Elasticsearch handles the requests of a shard one after the other, so a single edit
-waits behind those that are already there. While live changes flow, jobs have two small slices in hand.
+waits behind those that are already there. While live changes flow, jobs have two submissions open, in small slices.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from syncer.base.settings import WorkerSettings
 from syncer.elasticsearch.bulk import BULK_BYTES_MAX
@@ -50,7 +48,7 @@ class FlowControl:
     """Limits for all writers of one component. Safe to share between threads.
 
     Args:
-        settings: How many slices are in hand at once, and how many documents a slice has.
+        settings: How many slices are in flight at once, and how many documents a slice has.
         traffic: Live changes to make way for; None for the component that writes them.
     """
 
@@ -61,8 +59,7 @@ class FlowControl:
         self._traffic = traffic
         self._sizes: dict[str, tuple[int, float]] = {}
         """The size of slices that were halved, by index, and when that was."""
-        self._in_hand = 0
-        self._changed = threading.Condition()
+        self._turn = threading.Lock()
 
     def documents(self, index_name: str) -> int:
         """Return how many documents of an index a slice has now; at least one."""
@@ -70,31 +67,17 @@ class FlowControl:
         return min(size, BESIDE_TRAFFIC_DOCUMENTS) if self._is_beside_traffic else size
 
     @property
-    def slices(self) -> int:
-        """How many slices may be in hand now."""
-        return min(self.slices_max, BESIDE_TRAFFIC_SLICES) if self._is_beside_traffic else self.slices_max
+    def open_max(self) -> int:
+        """How many submissions may be open now: beside traffic two, else one more than there are threads."""
+        return BESIDE_TRAFFIC_SLICES if self._is_beside_traffic else self.slices_max + 1
 
     @property
     def _is_beside_traffic(self) -> bool:
         return self._traffic is not None and self._traffic.is_flowing
 
-    @contextmanager
-    def in_hand(self) -> Iterator[None]:
-        """Enclose one attempt to write a slice: waits until one more may be in hand."""
-        with self._changed:
-            while self._in_hand >= self.slices:
-                self._changed.wait(_FLOWING_SECONDS)  # traffic may end meanwhile
-            self._in_hand += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._in_hand -= 1
-                self._changed.notify()
-
     def halve(self, index_name: str, documents: int) -> None:
         """Make the slices of an index half as large as one that was too large or too slow, or was refused."""
-        with self._changed:
+        with self._turn:
             size, _ = self._sizes.get(index_name, (self._documents_max, 0.0))
             self._sizes[index_name] = max(1, min(size, documents // 2)), time.monotonic()
 
@@ -102,7 +85,7 @@ class FlowControl:
         """Double the slices of an index if they were halved a while ago. Call it after each that went well."""
         if index_name not in self._sizes:
             return
-        with self._changed:
+        with self._turn:
             size, at = self._sizes.get(index_name, (self._documents_max, time.monotonic()))
             if time.monotonic() - at < HALVED_SECONDS:
                 return

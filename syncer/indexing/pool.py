@@ -4,8 +4,6 @@ The component submits ids and gets a future. One thread brings all of them into 
 `syncer.indexing.writer`. Elasticsearch orders writes by their versions, not by their arrival, so what was submitted
 later may overtake what was submitted before.
 
-If a definition has to be suspended, the thread records it, and the future raises the error.
-
 Guarantees: a future has a result only once each of its documents is written, skipped or dead-lettered. Memory use
 depends neither on the number of ids nor on the size of documents. What was dropped is not begun, and what has begun
 does no harm.
@@ -20,13 +18,13 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stopping, join
+from syncer.base.log import Repeated
 from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl
-from syncer.indexing.writer import NO_ORIGIN, Shared, Writer
+from syncer.indexing.writer import NO_ORIGIN, Writer, log_dead_lettered
 
 _Tasks: TypeAlias = "SimpleQueue[Callable[[Writer], None] | None]"
 
@@ -35,10 +33,7 @@ class WriterPool:
     """Writes documents in threads of its own, started on demand. For one submitting thread.
 
     Args:
-        connect: Opens a connection to Postgres, for each thread.
-        index: Elasticsearch.
         pause: Waits before a retry; may raise `Stopping`.
-        name: The name of the component, for the log and the names of the threads.
         flow: How much goes into a request, and how many requests are in flight; a thread for each.
     """
 
@@ -51,10 +46,13 @@ class WriterPool:
         name: str,
         flow: FlowControl,
     ) -> None:
-        self._shared = Shared(flow=flow)
         self._name = name
         self._pause = pause
-        self._make = partial(Writer, connect=connect, index=index, name=name, shared=self._shared)
+        self._flow = flow
+        self._dead_lettered: Repeated[tuple[str, str], str] = Repeated(log_dead_lettered)
+        self._make = partial(
+            Writer, connect=connect, index=index, name=name, flow=flow, dead_lettered=self._dead_lettered
+        )
         self._threads: list[threading.Thread] = []
         self._tasks: _Tasks = SimpleQueue()
         self._open: set[Future[WriteReport]] = set()
@@ -62,8 +60,8 @@ class WriterPool:
 
     @property
     def has_room(self) -> bool:
-        """Whether to submit more: nothing waits for a thread."""
-        return len(self._open) <= self._shared.flow.slices_max
+        """Whether to submit more: nothing waits for a thread, and live changes have room."""
+        return len(self._open) < self._flow.open_max
 
     def submit(
         self,
@@ -77,29 +75,23 @@ class WriterPool:
         """Bring documents up to date in one index: see `Writer.write`.
 
         Returns:
-            A future of the report. It raises what `Writer.write` raises; a definition that has to be suspended is.
+            A future of the report. It raises what `Writer.write` raises.
         """
         done, opened = Future[WriteReport](), self._open
 
         def write(writer: Writer) -> None:
-            report, failure = WriteReport(), None
             try:
-                try:
-                    report = writer.write(index_name, ids, everywhere=everywhere, origin=origin, resumes=resumes)
-                except DocumentError as error:
-                    writer.suspend(error)
-                    raise
+                report = writer.write(index_name, ids, everywhere=everywhere, origin=origin, resumes=resumes)
             except BaseException as error:  # noqa: BLE001 - the future passes it on
-                failure = error
-            opened.discard(done)
-            if failure is not None:
-                done.set_exception(failure)
+                opened.discard(done)
+                done.set_exception(error)
             else:
+                opened.discard(done)
                 done.set_result(report)
 
         opened.add(done)
         self._tasks.put(write)
-        if len(self._threads) < min(len(opened), self._shared.flow.slices_max):
+        if len(self._threads) < min(len(opened), self._flow.slices_max):
             name = f"{self._name}-writer-{len(self._threads) + 1}"
             self._threads.append(threading.Thread(target=self._run, args=(self._tasks,), name=name, daemon=True))
             self._threads[-1].start()
@@ -107,7 +99,7 @@ class WriterPool:
 
     def report_dead_letters(self) -> None:
         """Log dead letters that are not logged yet, if it is time."""
-        self._shared.dead_lettered.report()
+        self._dead_lettered.report()
 
     def close(self, *, seconds: float | None = None) -> bool:
         """Drop what was submitted, and wait for the slices in progress, whose failures are not retried.
@@ -125,7 +117,7 @@ class WriterPool:
         for _ in leaving:
             tasks.put(None)
         is_through = join(leaving, seconds=seconds)
-        self._shared.dead_lettered.flush()
+        self._dead_lettered.flush()
         return is_through
 
     def _run(self, tasks: _Tasks) -> None:

@@ -54,7 +54,7 @@ from syncer.base.retry import retry
 from syncer.base.settings import WorkerSettings
 from syncer.documents import registry, suspend
 from syncer.documents.queries import existing_here
-from syncer.documents.registry import Document, DocumentState
+from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.indexing import compose, dead_letters, failover
 from syncer.indexing.compose import Batch, Composer
@@ -113,62 +113,12 @@ class Slice:
         return self.parts((len(self.ids) + 1) // 2)
 
 
-class Shared:
-    """State shared by the writers of one component. Safe to share between threads."""
-
-    def __init__(self, *, flow: FlowControl | None = None) -> None:
-        self.flow = flow or FlowControl(WorkerSettings())
-        self.dead_lettered: Repeated[tuple[str, str], str] = Repeated(_log_dead_lettered)
-
-
-class Session(Link):
-    """A writer's connection: opened on demand, in the current cluster identity, before it assigns a version.
-
-    Args:
-        connect: Opens a connection to Postgres.
-        index: Elasticsearch, which records epochs and versions too.
-    """
-
-    def __init__(self, *, connect: Callable[[], Connection], index: Index) -> None:
-        super().__init__(self._entered)
-        self._open = connect
-        self._index = index
-        self._composer: Composer | None = None
-
-    @property
-    def composer(self) -> Composer:
-        """The composer that builds documents on this connection."""
-        if self._composer is None:
-            self._composer = Composer(self.connection)
-        return self._composer
-
-    def close(self) -> None:
-        """Close the connection; the next use opens another."""
-        super().close()
-        self._composer = None
-
-    def _entered(self) -> Connection:
-        connection = self._open()
-        # From the start: if psycopg had prepared anything, it would drop the composer's statements, too, once a
-        # transaction is rolled back.
-        connection.prepare_threshold = None
-        try:
-            failover.enter(connection, self._index)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-
 class Writer:
     """Writes documents by the version rule, on a connection of its own. Not safe to share between threads.
 
     Args:
-        connect: Opens a connection to Postgres.
-        index: Elasticsearch.
         pause: Waits before a retry; may raise `Stopping`.
-        name: The name of the component, for the log.
-        shared: State shared with the component's other writers; None for a single writer.
+        flow: Limits, shared with the component's other writers, as is the log of dead letters.
     """
 
     def __init__(
@@ -178,14 +128,17 @@ class Writer:
         index: Index,
         pause: Callable[[float], None],
         name: str,
-        shared: Shared | None = None,
+        flow: FlowControl | None = None,
+        dead_lettered: Repeated[tuple[str, str], str] | None = None,
     ) -> None:
+        self._connect = connect
         self._index = index
         self._pause = pause
         self._name = name
-        self._shared = shared or Shared()
-        self._flow = self._shared.flow
-        self._session = Session(connect=connect, index=index)
+        self._flow = flow or FlowControl(WorkerSettings())
+        self._dead_lettered = dead_lettered or Repeated(log_dead_lettered)
+        self._link = Link(self._opened)
+        self._composed_by: Composer | None = None
 
     def write(
         self,
@@ -225,10 +178,10 @@ class Writer:
             try:
                 slices += self._retry(partial(self._attempt, current))
             except DocumentError as error:
-                if isinstance(error, SuspendedError) or not self._retry(partial(self._is_outdated, index_name, error)):
-                    error.is_stale |= self._retry(partial(self._may_leave_orphans, current))
+                error.is_stale |= self._retry(partial(self._may_leave_orphans, current))
+                if self._retry(partial(self._suspend, error)) or resumes or isinstance(error, SuspendedError):
                     raise
-                slices.append(current)
+                slices.append(current)  # another revision is active by now, or another writer has suspended it
         if resumes and not self._index.holdings.takes_documents(index_name):
             raise UnavailableError(f"{index_name} takes no documents")
         counts, report = Counter(whole.results.values()), whole.report
@@ -237,19 +190,35 @@ class Writer:
             setattr(report, outcome, counts[outcome])
         return report
 
-    def suspend(self, error: DocumentError) -> None:
-        """Suspend a definition, before other work continues without it."""
-
-        def record() -> None:
-            with self._session.used() as connection:
-                suspend.suspend(connection, error)
-
-        self._retry(record)
-
     def close(self) -> None:
         """Close the connection; the next write opens another one."""
-        self._shared.dead_lettered.flush()
-        self._session.close()
+        self._dead_lettered.flush()
+        self._link.close()
+
+    # The connection
+
+    def _opened(self) -> Connection:
+        """Open a connection in the current cluster identity, before a version is assigned on it."""
+        connection = self._connect()
+        # From the start: if psycopg had prepared anything, it would drop the composer's statements, too, once a
+        # transaction is rolled back.
+        connection.prepare_threshold = None
+        failover.enter(connection, self._index)
+        self._composed_by = Composer(connection)
+        return connection
+
+    @property
+    def _composer(self) -> Composer:
+        """Builds documents on the current connection."""
+        connection = self._link.connection
+        assert self._composed_by is not None  # made with the connection
+        assert self._composed_by.connection is connection
+        return self._composed_by
+
+    def _suspend(self, error: DocumentError) -> bool:
+        """Suspend a definition, before other work continues without it; return whether it was not, and is active."""
+        with self._link.used() as connection:
+            return suspend.suspend(connection, error)
 
     # One attempt: build, send, settle
 
@@ -262,13 +231,13 @@ class Writer:
         """
         current.attempts += 1
         try:
-            with self._flow.in_hand(), self._session.used():
+            with self._link.used():
                 self.build(current)
                 self.send(current)
                 again = self.settle(current)
         except psycopg.errors.LockNotAvailable:
             if current.attempts >= suspend.LOCKED_ATTEMPTS_MAX:
-                with self._session.used() as connection:
+                with self._link.used() as connection:
                     for document in registry.documents(connection):
                         if document.index_name == current.index_name:
                             suspend.require_unlocked(connection, document)
@@ -292,7 +261,7 @@ class Writer:
         number = len(current.ids)
         # Documents that are larger than others share the memory with them are not fetched beside them.
         bytes_max = compose.DOCUMENT_BYTES_MAX if number <= 1 else 2 * self._flow.bytes_max // number
-        current.batch = self._session.composer.compose(
+        current.batch = self._composer.compose(
             current.index_name,
             current.ids,
             everywhere=current.everywhere,
@@ -345,20 +314,24 @@ class Writer:
         document = batch.document
         if document is None:
             return []
-        connection = self._session.connection
-        state = self._session.composer.confirm(document.index_name)
+        connection = self._link.connection
+        state = self._composer.confirm(document.index_name)
         if outcome.newer_version and failover.doubt(connection, self._index, outcome.newer_version):
             # That version was not assigned in this cluster identity; one that was is at least as new as ours.
-            self._session.close()  # the next connection enters another epoch
+            self._link.close()  # the next connection enters another epoch
             return [each.id for each in batch.compositions]
-        if state is not None and _is_listed_since(batch, state):
+        # A listing that has begun since they were read might not treat them as orphans. If none has, they were written
+        # before the job reads the sequence numbers: see `syncer.jobs.listing`.
+        # Rule: late-writers-ask-for-listings.
+        if state is not None and state.listings != batch.listings and any(each.source for each in batch.compositions):
             return [each.id for each in batch.compositions]
         refused, failed = self._sorted(current, document)
         changed = self._dead_letter(current, document, failed) if failed else []
         # Rule: write-again-over-what-was-not-assigned. After some times the version is out of reach: it was made up.
         unsure = [each.id for each in outcome.unsure]
         again = [*changed, *unsure] if current.rewrites < _REWRITES_MAX else []
-        again += self._gone(document, outcome.created)
+        outcome.created = self._gone(document, outcome.created)
+        again += [each.id for each in outcome.created]
         results.update(outcome.done | dict.fromkeys(unsure, "skipped") | dict.fromkeys(failed, "dead_lettered"))
         if state is not None and state.has_dead_letters:  # including those added after these were read
             dead_letters.clear(connection, document.index_name, list(outcome.done), batch.version)
@@ -368,7 +341,12 @@ class Writer:
             results.pop(id_, None)
         if refused:
             current.ids = [*again, *refused, *(batch.too_large.keys() - failed.keys() - set(again))]
-            raise _unavailable(document, list(refused.values()))
+            first = next(iter(refused.values()))  # its reason may quote a value
+            raise UnavailableError(
+                f"Elasticsearch refuses {len(refused)} documents of {document.index_name} for now: "
+                f"{first.status} {first.kind}",
+                kind=f"{first.status} {first.kind}",
+            )
         return again
 
     def _sorted(self, current: Slice, document: Document) -> tuple[dict[str, Rejection], dict[str, Failure]]:
@@ -403,25 +381,23 @@ class Writer:
                 failed[each.composition.id] = Failure(kind=each.kind, error=f"{each.kind}: {each.reason}")
         return {id_: each for id_, each in refused.items() if id_ not in failed}, failed
 
-    def _gone(self, document: Document, created: Sequence[Composition]) -> list[str]:
-        """Return the ids of created documents that are gone from Postgres, or belong on another shard."""
+    def _gone(self, document: Document, created: Sequence[Composition]) -> list[Composition]:
+        """Return those created documents that are gone from Postgres, or belong on another shard."""
         # Rule: late-creations-are-done-again.
         written = [each for each in created if each.source is not None]
         if not written:
             return []
         with at_work_for(document.name, document.revision):
-            there = existing_here(self._session.connection, document, [each.id for each in written])
-        return [each.id for each in written if each.place not in there]
+            there = existing_here(self._link.connection, document, [each.id for each in written])
+        return [each for each in written if each.place not in there]
 
     def _may_leave_orphans(self, current: Slice) -> bool:
         """Return whether a slice that is given up may have brought back a deleted document, which no fan-out finds."""
         document, outcome = current.batch.document, current.outcome
         created = current.batch.compositions if current.is_unanswered else outcome.created
-        if document is None:
-            return False
         try:
-            with self._session.used():
-                return bool(self._gone(document, created))
+            with self._link.used():
+                return document is not None and bool(self._gone(document, created))
         except (DocumentError, psycopg.errors.LockNotAvailable):
             return bool(created)
 
@@ -435,7 +411,7 @@ class Writer:
         """
         self._record(document, current.batch.version, failed)
         try:
-            now = self._session.composer.compose(document.index_name, list(failed), resumes=current.resumes)
+            now = self._composer.compose(document.index_name, list(failed), resumes=current.resumes)
         except psycopg.Error as error:
             if decide(error) is not Action.DEAD_LETTER:
                 raise
@@ -444,9 +420,9 @@ class Writer:
         return [each.id for each in now.compositions if before.get(each.id) != (each.source, each.routing)]
 
     def _record(self, document: Document, version: int, failed: Mapping[str, Failure]) -> None:
-        dead_letters.dead_letter(self._session.connection, document.index_name, version, failed)
+        dead_letters.dead_letter(self._link.connection, document.index_name, version, failed)
         for id_, failure in failed.items():
-            self._shared.dead_lettered.note((document.index_name, failure.kind), id_)
+            self._dead_lettered.note((document.index_name, failure.kind), id_)
 
     def _dead_letter_unbuilt(self, current: Slice, error: psycopg.Error) -> list[Slice]:
         """Dead-letter the only document of a slice, for which the SELECT raises; return it to be tried once more.
@@ -458,8 +434,8 @@ class Writer:
         (id_,) = current.ids
         if current.results.get(id_) == "dead_lettered":
             return []
-        with self._session.used():
-            batch = self._session.composer.compose(current.index_name, [], resumes=current.resumes)
+        with self._link.used():
+            batch = self._composer.compose(current.index_name, [], resumes=current.resumes)
             if batch.document is None:
                 return []
             message = (error.diag.message_primary or str(error)).strip()
@@ -471,12 +447,6 @@ class Writer:
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         return retry(action, pause=self._pause, component=self._name)
-
-    def _is_outdated(self, index_name: str, error: DocumentError) -> bool:
-        """Return whether the error concerns a revision that is no longer active."""
-        with self._session.used():
-            state = registry.state(self._session.connection, index_name)
-        return state is None or state.revision != error.revision
 
     def _log_written(self, current: Slice, document: Document) -> None:
         log = structlog.get_logger()
@@ -493,28 +463,7 @@ class Writer:
                 )
 
 
-def _is_listed_since(batch: Batch, state: DocumentState) -> bool:
-    """Return whether a listing has begun since the documents were read: it might not treat them as orphans.
-
-    If not, they were written before the job reads the sequence numbers: see `syncer.jobs.listing`.
-    """
-    # Rule: late-writers-ask-for-listings.
-    return state.listings != batch.listings and any(each.source is not None for each in batch.compositions)
-
-
-def _unavailable(document: Document, refused: Sequence[Rejection]) -> UnavailableError:
-    """Return the error for documents that Elasticsearch has refused for now; of one, with its kind only.
-
-    The reason may quote a value.
-    """
-    first = refused[0]
-    return UnavailableError(
-        f"Elasticsearch refuses {len(refused)} documents of {document.index_name} for now: {first.status} {first.kind}",
-        kind=f"{first.status} {first.kind}",
-    )
-
-
-def _log_dead_lettered(what: tuple[str, str], number: int, sample_id: str) -> None:
+def log_dead_lettered(what: tuple[str, str], number: int, sample_id: str) -> None:
     """Log dead letters with the kind of error only: a server's message quotes values."""
     index_name, kind = what
     structlog.get_logger().error(

@@ -17,7 +17,7 @@ import pytest
 from syncer.base import postgres
 from syncer.base.errors import DocumentError
 from syncer.base.postgres import Connection
-from syncer.documents import registry
+from syncer.documents import registry, suspend
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.indexing import version
 from syncer.indexing.compose import Composer
@@ -303,6 +303,9 @@ def test_a_suspension_names_the_revision_that_failed(two: World) -> None:
         replace_in_select(two, "p.title", "p.headline AS title")
         two.apply()
         assert not registry.suspend(connection, "blogpost", 1, reason="late", ids=(), is_stale=True)
+        with pytest.raises(DocumentError) as raised:
+            composer.compose(two.index_of(), ["2"])
+        assert not suspend.suspend(connection, raised.value)
         batch = composer.compose(two.index_of(), ["2"])
         assert batch.document is not None
         assert batch.document.revision == 2

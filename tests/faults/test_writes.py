@@ -17,7 +17,8 @@ from syncer.base.model import Composition, Target
 from syncer.base.settings import WorkerSettings
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome
-from syncer.indexing.writer import Session
+from syncer.indexing import failover
+from syncer.indexing.compose import Composer
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
 from tests.faults.harness import Hold, Write, require_holds, spoilt, stalled_writer
@@ -93,7 +94,6 @@ def test_a_deleted_document_does_not_come_back_with_a_suspension(blog: World) ->
         with pytest.raises(DocumentError) as raised:
             writer.write(name, ["1", "2", "3"])
         assert raised.value.is_stale
-        writer.suspend(raised.value)
         assert "2" in blog.held()
         with running(JobWorker(connect=blog.connect, index=index)):
             blog.wait_until_level()
@@ -182,16 +182,16 @@ def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
 
 
 def test_a_transaction_that_is_rolled_back_costs_no_statement(blog: World) -> None:
-    """A writer's connection also answers other questions, before it builds documents, and between."""
-    with blog.index() as index:
-        session = Session(connect=blog.connect, index=index)
+    """A writer's connection also answers other questions between."""
+    with blog.index() as index, blog.connect() as connection:
+        failover.enter(connection, index)
+        composer = Composer(connection)
         for _ in range(2):
             for _ in range(10):
-                registry.state(session.connection, blog.index_of())
-            assert len(session.composer.compose(blog.index_of(), ["1", "2"]).compositions) == 2
-            with session.connection.transaction(force_rollback=True):
-                registry.state(session.connection, blog.index_of())
-        session.close()
+                registry.state(connection, blog.index_of())
+            assert len(composer.compose(blog.index_of(), ["1", "2"]).compositions) == 2
+            with connection.transaction(force_rollback=True):
+                registry.state(connection, blog.index_of())
 
 
 def test_what_a_busy_elasticsearch_refuses_is_sent_again(world: World) -> None:

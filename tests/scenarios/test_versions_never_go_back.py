@@ -45,7 +45,7 @@ def index(database: World) -> Iterator[Index]:
         yield made
 
 
-def enter(world: World, index: Index) -> failover.ClusterIdentity:
+def enter(world: World, index: Index) -> failover.Entered:
     """What every writer does on a new connection."""
     with world.connect() as connection:
         return failover.enter(connection, index)
@@ -214,7 +214,7 @@ class _Slow(Index):
 
 def test_a_writer_that_waits_for_the_record_holds_no_lock(database: World, index: Index) -> None:
     """Others enter the cluster identity meanwhile; the one that waited finds it entered."""
-    entered: list[failover.ClusterIdentity] = []
+    entered: list[failover.Entered] = []
 
     def others_enter() -> None:
         with database.connect() as connection:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from hypothesis import given, strategies as st
 
 from syncer.base.settings import WorkerSettings
 from syncer.indexing import flow_control
 from syncer.indexing.flow_control import BESIDE_TRAFFIC_DOCUMENTS, FlowControl, LiveTraffic
-from tests.support.world import wait_until
 
 MOST = 1000
 INDEX = "blog-000001"
@@ -22,9 +19,9 @@ def test_jobs_make_way_only_for_more_changes_than_a_job_is_made_for() -> None:
     flow = FlowControl(WorkerSettings(in_flight_max=4), traffic=traffic)
     for _ in range(9):
         traffic.note()
-    assert (flow.slices, flow.documents(INDEX)) == (4, MOST)
+    assert (flow.open_max, flow.documents(INDEX)) == (5, MOST)
     traffic.note()
-    assert (flow.slices, flow.documents(INDEX)) == (2, BESIDE_TRAFFIC_DOCUMENTS)
+    assert (flow.open_max, flow.documents(INDEX)) == (2, BESIDE_TRAFFIC_DOCUMENTS)
 
 
 def test_a_refused_slice_is_halved_and_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,24 +50,3 @@ def test_it_never_stops_and_is_never_too_much(most: int, steps: list[int]) -> No
         else:
             flow.restore(INDEX)
         assert 1 <= flow.documents(INDEX) <= most
-
-
-def test_no_more_slices_are_in_hand_than_may_be() -> None:
-    """A writer that comes too early waits until another one is done."""
-    flow = FlowControl(WorkerSettings(in_flight_max=2))
-    entered: list[int] = []
-    leave = threading.Event()
-
-    def write(number: int) -> None:
-        with flow.in_hand():
-            entered.append(number)
-            leave.wait(10)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: len(entered) == 2, what="two are in hand")
-    leave.set()
-    for thread in threads:
-        thread.join(10)
-    assert sorted(entered) == [0, 1, 2, 3]

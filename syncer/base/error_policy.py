@@ -84,7 +84,6 @@ _FATAL_KAFKA = frozenset(
     {
         *("_AUTHENTICATION", "_INVALID_ARG", "SASL_AUTHENTICATION_FAILED"),
         *("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
-        *("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
     }
 )
 
@@ -377,8 +376,8 @@ def _one_line(text: str) -> str:
 _NO_TOPIC = ("Kafka has no such topic: {}", "A daemon creates it.")
 _AWAY = ("Kafka cannot be reached: {}", "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.")
 _TOO_LARGE = (
-    "Kafka takes not even a short record: {}",
-    "Raise max.message.bytes of the topic, or message.max.bytes of the broker, to 10000 at least.",
+    "Kafka refuses the size of a record, or of a batch of them: {}",
+    "Give max.message.bytes of the topic its default, 1 MB, or grant syncer DescribeConfigs on the topic.",
 )
 _BY_NAME = {
     **dict.fromkeys(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"), _NO_TOPIC),

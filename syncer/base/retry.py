@@ -12,6 +12,7 @@ import math
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TypeVar
@@ -24,7 +25,7 @@ from confluent_kafka import KafkaException
 from syncer.base.error_policy import Action, decide, explain, is_away, kind
 from syncer.base.errors import IndexingError, SourceError, TopicError
 from syncer.base.formatting import elapsed
-from syncer.base.lifecycle import resumed_at
+from syncer.base.lifecycle import Stop, Stopping, resumed_at
 
 REPEAT_SECONDS = 60.0
 """How often to log trouble that persists."""
@@ -108,6 +109,33 @@ def retry(action: Callable[[], _Result], *, pause: Callable[[float], None], comp
                 return result
     finally:
         give_up(component)
+
+
+def repeat(turn: Callable[[], float], *, reset: Callable[[], object], stop: Stop, component: str) -> None:
+    """Take turns until told to stop; a turn that fails with a retryable error is taken again.
+
+    Args:
+        turn: Returns how many seconds to rest before the next one.
+        reset: Called after an error, so that the next turn starts anew.
+        stop: When to end.
+        component: Whose turns they are, in the log and the status.
+
+    Raises:
+        Exception: What a turn raised, if the policy is not RETRY.
+    """
+
+    def attempt() -> float:
+        try:
+            return turn()
+        except Stopping:
+            raise
+        except Exception:
+            reset()
+            raise
+
+    with suppress(Stopping):
+        while not stop.is_requested:
+            stop.wait(retry(attempt, pause=stop.pause, component=component))
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from syncer.documents.registry import Document
 from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, JobState, find
 from syncer.verify.compare import VerifyReport
-from syncer.worker import foreground
+from syncer.worker import job_loop
 
 
 class LoadProgress:
@@ -121,7 +121,7 @@ class LoadProgress:
                         reindex.require_not_paused(job)
                     show(job.documents_done, job.documents_total, jobs.pace(job))
 
-                job = foreground.follow(job_id, connect=parts.connect, job_worker=parts.job_worker, progress=seen)
+                job = job_loop.follow(job_id, connect=parts.connect, job_worker=parts.job_worker, progress=seen)
         except KeyboardInterrupt:
             jobs.show_left(self._err, job)
             raise

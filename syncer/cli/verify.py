@@ -25,7 +25,7 @@ from syncer.verify import compare
 from syncer.verify.compare import VerifyReport
 from syncer.verify.diff import Cause, Drift, advice
 from syncer.verify.settle import SETTLE_SECONDS
-from syncer.worker import foreground
+from syncer.worker import job_loop
 
 _UNDECIDED = 3
 """The exit code if no drift was found but some documents are busy."""
@@ -145,7 +145,7 @@ def _write_again(parts: Parts, document: Document, err: Console, ids: Sequence[s
     if job is None:
         return
     try:
-        foreground.follow(job.id, connect=parts.connect, job_worker=parts.job_worker)
+        job_loop.follow(job.id, connect=parts.connect, job_worker=parts.job_worker)
     except KeyboardInterrupt:
         show_left(err, job)
         raise

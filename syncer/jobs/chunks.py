@@ -145,7 +145,7 @@ class Chunks:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._in_hand: dict[int, Chunk] = {}
+        self._in_hand: set[int] = set()
         self._looked_at = -math.inf
         connection.execute(_ENTER, (int(AdvisoryLock.JOB_WORKERS), f"{SILENT_SECONDS:.0f}s"))
 
@@ -157,7 +157,7 @@ class Chunks:
         chunk = self._take_left() if time.monotonic() - self._looked_at >= _LOOK_SECONDS else None
         chunk = chunk or self._read(_TAKE)
         if chunk is not None:
-            self._in_hand[chunk.id] = chunk
+            self._in_hand.add(chunk.id)
         return chunk
 
     def _take_left(self) -> Chunk | None:
@@ -178,25 +178,22 @@ class Chunks:
             id=id_, job=job, number=number, document=document, index_name=index_name, ids=ids, everywhere=everywhere
         )
 
-    def finish(self, done: Sequence[tuple[Chunk, WriteReport]]) -> int:
-        """Delete and count chunks that are written; return how many of them were there.
+    def finish(self, ended: Sequence[tuple[Chunk, WriteReport | None]]) -> int:
+        """Delete and count chunks that are written; return how many of them were there. Give up all locks.
 
-        The others were dropped with their job, or another job worker has finished them.
+        The others were dropped with their job, or another job worker has finished them. A chunk without a report is not
+        written, and can be taken again.
         """
         by_job: dict[int, list[tuple[int, ...]]] = {}
-        for chunk, report in done:
-            row = (chunk.number, report.indexed, report.deleted, report.skipped, report.dead_lettered)
-            by_job.setdefault(chunk.job, []).append(row)
+        for chunk, report in ended:
+            self._in_hand.discard(chunk.id)
+            if report is not None:
+                row = (chunk.number, report.indexed, report.deleted, report.skipped, report.dead_lettered)
+                by_job.setdefault(chunk.job, []).append(row)
         counted = 0
         for job_id, rows in by_job.items():
             columns = [list(column) for column in zip(*rows, strict=True)]
             found = self._connection.execute(_FINISH, (job_id, *columns), prepare=True).fetchone()
             counted += found[0] if found else 0
-        self.release([chunk for chunk, _ in done])
+        self._connection.execute(_UNLOCK, ([chunk.id for chunk, _ in ended],), prepare=True)
         return counted
-
-    def release(self, chunks: Sequence[Chunk]) -> None:
-        """Give up the locks of chunks; those that are still there can be taken again."""
-        held = [chunk.id for chunk in chunks if self._in_hand.pop(chunk.id, None) is not None]
-        if held:
-            self._connection.execute(_UNLOCK, (held,), prepare=True)

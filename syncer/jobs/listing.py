@@ -20,14 +20,14 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from syncer.base.error_policy import is_of_data
+from syncer.base.error_policy import at_work_for, is_of_data
 from syncer.base.errors import DocumentError
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.documents import affected, ranges
-from syncer.documents.queries import castable, is_text, query_of
+from syncer.documents.queries import is_text
 from syncer.documents.ranges import IdRange
 from syncer.documents.registry import Document
-from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, noting, reading
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, noting
 from syncer.jobs import queue
 from syncer.jobs.model import CHUNKS_AHEAD, Job, JobKind, JobState, find
 
@@ -82,7 +82,6 @@ SET chunks_end = j.chunks_end + s.chunks, chunks_left = j.chunks_left + s.chunks
 FROM stored AS s WHERE j.id = $1 AND j.state = 'writing'
 RETURNING j.chunks_left
 """
-_UP_TO = "SELECT d._id::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[]) AND {in_range}"
 _IN_CHUNKS = """
 SELECT DISTINCT i.id FROM syncer.job_chunk AS c CROSS JOIN unnest(c.ids) AS i (id) WHERE c.job = $1 AND i.id = ANY ($2)
 """
@@ -113,12 +112,8 @@ def create_listed(
 ) -> Job | None:
     """Create a PARTIAL job of these ids, in one transaction or in the caller's; it has all of them at once.
 
-    Args:
-        connection: To Postgres.
-        document: The document as last read.
-        ids: Read as they come, never whole in memory. They may come from the same connection.
-        chunk: How many ids a chunk has at most.
-        everywhere: Whether copies on other shards are deleted, too.
+    The ids are read as they come, never whole in memory, and may come from the same connection. With ``everywhere``,
+    copies on other shards are deleted, too.
 
     Returns:
         The job; None if the document's index is no longer active.
@@ -148,12 +143,8 @@ def list_ids(
 ) -> bool:
     """Begin a NEW job, or list more ids of a WRITING one, until it is some chunks ahead.
 
-    Args:
-        connection: To Postgres, in no transaction.
-        job: The job to list.
-        document: The definition active for its index.
-        chunk: How many ids a chunk has at most.
-        sequence_numbers: Asks for the greatest ``_seq_no`` of each shard of the index; stored for the cleanup.
+    ``document`` is the definition active for its index. ``sequence_numbers`` asks for the greatest ``_seq_no`` of each
+    shard of the index, which is stored for the cleanup.
 
     Returns:
         Whether anything was done. False if another process lists the job, or it is no longer to be listed. False also
@@ -172,16 +163,22 @@ def list_ids(
             connection.execute(_BEGIN, (job.id,))
         job = find(connection, job.id)  # until now, its cause may have grown
         if job.kind.is_whole and job.sequence_numbers is None:
-            numbers = {str(shard): number for shard, number in sequence_numbers().items()}
+            with at_work_for(document.name, document.revision):
+                numbers = {str(shard): number for shard, number in sequence_numbers().items()}
             connection.execute(_NUMBERS, (job.id, Jsonb(numbers)))
         try:
             return _list_ranges(connection, job, document, chunk)
         except DocumentError as error:
             if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
                 raise
-            changed = " or ".join(sorted(job.cause or ()))
-            occasion = affected.unresolved(changed, error.__cause__)
-            queue.widen(connection, document, job.id, error.message, occasion=occasion)
+            # The refresh is listed later, so it sees what caused the fan-out. The error may quote a row, unlike the
+            # occasion.
+            occasion = affected.unresolved(" or ".join(sorted(job.cause or ())), error.__cause__)
+            with connection.transaction():
+                refresh = queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
+                if refresh is not None:
+                    why = f"Job {refresh.id} takes its place: {error.message}"
+                    queue.end(connection, job.id, JobState.CANCELLED, why)
         return False
 
 
@@ -194,31 +191,21 @@ def _list_ranges(connection: Connection, job: Job, document: Document, size: int
     while not is_listed and chunks_left < 2 * CHUNKS_AHEAD and time.monotonic() < until:
         with noting(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
             connection.execute(_PLAN_FREELY, prepare=False)
-            found = _list_range(connection, job, document, size)
-            if found is None:
+            span = IdRange()
+            ids: sql.Composable = sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
+            if job.kind is JobKind.FAN_OUT:
+                ids = affected.touched_by(document, job.cause or ())
+            else:
+                [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
+                span = ranges.next_range(connection, document, after, rows=_RANGE_CHUNKS * size)
+            query = sql.SQL(_LIST).format(ids=ids, in_range=ranges.condition(document, span))
+            row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
+            if row is None:
                 raise psycopg.Rollback
-        if found is None:  # cancelled meanwhile
+        if row is None:  # cancelled meanwhile
             return False
-        chunks_left, is_listed = found
+        chunks_left, is_listed = row[0], span.is_last
     return True
-
-
-def _list_range(connection: Connection, job: Job, document: Document, size: int) -> tuple[int, bool] | None:
-    """Store the chunks of the next range.
-
-    Returns:
-        How many chunks the job has left, and whether this was its last range; None if it is no longer to be listed.
-    """
-    if job.kind is JobKind.FAN_OUT:
-        span = IdRange()
-        ids: sql.Composable = affected.touched_by(document, job.cause or ())
-    else:
-        [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
-        span = ranges.next_range(connection, document, after, rows=_RANGE_CHUNKS * size)
-        ids = sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
-    query = sql.SQL(_LIST).format(ids=ids, in_range=ranges.condition(document, span))
-    row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
-    return None if row is None else (row[0], span.is_last)
 
 
 def clean_up(connection: Connection, job: Job, orphans: Iterable[str], *, chunk: int) -> bool:
@@ -229,12 +216,8 @@ def clean_up(connection: Connection, job: Job, orphans: Iterable[str], *, chunk:
     that, so that any later removal of the document has a change that names it. Or the writer finds out once it has
     written, and reads again: see `syncer.indexing.writer`.
 
-    Args:
-        connection: To Postgres, in no transaction.
-        job: The job to clean up.
-        orphans: Ids, read as they come, and only if no other process cleans up this job. Read again later if they are
-            very many; those that are written by then are not among them.
-        chunk: How many ids a chunk has at most.
+    The orphans are read as they come, and only if no other process cleans up this job. They are read again later if
+    they are very many; those that are written by then are not among them.
 
     Returns:
         Whether anything was done. False if another process is at it, or it is no longer to be cleaned up.
@@ -250,46 +233,31 @@ def clean_up(connection: Connection, job: Job, orphans: Iterable[str], *, chunk:
 
 
 def held(
-    connection: Connection, document: Document, jobs: Collection[Job], ids: Collection[str], orphans: Collection[str]
+    connection: Connection, jobs: Collection[Job], ids: Collection[str], orphans: Collection[str]
 ) -> dict[str, list[int]]:
     """Return for each of these documents the open jobs that may yet write it: until then, it has not drifted.
 
-    A job holds the ids in its chunks, and those that it has not come to. While it walks ranges of ids, that is what is
-    beyond the last range that was listed; before its listing begins, and while one statement lists all, that is any id.
-    A job that cleans up in the end holds what only Elasticsearch has until then.
+    A job holds the ids in its chunks, and any id until it is listed. A job that cleans up in the end holds what only
+    Elasticsearch has until then.
 
     Ask this *before* the documents are read for the last time. A job that is through with a document when asked has
     written it, which that read shows.
 
-    Args:
-        connection: To Postgres.
-        document: The definition.
-        jobs: Unfinished jobs of the document's index, as they were read before this call.
-        ids: Documents that differ.
-        orphans: Those of them that only Elasticsearch has, or has a copy too many of.
+    The jobs are those of the index that are unfinished, as they were read before this call. The orphans are those of
+    the ids that only Elasticsearch has, or has a copy too many of.
     """
     found: dict[str, list[int]] = {}
     writable = [id_ for id_ in ids if is_text(id_)]  # no job can write the others
     for job in jobs:
-        is_listing = not job.is_listed and job.state is not JobState.CLEANING_UP
-        # Read before the chunks: what is listed meanwhile counts as beyond.
-        holds = set(writable) - _listed(connection, document, job, writable) if is_listing else set()
-        holds.update(id_ for (id_,) in connection.execute(_IN_CHUNKS, (job.id, writable)))
+        if job.is_listed or job.state is JobState.CLEANING_UP:
+            holds = {id_ for (id_,) in connection.execute(_IN_CHUNKS, (job.id, writable))}
+        else:
+            holds = set(writable)
         if job.kind.is_whole and not (job.is_listed and job.state is JobState.CLEANING_UP):
             holds.update(orphans)
         for id_ in holds:
             found.setdefault(id_, []).append(job.id)
     return found
-
-
-def _listed(connection: Connection, document: Document, job: Job, ids: list[str]) -> set[str]:
-    """Return those of these ids that the SELECT returns, and that a job's listing has passed."""
-    (listed_to,) = connection.execute(_LISTED_TO, (job.id,)).fetchone() or (None,)
-    if listed_to is None:
-        return set()
-    query = query_of(_UP_TO, document, in_range=ranges.condition(document, IdRange(through=listed_to)))
-    with reading(connection, document):
-        return {id_ for (id_,) in connection.execute(query, (castable(connection, document, ids),))}
 
 
 @contextmanager

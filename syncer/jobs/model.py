@@ -81,17 +81,11 @@ ORDER BY j.kind <> 'fan_out', j.id
 class JobKind(StrEnum):
     """Why a job exists."""
 
-    BACKFILL = "backfill"
-    """The whole document, on request."""
-    INITIAL_LOAD = "initial_load"
-    """The whole document, because it was activated."""
-    REFRESH = "refresh"
-    """The whole document, because something changed that names no documents: a table was truncated, changes may be lost
-    (`syncer.recovery.lost_records`), or the document was suspended for a while (`syncer.recovery.resume`)."""
-    FAN_OUT = "fan_out"
-    """The documents that a change touches, when they are many."""
-    PARTIAL = "partial"
-    """Documents with given ids, on request."""
+    BACKFILL = "backfill"  # the whole document, on request
+    INITIAL_LOAD = "initial_load"  # the whole document, because it was activated
+    REFRESH = "refresh"  # the whole document, because something changed that names no documents, such as a TRUNCATE
+    FAN_OUT = "fan_out"  # the documents that a change touches, when they are many
+    PARTIAL = "partial"  # documents with given ids, on request
 
     @property
     def is_whole(self) -> bool:
@@ -136,15 +130,12 @@ class Job:
 
     Args:
         is_listed: Whether all chunks of its state exist.
-        is_suspended: Whether it waits because its document is suspended.
         cause: For a fan-out: how many changed rows caused it, by table.
         occasion: For a refresh: what made it necessary.
         completes_load: Whether the document counts as loaded once the job is done.
         sequence_numbers: The greatest ``_seq_no`` of each shard before the first document was written.
-        documents_total: How many documents it has to write. Until they are listed, an estimate, or None. The cleanup
-            adds to it.
+        documents_total: Until they are listed, an estimate, or None. The cleanup adds to it.
         deleted: Documents deleted, or known to be absent.
-        skipped: Documents not written because the index has the same or a newer version.
         documents_per_second: On average since its listing began; None if nothing is being written.
         error: Why it failed or was cancelled; further lines say what to do.
     """

@@ -8,7 +8,6 @@ not exist, raises JobError.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from psycopg import sql
@@ -40,12 +39,11 @@ FROM syncer.document AS d WHERE d.index_name = $1
 _LOCK_DOCUMENT_OF = """
 SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
 """
-_CREATE = """
-INSERT INTO syncer.job (kind, document, index_name, revision, completes_load, cause, occasion)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+_INSERT = """
+INSERT INTO syncer.job (kind, document, index_name, revision, completes_load, cause, occasion, changed_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, least(clock_timestamp(), to_timestamp($8::float8)))
 RETURNING id
 """
-_DATE = "UPDATE syncer.job SET changed_at = least(changed_at, to_timestamp($2)) WHERE id = $1"
 # Listing cannot begin until the caller's transaction ends.
 # Rule: join-only-a-new-fan-out.
 _JOIN = """
@@ -56,7 +54,7 @@ UPDATE syncer.job SET cause = (
              CROSS JOIN jsonb_array_elements(part.images) AS image
         GROUP BY relation
     ) AS merged
-), caused_before = pg_snapshot_xmax(pg_current_snapshot())
+), caused_before = pg_snapshot_xmax(pg_current_snapshot()), changed_at = least(changed_at, to_timestamp($5::float8))
 WHERE id = (
     SELECT j.id FROM syncer.job AS j
     WHERE j.state = 'new' AND j.kind = 'fan_out' AND j.index_name = $1 AND j.revision = $2
@@ -69,7 +67,7 @@ RETURNING id
 # The cause was committed before this statement's snapshot.
 _JOIN_WHOLE = """
 UPDATE syncer.job
-SET caused_before = pg_snapshot_xmax(pg_current_snapshot()),
+SET caused_before = pg_snapshot_xmax(pg_current_snapshot()), changed_at = least(changed_at, to_timestamp($3::float8)),
     occasion = CASE WHEN kind <> 'refresh' OR strpos(occasion, $2) > 0 OR length(occasion) > 500 THEN occasion
                     ELSE concat_ws('; ', occasion, $2) END
 WHERE id = $1
@@ -103,19 +101,16 @@ def create(
     *,
     resumes: bool = False,
     occasion: str | None = None,
+    changed_at: float | None = None,
 ) -> Job | None:
     """Create a job whose ids are yet to be listed, in the caller's transaction if there is one.
 
-    If a new job that is not paused does all that this one would, it is returned instead: two
-    TRUNCATEs cost one refresh. A load replaces all unfinished whole jobs of its index. Jobs of an older revision are
-    cancelled.
+    If a new job that is not paused does all that this one would, it is returned instead: two TRUNCATEs cost one
+    refresh. If this one ``resumes``, so is an unfinished job of the same kind, which goes on. A load replaces all
+    unfinished whole jobs of its index. Jobs of an older revision are cancelled.
 
-    Args:
-        connection: To Postgres.
-        document: The document as last read; the job is for the revision that is active now.
-        kind: A whole kind.
-        resumes: Whether to resume an unfinished job of the same kind instead.
-        occasion: What made a refresh necessary; it never quotes a row. A refresh that is joined gets it, too.
+    The occasion is what made a refresh necessary; it never quotes a row. A refresh that is joined gets it, too. The
+    oldest change that the job makes good was made at ``changed_at``, in Unix time.
 
     Returns:
         The job; None if the document's index is no longer active.
@@ -130,25 +125,35 @@ def create(
         same = [job for job in current if job.kind is kind and job.completes_load]
         if resumes and same:
             return resume(connection, same[0].id)
-        if new := next((job for job in current if _may_join(job, kind)), None):
-            connection.execute(_JOIN_WHOLE, (new.id, occasion))
-            return new
+        for job in current:
+            # It does all that a new one would, and sees the changes that led to it.
+            # Rule: join-only-a-new-refresh.
+            if job.state is JobState.NEW and job.kind.covers(kind) and job.completes_load and not job.is_paused:
+                connection.execute(_JOIN_WHOLE, (job.id, occasion, changed_at))
+                return job
         if kind is JobKind.INITIAL_LOAD:
             mark_incomplete(connection, [document.index_name])
-        made = insert(connection, document, kind, revision, occasion=occasion)
+        made = insert(connection, document, kind, revision, occasion=occasion, changed_at=changed_at)
         for other in others:
             if other.revision != revision or (kind is JobKind.INITIAL_LOAD and other.kind.is_whole):
-                _end(connection, other.id, JobState.CANCELLED, f"Job {made} takes its place")
+                end(connection, other.id, JobState.CANCELLED, f"Job {made} takes its place")
         return find(connection, made)
 
 
-def create_fan_out(connection: Connection, document: Document, cause: Mapping[str, Sequence[Any]]) -> Job | None:
+def create_fan_out(
+    connection: Connection,
+    document: Document,
+    cause: Mapping[str, Sequence[Any]],
+    *,
+    changed_at: float | None = None,
+) -> Job | None:
     """Create a job for the documents that changed rows touch, in a time that does not depend on how many they are.
 
     The cause joins the newest fan-out of the document whose listing has not begun, if there is one: it is listed later,
     so it finds the documents.
 
-    Read ``document`` after the changes were received. ``cause`` has the images of the changed rows by table, each once.
+    Read ``document`` after the changes were received. ``cause`` has the images of the changed rows by table, each once,
+    and the oldest was changed at ``changed_at``.
 
     Returns:
         The job, once it is committed. None if the document's revision is no longer active: the changes are then older
@@ -157,16 +162,17 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
     """
     # Rules: a-change-that-cannot-be-written-joins-a-fan-out, a-full-fan-out-becomes-a-refresh.
     with connection.transaction():
-        if lock_document(connection, document.index_name) != document.revision:
+        is_active = lock_document(connection, document.index_name) == document.revision
+        if not is_active or _is_stale(connection, document):
+            if changed_at is not None:
+                registry.date_stale(connection, document.index_name, changed_at)
             return None
-        if _is_stale(connection, document):
-            return None
-        newest = (document.index_name, document.revision, _stored(cause), CAUSE_IMAGES_MAX)
+        newest = (document.index_name, document.revision, _stored(cause), CAUSE_IMAGES_MAX, changed_at)
         joined = connection.execute(_JOIN, newest).fetchone()
         if joined is not None:
             return find(connection, joined[0])
-        return find(connection, insert(connection, document, JobKind.FAN_OUT, document.revision, cause=cause))
-    return None
+        job_id = insert(connection, document, JobKind.FAN_OUT, document.revision, cause=cause, changed_at=changed_at)
+        return find(connection, job_id)
 
 
 def _is_stale(connection: Connection, document: Document) -> bool:
@@ -177,36 +183,9 @@ def _is_stale(connection: Connection, document: Document) -> bool:
     if is_suspended and not is_stale and len(waiting) >= WAITING_FAN_OUTS_MAX:
         registry.mark_stale(connection, document.name, document.revision)
         for job_id in waiting:
-            _end(connection, job_id, JobState.CANCELLED, "The document is refreshed when it is resumed")
+            end(connection, job_id, JobState.CANCELLED, "The document is refreshed when it is resumed")
         return True
     return bool(is_stale)
-
-
-def date(connection: Connection, job_id: int, changed_at: float) -> None:
-    """Record that a job makes good a change of this time, in Unix time."""
-    connection.execute(_DATE, (job_id, changed_at))
-
-
-def widen(connection: Connection, document: Document, job_id: int, error: str, *, occasion: str) -> Job | None:
-    """Replace a fan-out whose documents cannot be determined with a refresh of the whole document.
-
-    The error may quote a row; the occasion does not.
-
-    Returns:
-        The refresh, which is listed later and so sees what caused the fan-out; None if the index is no longer active.
-    """
-    with connection.transaction():
-        made = create(connection, document, JobKind.REFRESH, occasion=occasion)
-        if made is not None:
-            _end(connection, job_id, JobState.CANCELLED, f"Job {made.id} takes its place: {error}")
-        return made
-
-
-def _may_join(job: Job, kind: JobKind) -> bool:
-    """Whether a job does all that a new one would; its listing has not begun, so it sees the changes that led to it."""
-    # Rule: join-only-a-new-refresh.
-    is_new = job.state is JobState.NEW and job.completes_load
-    return is_new and job.kind.covers(kind) and not job.is_paused
 
 
 def lock_document(connection: Connection, index_name: str) -> int | None:
@@ -227,11 +206,12 @@ def insert(
     *,
     cause: Mapping[str, Sequence[Any]] | None = None,
     occasion: str | None = None,
+    changed_at: float | None = None,
 ) -> int:
     """Insert the row of a job in the caller's transaction, for `create` and `syncer.jobs.listing`; return its id."""
     reasons = (kind.is_whole, None if cause is None else _stored(cause), occasion)
-    values = (kind, document.name, document.index_name, revision, *reasons)
-    row = connection.execute(_CREATE, values).fetchone()
+    values = (kind, document.name, document.index_name, revision, *reasons, changed_at)
+    row = connection.execute(_INSERT, values).fetchone()
     assert row is not None  # an INSERT returns a row
     return int(row[0])
 
@@ -258,7 +238,7 @@ def advance(connection: Connection, job_id: int) -> Job:
         if is_through and job.kind.is_whole and job.state is JobState.WRITING:
             connection.execute(_WRITTEN, (job_id,))
         elif is_through:
-            _end(connection, job_id, JobState.DONE, None)
+            end(connection, job_id, JobState.DONE, None)
             if job.completes_load:
                 registry.mark_loaded(connection, job.document, job.revision)
     return find(connection, job_id)
@@ -283,7 +263,7 @@ def _pause(connection: Connection, job_id: int, *, is_paused: bool) -> Job:
 def cancel(
     connection: Connection, job_id: int, reason: str = "by hand", *, state: JobState = JobState.CANCELLED
 ) -> Job:
-    """End a job: unwritten chunks are dropped, written documents stay.
+    """Cancel a job, or fail it: unwritten chunks are dropped, written documents stay.
 
     If the job is pending, documents may be stale without it. The document then counts as not loaded until `syncer
     apply` or `syncer backfill` has written all of it.
@@ -291,21 +271,15 @@ def cancel(
     with connection.transaction():
         connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
         job = find(connection, job_id)
-        if not _end(connection, job_id, state, reason):
+        if not end(connection, job_id, state, reason):
             raise _finished(job)
         if job.kind.is_pending:
             mark_incomplete(connection, [job.index_name])
     return find(connection, job_id)
 
 
-def fail(connection: Connection, job_id: int, error: str) -> None:
-    """Cancel a job that cannot be done; do nothing if it is finished or gone."""
-    with suppress(JobError):
-        cancel(connection, job_id, error, state=JobState.FAILED)
-
-
-def _end(connection: Connection, job_id: int, state: JobState, error: str | None) -> bool:
-    """Return False if it was finished already."""
+def end(connection: Connection, job_id: int, state: JobState, error: str | None) -> bool:
+    """End a job of a locked document, in the caller's transaction; return False if it was finished already."""
     query = sql.SQL(_END).format(unfinished=UNFINISHED)
     is_ended = connection.execute(query, (job_id, state, error)).rowcount == 1
     if is_ended:

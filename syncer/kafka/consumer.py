@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
+import structlog
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 from syncer.base import log
@@ -51,21 +52,13 @@ class ChangeConsumer:
     """A member of the workers' consumer group. Not for sharing between threads.
 
     Args:
-        settings: The cluster, the topic and the group.
         begin: Reads how far partitions are handled. Called while one of them is assigned.
-        on_change: Called with partitions that are assigned (``worker.partitions_assigned``) or revoked.
     """
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        *,
-        begin: Callable[[], Mapping[int, Place]],
-        on_change: Callable[[str, list[int]], None],
-    ) -> None:
+    def __init__(self, settings: KafkaSettings, *, begin: Callable[[], Mapping[int, Place]], name: str) -> None:
         self._settings = settings
         self._begin = begin
-        self._on_change = on_change
+        self._log = structlog.get_logger().bind(worker=name)
         self.numbers: dict[int, int] = {}
         """By assigned partition, the greatest number received or handled."""
         self._committed_at = -math.inf
@@ -106,11 +99,10 @@ class ChangeConsumer:
             KafkaException: The topic is gone, or an assignment failed; a new consumer receives the records again.
         """
         messages = self._consumer.consume(1, wait_seconds)
-        self._raise_failure()
-        if not messages:
-            return None
-        messages += self._consumer.consume(records_max - 1, _FOLLOWING_SECONDS) if records_max > 1 else []
-        self._raise_failure()
+        if messages:
+            messages += self._consumer.consume(records_max - 1, _FOLLOWING_SECONDS)
+        if self._failure is not None:
+            raise self._failure
         values, places, reached = [], [], {}
         for message in messages:
             partition, offset = message.partition() or 0, message.offset() or 0
@@ -120,8 +112,10 @@ class ChangeConsumer:
             values.append(message.value() or b"")
             places.append((partition, offset))
             reached[partition] = Place(next_offset=offset + 1, number=number)
+        if not values:
+            return None
         answered("kafka")
-        return Received(values=tuple(values), places=tuple(places), reached=reached) if values else None
+        return Received(values=tuple(values), places=tuple(places), reached=reached)
 
     def _checked(self, message: Message, partition: int) -> int:
         """Return the greatest number received in the partition of a record.
@@ -163,10 +157,6 @@ class ChangeConsumer:
             hint="Each database needs a topic of its own: give kafka.topic different values, or remove the setting.\n"
             "Then run syncer apply and start the daemons: they write every document again. See docs/deploy.md.",
         )
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def commit(self, reached: Mapping[int, Place]) -> None:
         """Tell Kafka's own tools now and then how far partitions are handled. Nothing here relies on it."""
@@ -220,20 +210,17 @@ class ChangeConsumer:
 
     def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
-            # A consumer that is closing reads nothing more, and librdkafka answers nothing more.
-            if not self._is_closing:
-                self._seek(partitions)
+            if not self._is_closing:  # then it reads nothing more, and librdkafka answers nothing more
+                handled = self._begin()
+                for partition in partitions:
+                    place = handled.get(partition.partition, Place(next_offset=None, number=0))
+                    partition.offset = OFFSET_BEGINNING if place.next_offset is None else place.next_offset
+                    self.numbers[partition.partition] = place.number
             consumer.incremental_assign(partitions)
         except Exception as error:  # noqa: BLE001 - raised by the next `receive`
             self._failure = error
-        self._on_change("worker.partitions_assigned", [place.partition for place in partitions])
-
-    def _seek(self, partitions: Sequence[TopicPartition]) -> None:
-        handled = self._begin()
-        for partition in partitions:
-            place = handled.get(partition.partition, Place(next_offset=None, number=0))
-            partition.offset = OFFSET_BEGINNING if place.next_offset is None else place.next_offset
-            self.numbers[partition.partition] = place.number
+        if partitions:  # a member that joins a full group is assigned none, and is notified of that
+            self._log.info("worker.partitions_assigned", partitions=sorted(place.partition for place in partitions))
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
@@ -244,4 +231,5 @@ class ChangeConsumer:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
             self._failure = error
-        self._on_change("worker.partitions_revoked", [place.partition for place in partitions])
+        if partitions:
+            self._log.info("worker.partitions_revoked", partitions=sorted(place.partition for place in partitions))

@@ -34,11 +34,8 @@ _LOOK_SECONDS = 10.0
 """How often the number of partitions is looked up."""
 _OVERHEAD_BYTES = 500
 """At most, of a record beside its key and value."""
-BATCH_BYTES_MAX = 1_000_000
+_BATCH_BYTES_MAX = 1_000_000
 """The largest batch that a topic takes by default."""
-BATCH_BYTES_LEAST = 1000
-"""The smallest limit that librdkafka takes."""
-_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
 
 class ChangeProducer:
@@ -48,10 +45,8 @@ class ChangeProducer:
     every document that reads it is written again.
 
     Args:
-        settings: The topic, which exists.
         last_number: Every number of the leader's records is greater.
         saved: By partition, the last number that was saved.
-        bytes_max: The largest batch of records, and so the largest record, unless the topic says less.
         while_waiting: Called at least every few seconds while this waits for Kafka; what it raises ends that.
     """
 
@@ -61,7 +56,6 @@ class ChangeProducer:
         *,
         last_number: int,
         saved: Mapping[int, int],
-        bytes_max: int,
         while_waiting: Callable[[float], object],
     ) -> None:
         self.numbers = dict(saved)
@@ -70,7 +64,7 @@ class ChangeProducer:
         self._last_number = last_number
         self._while_waiting = while_waiting
         self._error: KafkaError | None = None
-        self._bytes_max = min(bytes_max, _accepted_bytes(settings))
+        self._bytes_max = _accepted_bytes(settings)
         self._partitions = 0
         self._looked_at = 0.0
         self._sent_at: dict[int, float] = {}
@@ -172,16 +166,11 @@ class ChangeProducer:
 
 
 def _accepted_bytes(settings: KafkaSettings) -> int:
-    """How large a batch of records the topic accepts; the default if syncer may not ask."""
+    """How large a batch of records, and so a record, may be. The default, or less if the topic says so."""
     with AdminClient(common(settings), logger=log.library_logger()) as admin:
         try:
-            return int(configuration(admin, settings.topic)["max.message.bytes"])
+            return min(_BATCH_BYTES_MAX, int(configuration(admin, settings.topic)["max.message.bytes"]))
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise
-            return BATCH_BYTES_MAX
-
-
-def is_too_large(error: Exception) -> bool:
-    """Whether Kafka refuses a batch of records for its size."""
-    return isinstance(error, KafkaException) and error.args[0].code() in _TOO_LARGE
+            return _BATCH_BYTES_MAX

@@ -4,7 +4,6 @@ Guarantee: a worker continues past a loss only after the jobs are committed that
 may have touched.
 
     lost_records    has every document written again if Kafka has lost records, or if one cannot be read
-    schema_watch    checks every few seconds that tables and triggers are still as applied: suspends, refreshes
-    resume          ends the suspension of a document that can be written again
+    schema_watch    checks every few seconds that tables and triggers are still as applied: suspends, resumes, refreshes
     orphan_indices  deletes indices that a killed command left behind
 """

@@ -33,12 +33,8 @@ _WAIT_FOR_DISK = "SET LOCAL synchronous_commit TO DEFAULT"
 def make_up(connection: Connection, cause: str, *, loss: LossError | None = None) -> None:
     """Have every document written again; committed and on disk when this returns.
 
-    New jobs whose listing has not begun are joined. Those of suspended documents wait until they are resumed.
-
-    Args:
-        connection: To Postgres.
-        cause: What happened.
-        loss: What was lost, which counts as handled from then on.
+    New jobs whose listing has not begun are joined. Those of suspended documents wait until they are resumed. What was
+    lost counts as handled from then on.
     """
     with connection.transaction():
         connection.execute(_WAIT_FOR_DISK)

@@ -6,6 +6,8 @@ Guarantees, within one turn, and even if no change ever comes of it:
   or gets a partition that is unlogged or foreign, or a column or a view that changes.
 - A table that was written anew, and partitions that come or go with their rows, become a change.
 
+A suspended document that could be written goes on by itself: see `resume`, and `syncer.documents.suspend`.
+
 Every daemon watches: suspending twice is suspending once, and a table is noted by one. However many tables a document
 reads, a turn sends the same few statements.
 """
@@ -19,13 +21,16 @@ import structlog
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DocumentError
-from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.formatting import elapsed
+from syncer.base.lifecycle import Stop
 from syncer.base.postgres import Connection, Link
-from syncer.base.retry import retry
+from syncer.base.retry import repeat
 from syncer.capture import install, table_files
-from syncer.documents import suspend
+from syncer.documents import registry, suspend
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import require_shape, uncaptured
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind
 
 _REST_SECONDS = 5.0
 """How long to rest between two turns."""
@@ -41,11 +46,7 @@ class WatchReport:
 
 
 class Watch:
-    """Watches what the active documents rely on.
-
-    Args:
-        connect: Opens a connection to Postgres.
-    """
+    """Watches what the active documents rely on."""
 
     def __init__(self, *, connect: Callable[[], Connection]) -> None:
         self._link = Link(self._connected)
@@ -55,13 +56,13 @@ class Watch:
     def run(self, stop: Stop) -> None:
         """Watch until told to stop."""
         try:
-            while not stop.is_requested:
-                retry(self.run_once, pause=stop.pause, component="watch")
-                stop.wait(_REST_SECONDS)
-        except Stopping:
-            pass
+            repeat(self._turn, reset=self.close, stop=stop, component="watch")
         finally:
             self.close()
+
+    def _turn(self) -> float:
+        self.run_once()
+        return _REST_SECONDS
 
     def run_once(self) -> WatchReport:
         """Note tables that were written anew, and suspend each document whose tables have changed."""
@@ -104,3 +105,31 @@ def fault(connection: Connection, document: Document, lost: Collection[str] | No
     except DocumentError as error:
         return error
     return None
+
+
+def resume(connection: Connection, index_name: str) -> bool:
+    """Resume a document that could be written just now, with a refresh if it is stale.
+
+    False if it is not suspended, or if its tables are not as they were applied and captured.
+    """
+    # Rule: refresh-with-the-resumption.
+    with connection.transaction():
+        document = next((each for each in registry.documents(connection) if each.index_name == index_name), None)
+        if document is None or fault(connection, document) is not None:
+            return False
+        resumed = registry.resume(connection, document)
+        if resumed is None:
+            return False
+        is_stale, seconds = resumed
+        if is_stale:
+            queue.mark_incomplete(connection, [index_name])
+            occasion = "it was suspended, and changes may have been missed meanwhile"
+            queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
+    structlog.get_logger().info(
+        "document.resumed",
+        index=index_name,
+        outage_seconds=round(seconds, 3),
+        is_stale=is_stale,
+        timeline=f"{index_name} is resumed, after {elapsed(seconds)}.",
+    )
+    return True

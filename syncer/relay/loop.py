@@ -28,13 +28,13 @@ from syncer.base import log, metrics
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import Connection
-from syncer.base.retry import failed, retry
+from syncer.base.retry import failed, repeat
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
 from syncer.capture.outbox import Page
 from syncer.capture.reader import OutboxReader
 from syncer.kafka import topic
-from syncer.kafka.producer import BATCH_BYTES_LEAST, BATCH_BYTES_MAX, ChangeProducer, is_too_large
+from syncer.kafka.producer import ChangeProducer
 
 STANDBY_SECONDS = 1.0
 _SILENT_SECONDS = 2.0
@@ -53,13 +53,7 @@ class RelayReport:
 
 
 class Relay:
-    """Publishes committed changes as the leader, or stands by.
-
-    Args:
-        connect: Opens a connection to Postgres.
-        kafka: The topic.
-        settings: How often to look, and how often to trim.
-    """
+    """Publishes committed changes as the leader, or stands by."""
 
     def __init__(
         self, *, connect: Callable[[], Connection], kafka: KafkaSettings, settings: RelaySettings | None = None
@@ -68,7 +62,6 @@ class Relay:
         self._kafka = kafka
         self._reader = OutboxReader(connect)
         self._producer: ChangeProducer | None = None
-        self._bytes_max = BATCH_BYTES_MAX
         self._has_answered = False
         self._stop = Stop()
         self._log = structlog.get_logger()
@@ -77,14 +70,7 @@ class Relay:
         """Run until told to stop."""
         self._stop = stop
         try:
-            while not stop.is_requested:
-                report = retry(self._turn, pause=stop.pause, component="relay")
-                if not report.is_leader:
-                    stop.wait(STANDBY_SECONDS)
-                elif not report.is_behind:
-                    stop.wait(self._settings.poll_seconds)
-        except Stopping:
-            pass
+            repeat(self._turn, reset=self.close, stop=stop, component="relay")
         finally:
             self.close()
 
@@ -101,11 +87,14 @@ class Relay:
         if not self._reader.lead():
             return RelayReport(is_leader=False)
         if self._producer is None:
+            # By partition, the last number that was saved; after a time without Kafka, what workers had handled then.
+            # Rule: a-new-leader-names-what-was-saved.
+            places = progress.places(self._reader.connection)
+            handled = {partition: place.number for partition, place in places.items()}
             self._producer = ChangeProducer(
                 self._kafka,
                 last_number=progress.new_term(self._reader.connection),
-                saved=self._saved_numbers(),
-                bytes_max=self._bytes_max,
+                saved={**handled, **self._reader.numbers},
                 while_waiting=self._wait_for_kafka,
             )
         began = time.monotonic()
@@ -132,25 +121,11 @@ class Relay:
         self._producer = None
         self._has_answered = False
 
-    def _turn(self) -> RelayReport:
-        """Take a turn; after an error the next one starts anew, with smaller batches if Kafka refused one."""
-        try:
-            return self.run_once()
-        except Exception as error:
-            self.close()
-            if not is_too_large(error) or self._bytes_max <= BATCH_BYTES_LEAST:
-                raise
-            # The topic's max.message.bytes is smaller, and syncer may not ask for it. Batches behind a refused one may
-            # have arrived: then a worker misses its number, and every document is refreshed.
-            self._bytes_max = max(self._bytes_max // 2, BATCH_BYTES_LEAST)
-            self._log.warning("relay.batches_made_smaller", bytes_max=self._bytes_max)
-            return RelayReport(is_leader=True, is_behind=True)
-
-    def _saved_numbers(self) -> dict[int, int]:
-        """By partition, the last number that was saved; after a time without Kafka, what workers had handled then."""
-        # Rule: a-new-leader-names-what-was-saved.
-        handled = {partition: place.number for partition, place in progress.places(self._reader.connection).items()}
-        return {**handled, **self._reader.numbers}
+    def _turn(self) -> float:
+        report = self.run_once()
+        if not report.is_leader:
+            return STANDBY_SECONDS
+        return 0 if report.is_behind else self._settings.poll_seconds
 
     def _wait_for_kafka(self, seconds: float) -> None:
         """Name Kafka as troubled if it has not acknowledged records for so long.

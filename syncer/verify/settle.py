@@ -140,7 +140,7 @@ class Settler:
             pause = min(pause * 1.5, _LONGEST_PAUSE)
         jobs, since = model.unfinished(self.connection, self.document.index_name), time.monotonic()
         while True:  # later jobs are of later changes
-            holders = listing.held(self.connection, self.document, jobs, differing, orphans)
+            holders = listing.held(self.connection, jobs, differing, orphans)
             if not holders or time.monotonic() - since >= self.settle_seconds:
                 return True, holders
             self.pause(pause)

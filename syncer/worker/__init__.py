@@ -2,10 +2,8 @@
 
     loop            receive a batch of changes, resolve, write; save the progress, in order
     source          where changes come from: the outbox, or the topic
-    batch           changes that were received together, and what became of them
     resolve         submits the documents that changes touch to the writers; makes a job of a fan-out
-    job_loop        take chunks of jobs and write them
-    foreground      follow a job to its end, for a command; work on it if no daemon does
+    job_loop        take chunks of jobs and write them; follow a job to its end, for a command
 
 Guarantees: a change is saved as handled, and a chunk finished, only when each of its documents is settled. Settled
 means written, up to date, dead-lettered, left to a job, or of a suspended definition.

@@ -16,12 +16,13 @@ The job worker also tries to resume suspended documents, and records the last as
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from itertools import count
 
 import elasticsearch
 import psycopg
@@ -33,8 +34,8 @@ from syncer.base.errors import DocumentError, JobError, UnavailableError
 from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import WriteReport
-from syncer.base.postgres import Connection
-from syncer.base.retry import Backoff, failed, give_up, recovered, retry
+from syncer.base.postgres import Connection, Link
+from syncer.base.retry import failed, give_up, recovered, repeat, retry
 from syncer.base.settings import WorkerSettings
 from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Document
@@ -45,8 +46,8 @@ from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.chunks import Chunk, Chunks
-from syncer.jobs.model import Job, JobState, due
-from syncer.recovery import resume
+from syncer.jobs.model import Job, JobState, due, find
+from syncer.recovery import schema_watch
 
 _WAIT_SECONDS = 1.0
 """How long to wait for a chunk to be written before looking after other things."""
@@ -54,32 +55,25 @@ _LOOK_SECONDS = 1.0
 """How often to look for steps that are due, and for suspended documents."""
 _IDLE_SECONDS = 0.5
 """How often to look for a job while there is nothing to do."""
-_OTHERS_SECONDS = 2.0
-"""When to look again after a job that another process is working on."""
+_AGAIN_SECONDS = 2.0
+"""When to try a step again that has failed, or that another process is taking."""
+_FOLLOW_SECONDS = 0.05
+"""How often to look how far a job is that is followed."""
+_ALIVE_TURNS = 20
+"""After how many looks to check for live job workers."""
 _STAYS_SUSPENDED = (DocumentError, UnavailableError, elasticsearch.ApiError, elasticsearch.TransportError)
 _ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
-_NOTE_SECONDS = 10.0
-"""How often to record the last version."""
 _STEPS = "job steps"
 """The steps of jobs, in the log and the status: one that fails does not keep chunks from being written."""
-
-
-class _Write(NamedTuple):
-    """A chunk that is being written."""
-
-    chunk: Chunk
-    report: Future[WriteReport]
+_NOTE_SECONDS = 10.0
+"""How often to record the last version."""
 
 
 class JobWorker:
     """Writes chunks of jobs, and advances jobs whose chunks are finished.
 
     Args:
-        connect: Opens a connection to Postgres.
-        index: Elasticsearch.
-        settings: Limits of batches and concurrency.
-        name: For the log, and for ``pg_stat_activity``.
         traffic: The live changes of this process, to give way to.
     """
 
@@ -100,12 +94,12 @@ class JobWorker:
         self._chunk_documents = settings.batch_documents_max
         flow = FlowControl(settings, traffic=traffic)
         self._writers = WriterPool(connect=connect, index=index, pause=self._pause, name=name, flow=flow)
-        self._connection: Connection | None = None
+        self._link = Link(self._opened)
         self._chunks: Chunks | None = None
-        self._writes: list[_Write] = []
+        self._writes: list[tuple[Chunk, Future[WriteReport]]] = []
         self._attempts: dict[str, Future[WriteReport]] = {}
         """Attempts to write a suspended document, by index."""
-        self._deferred: dict[int, tuple[float, Backoff]] = {}
+        self._deferred: dict[int, float] = {}
         """By job, when its step is to be tried again."""
         self._looked_at = self._noted_at = self._attempted_at = 0.0
         self._log = structlog.get_logger().bind(job_worker=name)
@@ -114,24 +108,9 @@ class JobWorker:
         """Write chunks until told to stop; what is in flight is finished first."""
         self._stop = stop
         try:
-            while not stop.is_requested:
-                retry(self._attempt, pause=stop.pause, component=self._name)
-        except Stopping:
-            pass
+            repeat(self.run_once, reset=self._reset, stop=stop, component=self._name)
         finally:
             self.close()
-
-    def _attempt(self) -> None:
-        try:
-            if seconds := self.run_once():
-                recovered(self._name)
-                self._stop.wait(seconds)
-        except Stopping:
-            raise
-        except Exception:
-            self._writers.close(seconds=0)
-            self._disconnect()
-            raise
 
     def run_once(self) -> float:
         """Take chunks while there is room, record those that are written, and take the steps that are due.
@@ -144,16 +123,26 @@ class JobWorker:
             Exception: An error that the policy calls RETRY or FATAL. After `close` you may call it again.
         """
         self._writers.report_dead_letters()
-        connection, done = self._connected(), 0
+        connection, done = self._link.connection, 0
+        assert self._chunks is not None  # made with the connection
         if self._writes or chunks.is_any_to_write(connection):
-            while self._writers.has_room and self._take():
+            while self._writers.has_room and not self._stop.is_requested and (chunk := self._chunks.take()) is not None:
+                report = self._writers.submit(
+                    chunk.index_name, chunk.ids, everywhere=chunk.everywhere, origin={"job": chunk.job}
+                )
+                self._writes.append((chunk, report))
                 done += 1
             if self._writes:
-                wait([write.report for write in self._writes], timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+                wait([report for _, report in self._writes], timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
                 if self._stop.is_overdue:
                     raise Stopping
-                done += self._finish()
-            done += self._look(connection)
+                done += self._finish(self._chunks)
+            is_due = time.monotonic() - self._looked_at >= _LOOK_SECONDS
+            if is_due and not self._stop.is_requested:
+                self._looked_at = time.monotonic()
+                self._try_suspended(connection)
+            if (is_due or not self._writes) and not self._stop.is_requested:
+                done += self._take_steps(connection)
         self._note_version(connection, keeps=done > 0 or not self._writes)
         return 0 if done or self._writes else _IDLE_SECONDS
 
@@ -162,69 +151,48 @@ class JobWorker:
         if not self._writers.close(seconds=self._stop.seconds_left):
             self._log.warning("component.gave_up", component=self._name)
         with suppress(psycopg.Error):
-            self._finish()
-        self._deferred.clear()
+            if self._chunks is not None:
+                self._finish(self._chunks)
         give_up(_STEPS)
-        self._disconnect()
+        self._deferred.clear()
+        self._reset()
 
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._chunks = None
+    def _reset(self) -> None:
+        """Drop what is in hand, which others may take."""
+        self._writers.close(seconds=0)
+        self._link.close()
+        self._chunks = None
         self._writes.clear()
         self._attempts.clear()
 
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._connect()
-            # Also without work: after a failover, the changes that it lost must be made good.
-            failover.enter(self._connection, self._index)
-            self._chunks = Chunks(self._connection)
-        return self._connection
+    def _opened(self) -> Connection:
+        connection = self._connect()
+        # Also without work: after a failover, the changes that it lost must be made good.
+        failover.enter(connection, self._index)
+        self._chunks = Chunks(connection)
+        return connection
 
-    # Chunks
-
-    def _take(self) -> bool:
-        """Take a chunk and have it written; return whether there was one."""
-        if self._stop.is_requested or self._chunks is None or (chunk := self._chunks.take()) is None:
-            return False
-        report = self._writers.submit(
-            chunk.index_name, chunk.ids, everywhere=chunk.everywhere, origin={"job": chunk.job}
-        )
-        self._writes.append(_Write(chunk, report))
-        return True
-
-    def _finish(self) -> int:
+    def _finish(self, chunks: Chunks) -> int:
         """Delete the chunks that are written; return how many.
 
         Raises:
             Exception: An error that the policy calls FATAL.
         """
         # Rule: a-chunk-is-done-when-written.
-        ended = [write for write in self._writes if write.report.done()]
-        written: list[tuple[Chunk, WriteReport]] = []
-        for write in ended:
-            # If its document is suspended, the chunk waits with its job.
-            with suppress(DocumentError, Stopping):
-                written.append((write.chunk, write.report.result()))
-        if self._chunks is not None and ended:
-            self._chunks.finish(written)
-            self._chunks.release([write.chunk for write in ended])
+        ended = [(chunk, write) for chunk, write in self._writes if write.done()]
+        settled: list[tuple[Chunk, WriteReport | None]] = []
+        for chunk, write in ended:
+            report = None
+            with suppress(DocumentError, Stopping):  # if its document is suspended, the chunk waits with its job
+                report = write.result()
+            settled.append((chunk, report))
+        if settled:
+            chunks.finish(settled)
         self._writes = [write for write in self._writes if write not in ended]
-        for _, report in written:
-            recovered(self._name)
+        written = [report for _, report in settled if report is not None]
+        for report in written:
             metrics.chunks_written(report)
         return len(written)
-
-    def _look(self, connection: Connection) -> int:
-        """At intervals, and whenever no chunk is being written, take steps of jobs; return how many."""
-        now = time.monotonic()
-        if self._stop.is_requested or (self._writes and now - self._looked_at < _LOOK_SECONDS):
-            return 0
-        if now - self._looked_at >= _LOOK_SECONDS:
-            self._looked_at = now
-            self._try_suspended(connection)
-        return self._take_steps(connection)
 
     # Steps
 
@@ -241,24 +209,25 @@ class JobWorker:
         steps = 0
         for job in waiting:
             document = documents.get(job.index_name)
-            if document is None or (job.id in self._deferred and time.monotonic() < self._deferred[job.id][0]):
+            if document is None or time.monotonic() < self._deferred.get(job.id, 0):
                 continue
+            is_done = False
             try:
                 with self._stop.patient():
                     is_done = self._step(connection, job, document)
             except DocumentError as error:
                 suspend.suspend(connection, error)
             except JobError:  # the job was removed with its index
-                continue
+                pass
             except Stopping:
                 raise
             except Exception as error:  # noqa: BLE001 - _handle_error tells them apart
                 self._handle_error(connection, job, error)
-            else:
-                steps += is_done
+            finally:
                 self._deferred.pop(job.id, None)
                 if not is_done:
-                    self._deferred[job.id] = time.monotonic() + _OTHERS_SECONDS, Backoff()
+                    self._deferred[job.id] = time.monotonic() + _AGAIN_SECONDS
+            steps += is_done
         if not self._deferred:
             recovered(_STEPS)
         return steps
@@ -280,12 +249,8 @@ class JobWorker:
         if job.state is JobState.CLEANING_UP:
             orphans = self._orphans(connection, document, job.sequence_numbers or {})
             return listing.clean_up(connection, job, orphans, chunk=self._chunk_documents)
-        numbers = partial(self._sequence_numbers, document)
+        numbers = partial(self._index.holdings.sequence_numbers, document.target)
         return listing.list_ids(connection, job, document, chunk=self._chunk_documents, sequence_numbers=numbers)
-
-    def _sequence_numbers(self, document: Document) -> Mapping[int, int]:
-        with at_work_for(document.name, document.revision):
-            return self._index.holdings.sequence_numbers(document.target)
 
     def _orphans(self, connection: Connection, document: Document, numbers: dict[int, int]) -> Iterator[str]:
         """Yield the ids that only Elasticsearch has, among documents unchanged since the job began.
@@ -313,8 +278,6 @@ class JobWorker:
         """
         if decide(error) is Action.RETRY:
             failed(_STEPS, error)
-            _, backoff = self._deferred.get(job.id, (0.0, Backoff()))
-            self._deferred[job.id] = time.monotonic() + backoff.next_seconds(), backoff
             if connection.closed:
                 raise error
         elif explain(error) is None or decide(error) is Action.DEAD_LETTER:
@@ -322,7 +285,8 @@ class JobWorker:
             what, trace = (kind(error), None) if is_of_data(error) else (repr(error), error)
             self._log.error("component.failed", component=self._name, job=job.id, error=what, exc_info=trace)
             metrics.JOB_FAILURES.inc()
-            queue.fail(connection, job.id, f"Unexpected error: {what}\nPlease report it.")
+            with suppress(JobError):  # it is finished, or gone
+                queue.cancel(connection, job.id, f"Unexpected error: {what}\nPlease report it.", state=JobState.FAILED)
         else:
             raise error
 
@@ -354,7 +318,7 @@ class JobWorker:
                 del self._attempts[index_name]
                 with suppress(*_STAYS_SUSPENDED):
                     attempt.result()
-                    resume.resume(connection, index_name)
+                    schema_watch.resume(connection, index_name)
         now = time.monotonic()
         if now - self._attempted_at < _ATTEMPT_SECONDS:
             return
@@ -377,3 +341,57 @@ class JobWorker:
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)
+
+
+def follow(
+    job_id: int,
+    *,
+    connect: Callable[[], Connection],
+    job_worker: Callable[[], JobWorker],
+    progress: Callable[[Job], None] = lambda _: None,
+) -> Job:
+    """Return once a job is finished, or its definition is suspended.
+
+    The job workers of all daemons write a job together. If there is none, this process writes it, for a command. The
+    command may be killed at any point: a daemon continues the job, or the next command that follows it.
+
+    ``job_worker`` creates one for that; what it has in flight is finished in any case. ``progress`` is called with the
+    job several times a second.
+
+    Raises:
+        JobError: The job no longer exists.
+        Exception: What ``progress`` raises, or the error that ended the job worker.
+    """
+    link, stop = Link(connect), Stop()
+    thread: threading.Thread | None = None
+    failures: list[BaseException] = []
+
+    def look(turn: int) -> tuple[Job, bool]:
+        with link.used() as connection:
+            asks = thread is None and turn % _ALIVE_TURNS == 0
+            return find(connection, job_id), asks and not chunks.job_workers_alive(connection)
+
+    def write() -> None:
+        try:
+            job_worker().run(stop)
+        except BaseException as error:  # noqa: BLE001 - raised in the following thread
+            failures.append(error)
+
+    try:
+        for turn in count():
+            job, is_alone = retry(partial(look, turn), pause=time.sleep, component="command")
+            progress(job)
+            if job.state.is_finished or job.is_suspended:
+                break
+            if is_alone:
+                thread = threading.Thread(target=write, name="job_worker", daemon=True)
+                thread.start()
+            if failures:
+                raise failures[0]
+            time.sleep(_FOLLOW_SECONDS)
+        return job
+    finally:
+        stop.request()
+        if thread is not None:
+            thread.join()
+        link.close()

@@ -15,6 +15,7 @@ stays locked delays them for a few seconds: then their documents are suspended, 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -25,16 +26,18 @@ from itertools import count
 import psycopg
 import structlog
 
+from syncer.base import log, metrics
+from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection, Link
-from syncer.base.retry import recovered, retry
+from syncer.base.retry import recovered, repeat, retry
 from syncer.base.settings import WorkerSettings
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
-from syncer.worker.batch import ChangeBatch
 from syncer.worker.resolve import Resolver
-from syncer.worker.source import Source
+from syncer.worker.source import ChangeBatch, Source
 
 BATCH_CHANGES_MAX = 2000
 _RECORDS_IN_HAND = 10_000
@@ -51,11 +54,7 @@ class Worker:
     """Handles changes.
 
     Args:
-        connect: Opens a connection to Postgres.
         source: Makes the source of changes, from the worker's link to Postgres and what waits before a retry.
-        index: Elasticsearch.
-        settings: Limits of batches and concurrency.
-        name: For the log, and for ``pg_stat_activity``.
         traffic: Notified of each finished batch, so that jobs give way.
     """
 
@@ -86,12 +85,13 @@ class Worker:
         """Handle changes until told to stop; what is in hand is finished first."""
         self._stop = stop
         try:
-            while not stop.is_requested:
-                retry(self._attempt, pause=self._pause, component=self._name)
-        except Stopping:
-            pass
+            repeat(self._turn, reset=self._reset, stop=stop, component=self._name)
         finally:
             self.close()
+
+    def _turn(self) -> float:
+        self.run_once()
+        return 0
 
     def run_once(self) -> int:
         """Handle the changes that have arrived, and those that arrive meanwhile, until all in hand are done.
@@ -103,95 +103,92 @@ class Worker:
             Stopping: It was told to stop while a server was down. What is not done was not saved.
             Exception: An error that the policy calls FATAL. What is not done was not saved.
         """
-        changes = 0
-        self._receive(_RECEIVE_SECONDS)
-        while self._batches:
-            may_receive = self._has_room and not self._stop.is_requested
-            if not (may_receive and self._receive(0)):
-                self._wait(_WRITE_SECONDS if may_receive else _KEEP_ALIVE_SECONDS)
+        changes, may_receive, wait_seconds = 0, True, _RECEIVE_SECONDS
+        while True:
+            batch = None
+            if may_receive:
+                batch = self._source.receive(records_max=BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
+                self._writers.report_dead_letters()
+                self._resolver.unresolved.report()
+            if batch is not None:
+                batch.number = next(self._numbers)
+                # Rules: assign-after-receiving, the-job-before-the-offset.
+                self._resolve(batch)
+                self._batches.append(batch)
+            elif self._batches:
+                pending = [report for batch in self._batches for _, report in batch.writes if not report.done()]
+                timeout = _WRITE_SECONDS if may_receive else _KEEP_ALIVE_SECONDS
+                wait(pending, timeout=timeout, return_when=FIRST_COMPLETED)
+                if self._stop.is_overdue:
+                    raise Stopping
+                self._source.keep_alive()
             changes += self._save_done()
-        return changes
+            if not self._batches:
+                return changes
+            # Not while documents wait for a thread, or too many records for those before them.
+            has_room = self._writers.has_room and sum(batch.records for batch in self._batches) < _RECORDS_IN_HAND
+            may_receive, wait_seconds = has_room and not self._stop.is_requested, 0
 
     def close(self) -> None:
         """Give up the source and close the connections; what is in hand is received again later."""
-        is_through = self._writers.close(seconds=self._stop.seconds_left)
+        if not self._writers.close(seconds=self._stop.seconds_left):
+            self._log.warning("component.gave_up", component=self._name)
+        self._reset()
+        self._resolver.unresolved.flush()
+
+    def _reset(self) -> None:
+        """Drop what is in hand, which the source delivers again."""
+        self._writers.close(seconds=0)
         self._batches.clear()
         with suppress(psycopg.Error):
             self._source.close()
-        if not is_through:
-            self._log.warning("component.gave_up", component=self._name)
         self._link.close()
-        self._resolver.unresolved.flush()
-
-    def _attempt(self) -> None:
-        try:
-            self.run_once()
-        except Stopping:
-            raise
-        except Exception:
-            self._writers.close(seconds=0)
-            self._batches.clear()  # the source delivers them again
-            with suppress(psycopg.Error):
-                self._source.close()
-            self._link.close()
-            raise
-
-    # Batches
-
-    @property
-    def _has_room(self) -> bool:
-        """Whether to receive more: not while documents wait for a thread, or too many records for those before them."""
-        in_hand = sum(batch.records for batch in self._batches)
-        return self._writers.has_room and in_hand < _RECORDS_IN_HAND
-
-    def _receive(self, wait_seconds: float) -> bool:
-        """Receive the changes that have arrived, and submit what they touch; return whether there were any."""
-        batch = self._source.receive(records_max=BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
-        self._writers.report_dead_letters()
-        self._resolver.unresolved.report()
-        if batch is None:
-            return False
-        batch.number = next(self._numbers)
-        # Rules: assign-after-receiving, the-job-before-the-offset.
-        self._resolve(batch)
-        self._batches.append(batch)
-        return True
 
     def _resolve(self, batch: ChangeBatch, *, only: Collection[str] | None = None) -> None:
         resolve = partial(self._resolver.resolve, batch, self._stop, only=only)
         retry(resolve, pause=self._pause_in_hand, component=self._name)
 
-    def _wait(self, seconds: float) -> None:
-        """Wait for documents that are being written; keep the source meanwhile.
-
-        Raises:
-            Stopping: The time to stop is up.
-        """
-        pending = [write.report for batch in self._batches for write in batch.writes if not write.report.done()]
-        wait(pending, timeout=seconds, return_when=FIRST_COMPLETED)
-        if self._stop.is_overdue:
-            raise Stopping
-        self._source.keep_alive()
-
     def _save_done(self) -> int:
         """Save the progress of what is done, up to the first batch that is not; return of how many changes."""
         changes = 0
         # Rule: write-before-saving-progress.
-        while self._batches and self._batches[0].is_done:
+        while self._batches and all(report.done() for _, report in self._batches[0].writes):
             batch = self._batches[0]
-            if refused := batch.refused:
+            refused = {name for name, report in batch.writes if isinstance(report.exception(), DocumentError)}
+            if refused:
                 # Rule: a-change-that-cannot-be-written-joins-a-fan-out.
                 self._resolve(batch, only=refused)
                 continue
-            written = batch.report()
+            written = WriteReport()
+            for _, report in batch.writes:
+                written.add(report.result())
             self._batches.popleft()
             self._source.save(batch)
             recovered(self._name)
             if self._traffic is not None:
                 self._traffic.note()
             changes += len(batch.changes)
-            batch.log(self._name, written)
+            self._log_indexed(batch, written)
         return changes
+
+    def _log_indexed(self, batch: ChangeBatch, written: WriteReport) -> None:
+        seconds = time.monotonic() - batch.begun_at
+        made = [change.changed_at for change in batch.changes]
+        ids = [change.id for change in batch.changes]
+        self._log.log(
+            log.batch_level(seconds),
+            "worker.batch_indexed",
+            batch=batch.number,
+            changes=len(batch.changes),
+            documents=written.documents,
+            **written.outcomes,
+            ids=[min(ids), max(ids)] if ids else None,
+            seconds=round(seconds, 4),
+            compose_seconds=round(written.compose_seconds, 4),
+            index_seconds=round(written.index_seconds, 4),
+            lag_seconds=round(time.time() - min(made), 4) if made else None,
+        )
+        metrics.handled(made, written, seconds=seconds)
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)  # of the run, which begins later than this is handed on

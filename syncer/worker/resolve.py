@@ -7,7 +7,7 @@ committed job covers it. The changes of a suspended document become causes of a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 
 import psycopg
@@ -17,24 +17,22 @@ from syncer.base import metrics
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop
 from syncer.base.log import Repeated
+from syncer.base.model import Image
 from syncer.base.postgres import Connection, Link
-from syncer.documents import affected, registry, suspend
+from syncer.documents import affected, suspend
 from syncer.documents.affected import AffectedReader, FanOut
 from syncer.documents.registry import Document
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import queue
-from syncer.jobs.model import Job, JobKind
-from syncer.worker.batch import ChangeBatch, Write
+from syncer.jobs.model import JobKind
+from syncer.worker.source import ChangeBatch
 
 
 class Resolver:
     """Resolves batches of changes. Not for sharing between threads.
 
     Args:
-        link: The worker's connection to Postgres.
-        writers: Write documents that are few.
         page: How many ids are handed on together. A change that touches more documents becomes a job.
-        name: The worker, for the log.
 
     Attributes:
         unresolved: Logs changes for which an affects query fails.
@@ -48,8 +46,8 @@ class Resolver:
         self._read_on: Connection | None = None
         self._locked: Counter[str] = Counter()
         """How many times in a row a table of each index was locked."""
-        self._refreshes: dict[str, int] = {}
-        """The refresh of each index that was logged last: a batch that joins it is not worth a line."""
+        self._logged: dict[str, int] = {}
+        """The job of each index that was logged last: a batch that joins it is not worth a line."""
         self.unresolved: Repeated[tuple[str, str], str] = Repeated(self._log_unresolved)
         self._log = structlog.get_logger().bind(worker=name)
 
@@ -59,100 +57,83 @@ class Resolver:
         If a definition cannot continue, or a table of it stays locked, it is suspended; the others continue. After a
         failure you may call it again: what was submitted before is written twice, but counted once.
         """
-        batch.writes = [] if only is None else [write for write in batch.writes if write.index_name not in only]
+        batch.writes = [] if only is None else [write for write in batch.writes if write[0] not in only]
         locked: psycopg.errors.LockNotAvailable | None = None
         with self._link.used() as connection:
-            for document in self._reader().documents():
+            if self._affected is None or self._read_on is not connection:
+                self._affected, self._read_on = AffectedReader(connection, page=self._page), connection
+            for document in self._affected.documents():
                 if only is not None and document.index_name not in only:
                     continue
                 try:
                     if document.suspended is None:
-                        self._follow(document, batch, stop)
+                        self._submit(document, self._affected, batch, stop)
                     else:
-                        self._wait_with(document, batch)
-                    self._locked.pop(document.index_name, None)
+                        self._leave_to_resumption(document, batch)
                 except DocumentError as error:
                     suspend.suspend(connection, error)
-                    self._wait_with(document, batch)
+                    self._leave_to_resumption(document, batch)
                 except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
-                    locked = self._meet_lock(document, batch, error) or locked
+                    locked = error
         if locked is not None:
             raise locked
 
-    def _meet_lock(
-        self, document: Document, batch: ChangeBatch, error: psycopg.errors.LockNotAvailable
-    ) -> psycopg.errors.LockNotAvailable | None:
-        """Return the error if it is worth retrying; else suspend the document whose table is locked."""
-        self._locked[document.index_name] += 1
-        if self._locked[document.index_name] < suspend.LOCKED_ATTEMPTS_MAX:
-            return error
-        try:
-            suspend.require_unlocked(self._link.connection, document)
-        except DocumentError as locked:
-            suspend.suspend(self._link.connection, locked)
-            self._wait_with(document, batch)
-            return None
-        return error
-
-    def _wait_with(self, document: Document, batch: ChangeBatch) -> None:
-        """Leave the changes to a fan-out of a suspended document, which waits until it is resumed."""
-        cause = affected.cause(document, batch.changes)
-        if cause is None:
-            occasion = affected.truncated(document, batch.changes)
-            job = queue.create(self._link.connection, document, JobKind.REFRESH, occasion=occasion)
-        elif cause:
-            job = queue.create_fan_out(self._link.connection, document, cause)
-        else:
-            return
-        self._left_to(job, document, batch)
-
-    def _reader(self) -> AffectedReader:
-        connection = self._link.connection
-        if self._affected is None or self._read_on is not connection:
-            self._read_on = connection
-            self._affected = AffectedReader(connection, page=self._page)
-        return self._affected
-
-    def _follow(self, document: Document, batch: ChangeBatch, stop: Stop) -> None:
+    def _submit(self, document: Document, reader: AffectedReader, batch: ChangeBatch, stop: Stop) -> None:
         """Submit what the changes touch of one definition.
 
         Raises:
             DocumentError: The definition must be suspended.
+            LockNotAvailable: A table of it is locked; worth retrying.
         """
-        origin = {"batch": batch.number}
-        with closing(self._reader().read(document, batch.changes)) as pages:
-            while True:
-                with stop.patient():
-                    found = next(pages, None)
-                if found is None:
-                    return
-                if isinstance(found, FanOut):
-                    job = queue.create_fan_out(self._link.connection, document, found.cause)
-                elif found.ids is None:
-                    if found.failed is not None:
-                        self.unresolved.note((document.name, found.failed), document.index_name)
-                    job = queue.create(self._link.connection, document, JobKind.REFRESH, occasion=found.occasion)
-                else:
-                    report = self._writers.submit(document.index_name, found.ids, origin=origin)
-                    batch.writes.append(Write(document.index_name, report))
-                    continue
-                self._left_to(job, document, batch)
+        try:
+            with closing(reader.read(document, batch.changes)) as pages:
+                while True:
+                    with stop.patient():
+                        found = next(pages, None)
+                    if found is None:
+                        break
+                    if isinstance(found, FanOut):
+                        self._create_job(document, batch, cause=found.cause)
+                    elif found.ids is None:
+                        if found.failed is not None:
+                            self.unresolved.note((document.name, found.failed), document.index_name)
+                        self._create_job(document, batch, occasion=found.occasion)
+                    else:
+                        report = self._writers.submit(document.index_name, found.ids, origin={"batch": batch.number})
+                        batch.writes.append((document.index_name, report))
+        except psycopg.errors.LockNotAvailable:
+            self._locked[document.index_name] += 1
+            if self._locked[document.index_name] >= suspend.LOCKED_ATTEMPTS_MAX:
+                suspend.require_unlocked(self._link.connection, document)
+            raise
+        self._locked.pop(document.index_name, None)
 
-    def _left_to(self, job: Job | None, document: Document, batch: ChangeBatch) -> None:
-        """Date a job that makes good the changes of this batch, and log it; a refresh that was joined is not logged.
+    def _leave_to_resumption(self, document: Document, batch: ChangeBatch) -> None:
+        """Leave the changes to a job of a suspended document, which waits until it is resumed."""
+        cause = affected.cause(document, batch.changes)
+        if cause is None:
+            self._create_job(document, batch, occasion=affected.truncated(document, batch.changes))
+        elif cause:
+            self._create_job(document, batch, cause=cause)
 
-        Without a job, they are left to a load or a refresh that is created later: then the document is dated.
-        """
-        changed_at = min(change.changed_at for change in batch.changes)
-        if job is None:
-            registry.date_stale(self._link.connection, document.index_name, changed_at)
-            return
-        queue.date(self._link.connection, job.id, changed_at)
-        if self._refreshes.get(job.index_name) != job.id:
+    def _create_job(
+        self,
+        document: Document,
+        batch: ChangeBatch,
+        *,
+        cause: Mapping[str, Sequence[Image]] | None = None,
+        occasion: str | None = None,
+    ) -> None:
+        """Create the fan-out of a cause, or a refresh, or join one; log it, unless the last batch joined it, too."""
+        connection, changed_at = self._link.connection, min(change.changed_at for change in batch.changes)
+        if cause is not None:
+            job = queue.create_fan_out(connection, document, cause, changed_at=changed_at)
+        else:
+            job = queue.create(connection, document, JobKind.REFRESH, occasion=occasion, changed_at=changed_at)
+        if job is not None and self._logged.get(job.index_name) != job.id:
+            self._logged[job.index_name] = job.id
             why = job.occasion or job.cause
             self._log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=why)
-        if job.kind is JobKind.REFRESH:
-            self._refreshes[job.index_name] = job.id
 
     def _log_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import structlog
 
 from syncer.base.errors import LossError
-from syncer.base.model import Change, id_in
+from syncer.base.model import Change, WriteReport, id_in
 from syncer.base.postgres import Connection, Link
 from syncer.base.retry import retry
 from syncer.base.settings import KafkaSettings, RelaySettings
@@ -26,7 +28,6 @@ from syncer.capture.progress import Place
 from syncer.capture.reader import OutboxReader
 from syncer.kafka.consumer import ChangeConsumer, Received
 from syncer.recovery import lost_records
-from syncer.worker.batch import ChangeBatch
 
 _KEEP_ALIVE_SECONDS = 5.0
 _SAVE_SECONDS = 0.1
@@ -34,6 +35,25 @@ _SAVE_SECONDS = 0.1
 _STANDBY_SECONDS = 1.0
 SILENT_SECONDS = 30.0
 """How long what Kafka has acknowledged may not arrive: three times as long as a partition has no record."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ChangeBatch:
+    """Changes that were received together, and the documents that they touch.
+
+    Args:
+        records: How many records they came in, those without a change included.
+        mark: What the source needs to save that they are handled.
+        begun_at: The time of receipt, by the monotonic clock.
+        writes: The documents that are being written, and their index.
+    """
+
+    changes: list[Change]
+    records: int
+    mark: Any
+    begun_at: float = field(default_factory=time.monotonic)
+    number: int = 0
+    writes: list[tuple[str, Future[WriteReport]]] = field(default_factory=list)
 
 
 class Source(Protocol):
@@ -53,13 +73,7 @@ class Source(Protocol):
 
 
 class OutboxSource:
-    """The outbox, for the process that leads.
-
-    Args:
-        connect: Opens a connection to Postgres.
-        settings: How often to look, and how often to trim.
-        pause: Waits; may raise `Stopping`.
-    """
+    """The outbox, for the process that leads."""
 
     def __init__(
         self, *, connect: Callable[[], Connection], settings: RelaySettings, pause: Callable[[float], None]
@@ -80,8 +94,12 @@ class OutboxSource:
         if not self._reader.lead():
             self._look_at = time.monotonic() + _STANDBY_SECONDS
             return None
-        if self._reader.numbers:
-            self._take_over_from_kafka()
+        if self._reader.numbers:  # a relay has led before
+            connection = self._reader.connection
+            # Rule: off-refreshes-what-is-not-handled.
+            if progress.handled(connection) < progress.newest(connection):
+                lost_records.make_up(connection, "Kafka was turned off before everything in the topic was handled")
+            self._reader.forget_numbers()
         was_behind = self._is_behind
         page = self._reader.read(rows_max=records_max)
         self._is_behind = not page.is_last
@@ -104,24 +122,9 @@ class OutboxSource:
         self._reader.close()
         self._look_at, self._is_behind = 0.0, False
 
-    def _take_over_from_kafka(self) -> None:
-        """Go on where a relay was; what only the topic has is made up for."""
-        connection = self._reader.connection
-        # Rule: off-refreshes-what-is-not-handled.
-        if progress.handled(connection) < progress.newest(connection):
-            lost_records.make_up(connection, "Kafka was turned off before everything in the topic was handled")
-        self._reader.forget_numbers()
-
 
 class TopicSource:
-    """The topic, for a member of the workers' group.
-
-    Args:
-        link: The worker's connection to Postgres.
-        settings: The topic.
-        pause: Waits before a retry; may raise `Stopping`.
-        name: The worker, for the log.
-    """
+    """The topic, for a member of the workers' group."""
 
     def __init__(self, *, link: Link, settings: KafkaSettings, pause: Callable[[float], None], name: str) -> None:
         self._link = link
@@ -146,9 +149,12 @@ class TopicSource:
         """
         self._save_if_due()
         try:
-            received = self._joined().receive(records_max=records_max, wait_seconds=wait_seconds)
+            if self._consumer is None:
+                self._consumer = ChangeConsumer(self._settings, begin=self._places, name=self._name)
+            received = self._consumer.receive(records_max=records_max, wait_seconds=wait_seconds)
         except LossError as error:
-            self._make_up(error.message, loss=error)
+            with self._link.used() as connection:
+                lost_records.make_up(connection, error.message, loss=error)
             self._leave()
             return None
         if received is None:
@@ -206,11 +212,6 @@ class TopicSource:
             saved = progress.read(connection)
         self._acknowledged, self._received = {} if saved is None else saved.numbers, received
 
-    def _joined(self) -> ChangeConsumer:
-        if self._consumer is None:
-            self._consumer = ChangeConsumer(self._settings, begin=self._places, on_change=self._partitions_changed)
-        return self._consumer
-
     def _places(self) -> dict[int, Place]:
         with self._link.used() as connection:
             return progress.places(connection)
@@ -243,20 +244,6 @@ class TopicSource:
                 if id_in(value):
                     unreadable += "; a newer version of syncer than this daemon's may have published it"
         if unreadable:
-            self._make_up(unreadable)
-        return changes
-
-    def _make_up(self, cause: str, *, loss: LossError | None = None) -> None:
-        def make_up() -> None:
             with self._link.used() as connection:
-                lost_records.make_up(connection, cause, loss=loss)
-
-        retry(make_up, pause=self._wait, component=self._name)
-
-    def _wait(self, seconds: float) -> None:
-        self.keep_alive()
-        self._pause(seconds)
-
-    def _partitions_changed(self, event: str, partitions: list[int]) -> None:
-        if partitions:  # a member that joins a full group is assigned none, and is notified of that
-            self._log.info(event, partitions=sorted(partitions))
+                lost_records.make_up(connection, unreadable)
+        return changes

@@ -90,7 +90,7 @@ def test_a_crowd_takes_each_chunk_once(world: World, connection: Connection) -> 
     with crowd_of(world) as crowd:
         kept = crowd[0].take(20)
         given_up = crowd[0].take(10)
-        crowd[0].chunks.release(given_up)
+        crowd[0].chunks.finish([(chunk, None) for chunk in given_up])
         together([each.drain for each in crowd[1:]])
         assert left(world, job)[0] >= 20
         wait_until(lambda: not any(each.turn() for each in crowd[1:]) and left(world, job)[0] == 20, what="20 are left")

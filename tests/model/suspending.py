@@ -91,7 +91,7 @@ class Suspending(Model[State]):
     )
     refresh_with_the_resumption = Rule(
         "one commit ends the suspension of a stale document and creates a refresh",
-        kept_by="syncer.recovery.resume",
+        kept_by="syncer.recovery.schema_watch",
         otherwise="what was not captured, or not taken up, during the suspension stays stale",
     )
     a_loss_is_made_up_for_in_a_suspended_document = Rule(

@@ -18,8 +18,7 @@ from syncer.capture.reader import OutboxReader
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.elasticsearch.reader import Holdings
 from syncer.kafka.producer import ChangeProducer
-from syncer.worker.batch import ChangeBatch
-from syncer.worker.source import Source
+from syncer.worker.source import ChangeBatch, Source
 
 BULK_BYTES_MAX = 8_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -18,7 +18,7 @@ from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
-from syncer.recovery import lost_records, resume
+from syncer.recovery import lost_records, schema_watch
 from tests.support.job_worker import ChunkWorker
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 from tests.support.writers import altering
@@ -256,15 +256,15 @@ def test_workers_that_ask_at_once_get_one_refresh(world: World, connection: Conn
 # What an end means for the document
 
 
-@pytest.mark.parametrize(("kind", "end"), [(JobKind.REFRESH, queue.cancel), (JobKind.FAN_OUT, queue.fail)])
+@pytest.mark.parametrize(("kind", "state"), [(JobKind.REFRESH, JobState.CANCELLED), (JobKind.FAN_OUT, JobState.FAILED)])
 def test_a_pending_job_that_is_given_up_leaves_the_document_incomplete(
-    world: World, connection: Connection, kind: JobKind, end: Callable[[Connection, int, str], object]
+    world: World, connection: Connection, kind: JobKind, state: JobState
 ) -> None:
     """Documents may be stale without it: no backfill that was there already makes up for it, the next one does.
 
     That a backfill is given up changes nothing.
     """
-    end(connection, list_(connection, create(connection, JobKind.BACKFILL)).id, "a test says so")
+    queue.cancel(connection, list_(connection, create(connection, JobKind.BACKFILL)).id, state=state)
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
     document = the_document(connection)
     assert document.is_loaded
@@ -273,7 +273,7 @@ def test_a_pending_job_that_is_given_up_leaves_the_document_incomplete(
     else:
         job = queue.create_fan_out(connection, document, {"public.users": [{"id": "1"}]})
     assert job is not None
-    end(connection, job.id, "a test says so")
+    queue.cancel(connection, job.id, state=state)
     assert not the_document(connection).is_loaded
     assert finish(world, connection, backfill).state is JobState.DONE
     assert not the_document(connection).is_loaded
@@ -301,7 +301,7 @@ def test_a_loss_is_made_up_for_in_a_suspended_document_too(connection: Connectio
     lost_records.make_up(connection, "a test says so")
     assert [(job.kind, job.is_suspended) for job in unfinished(connection)] == [(JobKind.REFRESH, True)]
     assert due(connection) == []
-    assert resume.resume(connection, document.index_name)
+    assert schema_watch.resume(connection, document.index_name)
     assert [job.kind for job in due(connection)] == [JobKind.REFRESH]
 
 

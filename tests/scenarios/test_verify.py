@@ -14,13 +14,10 @@ from rich.console import Console
 from syncer.cli.verify import compared
 from syncer.indexing import dead_letters
 from syncer.indexing.dead_letters import Failure
-from syncer.jobs import listing, queue
-from syncer.jobs.model import JobKind
 from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
-from tests.support.job_worker import ChunkWorker
 from tests.support.routing import document, put, put_shards
 from tests.support.world import World
 
@@ -274,26 +271,6 @@ def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) ->
             relay.run_once()
     report = run(blog, repair=True)
     assert ({drift.id for drift in report.repaired}, report.busy) == ({"7", "8"}, [])
-
-
-def test_a_job_holds_what_its_listing_has_not_passed(
-    blog: World, client: Elasticsearch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A backfill is listed up to the id 19, and written up to the id 6: what differs behind that has drifted."""
-    monkeypatch.setattr(listing, "CHUNKS_AHEAD", 2)
-    with blog.connect() as connection:
-        job = queue.create(connection, document(blog), JobKind.BACKFILL)
-        assert job is not None
-        assert listing.list_ids(connection, job, document(blog), chunk=1)
-        job_worker = ChunkWorker(connection)
-        for _ in range(7):
-            assert job_worker.turn()
-    for id_ in ("5", "8", "30"):
-        client.delete(index=blog.alias, id=id_)
-    client.index(index=blog.alias, id="ghost", document={})
-    report = run(blog)
-    assert [drift.id for drift in report.drifts] == ["5"]
-    assert ([drift.id for drift in report.busy], report.jobs) == (["30", "8", "ghost"], [job.id])
 
 
 def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearch) -> None:

@@ -105,7 +105,7 @@ DECISIONS: list[tuple[Action, Action, list[Exception]]] = [
             *(
                 kafka_error(name)
                 for name in (
-                    *("_AUTHENTICATION", "_INVALID_ARG", "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
+                    *("_AUTHENTICATION", "_INVALID_ARG"),
                     *("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED"),
                 )
             ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import hypothesis
 import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.support.world import VERSIONS, World, made
+from tests.support.world import VERSIONS, World, made, sandbox_of_its_own
 
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("syncer")  # no test fails by the clock of a machine that has much to do
@@ -22,14 +21,14 @@ _OF_TERMINALS = frozenset(
         *("PY_COLORS", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
     }
 )
-"""By what somebody who runs tests may say what his terminal is like."""
+"""Environment variables that describe a terminal."""
 KEPT_SANDBOX = "SYNCER_TEST_SANDBOX"
 """Names the folder of a sandbox that is to be used, and to be left running, for quick runs while developing."""
 
 
 def pytest_configure() -> None:
     """What a test meets is what it says: no other terminal, no other login, and no proxy before this machine."""
-    for name in [one for one in os.environ if one in _OF_TERMINALS or one.startswith("PG")]:
+    for name in [name for name in os.environ if name in _OF_TERMINALS or name.startswith("PG")]:
         del os.environ[name]
     os.environ["TERM"] = "xterm"
     for name in ("NO_PROXY", "no_proxy"):
@@ -50,13 +49,8 @@ def sandbox() -> Iterator[Sandbox]:
     if kept:
         yield Sandbox(Path(kept), versions=VERSIONS)
         return
-    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        made = Sandbox(Path(folder) / "servers", versions=VERSIONS)
-        try:
-            yield made
-        finally:
-            made.stop()
+    with sandbox_of_its_own() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -168,7 +168,7 @@ class CleaningUp(Model[State]):
     def _write(self, state: State, hand: Hand, name: str) -> tuple[str, State, Hand]:
         """Assign, read and write; if a listing has begun meanwhile, start again."""
         if hand.phase == _HOLDS:
-            version = 1 + max(state.version, *(one.version for one in (*state.workers, *state.job_workers)))
+            version = 1 + max(state.version, *(worker.version for worker in (*state.workers, *state.job_workers)))
             read = hand._replace(phase=_READ, version=version, is_there=state.is_there)
             what = (
                 f"{name} assigns version {version}, and reads: the document is {'' if state.is_there else 'not '}there"

@@ -115,7 +115,7 @@ class ClusterIdentities(Model[State]):
                 yield what, after._replace(number=worker.number, shown=worker.state)
 
     def _connect(self, state: State, at: int, name: str) -> Iterator[Step[State]]:
-        if any(one.phase == _ENTERING for one in state.workers):
+        if any(worker.phase == _ENTERING for worker in state.workers):
             return  # another worker is entering, and has locked the row
         if state.identity == state.database.identity or not self.a_new_identity_has_a_greater_epoch:
             yield f"{name} connects", self._connected(state, at)
@@ -172,7 +172,9 @@ def _assigned(state: State, number: int) -> State:
 def _cut(state: State) -> State:
     """Close all connections; a worker may still send the document that it has built."""
     sends = Worker(phase=_READ, is_cut=True)
-    workers = (sends._replace(number=one.number, state=one.state) for one in state.workers if one.phase == _READ)
+    workers = (
+        sends._replace(number=worker.number, state=worker.state) for worker in state.workers if worker.phase == _READ
+    )
     return state._replace(workers=(*workers, Worker(), Worker())[:2], troubles=state.troubles - 1)
 
 
@@ -186,5 +188,5 @@ def _named(version: int) -> str:
 
 
 def _due(state: State) -> State:
-    workers = tuple(one._replace(covers_all=False) for one in state.workers)
+    workers = tuple(worker._replace(covers_all=False) for worker in state.workers)
     return state._replace(is_due=True, workers=workers)

@@ -105,10 +105,10 @@ class Reindexing(Model[State]):
         if worker.phase == _IDLE:
             # Without the rule, those at the worker's start.
             is_asked = self.ask_for_indices_after_receiving
-            indices = tuple(one for one in (_A, _B) if state.active[one]) if is_asked else (_A,)
+            indices = tuple(index for index in (_A, _B) if state.active[index]) if is_asked else (_A,)
             for number, is_done in enumerate(state.events):
                 if not is_done:
-                    what = f"{name} receives event {number + 1}, for {' and '.join('AB'[one] for one in indices)}"
+                    what = f"{name} receives event {number + 1}, for {' and '.join('AB'[index] for index in indices)}"
                     yield what, put(state, "workers", at, Worker(phase=_HOLDS, task=number, indices=indices))
             if state.is_loading:
                 taken = Worker(phase=_HOLDS, task=_LOAD, indices=(_B,))
@@ -131,7 +131,7 @@ class Reindexing(Model[State]):
             return f"{name} finds {'AB'[index]} no longer active, and skips it", put(
                 state, "workers", at, _next(worker)
             )
-        version = 1 + max(*(one.version for one in state.holds), *(one.version for one in state.workers))
+        version = 1 + max(*(holder.version for holder in state.holds), *(holder.version for holder in state.workers))
         read = worker._replace(phase=_READ, version=version, state=len(state.events))
         what = f"{name} assigns version {version}, and reads state {read.state} for {'AB'[index]}"
         return what, put(state, "workers", at, read)

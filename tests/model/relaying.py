@@ -94,8 +94,8 @@ class Relaying(Model[State]):
             yield from self._look(state)
         elif state.phase == _READ:
             transactions = tuple(
-                one._replace(is_published=one.is_published or at in state.rows)
-                for at, one in enumerate(state.transactions)
+                transaction._replace(is_published=transaction.is_published or at in state.rows)
+                for at, transaction in enumerate(state.transactions)
             )
             published = state._replace(phase=_PUBLISHED, transactions=transactions)
             yield f"Kafka acknowledges the changes of {_names(state.rows)}", published
@@ -110,33 +110,38 @@ class Relaying(Model[State]):
         # The transaction that saves the cursor gives all visible rows its own xid.
         cursor = Cursor(min(_in_progress(state), default=state.next_xid), ())
         transactions = tuple(
-            one._replace(xid=state.next_xid) if one.phase == _COMMITTED else one for one in state.transactions
+            transaction._replace(xid=state.next_xid) if transaction.phase == _COMMITTED else transaction
+            for transaction in state.transactions
         )
         after = state._replace(transactions=transactions, next_xid=state.next_xid + 1, phase=_LEADS, is_own=True)
         return "the relay leads, and makes every row a new change", after._replace(cursor=cursor, saved=cursor)
 
     def _look(self, state: State) -> Iterator[Step[State]]:
-        last_id = max((one.id for one in state.transactions if one.phase == _COMMITTED), default=0)
+        last_id = max(
+            (transaction.id for transaction in state.transactions if transaction.phase == _COMMITTED), default=0
+        )
         seen = Cursor(state.next_xid, _in_progress(state), 0 if self.the_cursor_is_a_snapshot else last_id)
-        rows = tuple(at for at, one in enumerate(state.transactions) if self._is_new(one, state.cursor))
+        rows = tuple(at for at, transaction in enumerate(state.transactions) if self._is_new(transaction, state.cursor))
         if rows:
             taken = seen if self.the_cursor_is_what_was_read else _NOTHING
             after = state._replace(phase=_READ, rows=rows, seen=taken)
             yield f"the relay reads the changes of {_names(rows)}", after
         elif seen != state.cursor:
             yield "the relay finds nothing new", state._replace(cursor=seen)
-        is_written = any(one.phase == _WRITTEN for one in state.transactions)
-        is_kept = any(one.is_kept and one.phase == _COMMITTED for one in state.transactions)
+        is_written = any(transaction.phase == _WRITTEN for transaction in state.transactions)
+        is_kept = any(transaction.is_kept and transaction.phase == _COMMITTED for transaction in state.transactions)
         if is_kept and not rows and not (is_written and self.trim_under_a_lock):
-            transactions = tuple(one._replace(is_kept=one.phase == _OPEN) for one in state.transactions)
+            transactions = tuple(
+                transaction._replace(is_kept=transaction.phase == _OPEN) for transaction in state.transactions
+            )
             yield "the relay removes seen rows", state._replace(transactions=transactions, durable=_lasting(state))
 
-    def _is_new(self, one: Transaction, cursor: Cursor) -> bool:
-        if one.phase != _COMMITTED or not one.is_kept:
+    def _is_new(self, transaction: Transaction, cursor: Cursor) -> bool:
+        if transaction.phase != _COMMITTED or not transaction.is_kept:
             return False
         if self.the_cursor_is_a_snapshot:
-            return one.xid >= cursor.xmax or one.xid in cursor.in_progress
-        return one.id > cursor.last_id
+            return transaction.xid >= cursor.xmax or transaction.xid in cursor.in_progress
+        return transaction.id > cursor.last_id
 
     def _rest(self, state: State) -> State:
         seen = state.seen
@@ -150,19 +155,21 @@ class Relaying(Model[State]):
             begun = (*state.transactions, Transaction(xid=state.next_xid))
             after = state._replace(transactions=begun, next_xid=state.next_xid + 1)
             yield f"transaction {len(begun)} begins, as xid {state.next_xid}", after
-        for at, one in enumerate(state.transactions):
-            if one.phase == _OPEN:
+        for at, transaction in enumerate(state.transactions):
+            if transaction.phase == _OPEN:
                 number = 1 + max(other.id for other in state.transactions)
-                written = put(state, "transactions", at, one._replace(id=number, phase=_WRITTEN))
+                written = put(state, "transactions", at, transaction._replace(id=number, phase=_WRITTEN))
                 yield f"transaction {at + 1} writes row {number}", written
-            elif one.phase == _WRITTEN:
-                committed = put(state, "transactions", at, one._replace(phase=_COMMITTED))
+            elif transaction.phase == _WRITTEN:
+                committed = put(state, "transactions", at, transaction._replace(phase=_COMMITTED))
                 yield f"transaction {at + 1} commits", committed._replace(durable=_lasting(state))
         if state.phase != _DOWN:
             yield "the relay is killed", _down(state)
         if state.troubles:
             committed = _down(state)._replace(
-                transactions=tuple(one for one in state.transactions if one.phase == _COMMITTED),
+                transactions=tuple(
+                    transaction for transaction in state.transactions if transaction.phase == _COMMITTED
+                ),
                 troubles=state.troubles - 1,
             )
             lost = {"is_own": False} if state.durable == _FOREIGN else {"saved": state.durable}
@@ -172,8 +179,8 @@ class Relaying(Model[State]):
             yield "Postgres is dumped and restored into another cluster", elsewhere
 
     def unequal(self, state: State) -> str | None:
-        for at, one in enumerate(state.transactions):
-            if one.phase == _COMMITTED and not one.is_published:
+        for at, transaction in enumerate(state.transactions):
+            if transaction.phase == _COMMITTED and not transaction.is_published:
                 return f"the change of transaction {at + 1} is never published"
         return None
 
@@ -184,7 +191,7 @@ def _lasting(state: State) -> Cursor:
 
 
 def _in_progress(state: State) -> tuple[int, ...]:
-    return tuple(sorted(one.xid for one in state.transactions if one.phase != _COMMITTED))
+    return tuple(sorted(transaction.xid for transaction in state.transactions if transaction.phase != _COMMITTED))
 
 
 def _down(state: State) -> State:

@@ -189,7 +189,7 @@ class Suspending(Model[State]):
         if state.table in (_LOCKED, _ALTERED) and revision == 1:
             failed = Worker(phase=_FAILED, task=worker.task, revision=1, is_altered=state.table == _ALTERED)
             return f"{name} cannot read: revision 1 fails", put(state, "workers", at, failed)
-        version = max(state.version, *(one.version for one in state.workers)) + 1
+        version = max(state.version, *(worker.version for worker in state.workers)) + 1
         read = worker._replace(phase=_READ, revision=revision, version=version, state=len(state.events))
         what = f"{name} assigns version {version}, and reads state {read.state} in form {revision}"
         return what, put(state, "workers", at, read)
@@ -264,5 +264,5 @@ def _with_job(state: State) -> State:
 
 
 def _without_job(state: State) -> State:
-    workers = (one._replace(task=_FORMER_JOB) if one.task == _JOB else one for one in state.workers)
+    workers = (worker._replace(task=_FORMER_JOB) if worker.task == _JOB else worker for worker in state.workers)
     return state._replace(has_job=False, causes=0, workers=tuple(workers))

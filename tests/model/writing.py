@@ -184,7 +184,7 @@ class Writing(Model[State]):
             if worker.phase and not (worker.is_late and self.a_late_creator_lives):
                 yield f"{name} is killed", put(state, "workers", at, Worker())
         if state.forgets and not state.is_shown:
-            workers = tuple(one._replace(is_late=one.phase >= _ASSIGNED) for one in state.workers)
+            workers = tuple(worker._replace(is_late=worker.phase >= _ASSIGNED) for worker in state.workers)
             # A late writer may show a deleted document once more, until it has checked with Postgres.
             after = state._replace(version=0, seen=0, forgets=state.forgets - 1, workers=workers)
             yield "Elasticsearch forgets deletes: it restarts, or an hour passes", after
@@ -196,7 +196,7 @@ class Writing(Model[State]):
 
     def _bump(self, state: State) -> Iterator[Step[State]]:
         """Raise the version of the document to another one. Within a gap it changes no order, and has no step."""
-        held = sorted(one.version for one in state.workers if one.version)
+        held = sorted(worker.version for worker in state.workers if worker.version)
         for raised in range(state.version + 1, state.last_version + 2):
             after = state._replace(version=raised, bumps=state.bumps - 1)
             if not self.gaps_between_versions or not self.bumps_meet_no_assigned_version:

@@ -85,7 +85,7 @@ class NewRowsOnly(Counting):
         batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
         if batch is None:
             return None
-        return replace(batch, changes=[replace(one, images=one.images[-1:]) for one in batch.changes])
+        return replace(batch, changes=[replace(change, images=change.images[-1:]) for change in batch.changes])
 
 
 class SkipsTruncates(Counting):
@@ -174,11 +174,11 @@ class IgnoresVersions(Index):
 
     def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
         """Write without versions."""
-        for one in compositions:
-            if one.source is None:
-                self.client.options(ignore_status=404).delete(index=target.write_alias, id=one.id)
+        for composition in compositions:
+            if composition.source is None:
+                self.client.options(ignore_status=404).delete(index=target.write_alias, id=composition.id)
             else:
-                self.client.index(index=target.write_alias, id=one.id, document=json.loads(one.source))
+                self.client.index(index=target.write_alias, id=composition.id, document=json.loads(composition.source))
         return BulkOutcome(done={each.id: "indexed" for each in compositions})
 
 

@@ -173,7 +173,7 @@ def _lose_records(soak: Soak, _: random.Random) -> None:
     """What retention does."""
     client, topic = admin(soak.world), soak.world.settings.kafka.topic
     partitions = client.list_topics(topic, timeout=10).topics[topic].partitions
-    for deleted in client.delete_records([TopicPartition(topic, one, -1) for one in partitions]).values():
+    for deleted in client.delete_records([TopicPartition(topic, partition, -1) for partition in partitions]).values():
         deleted.result(30)
 
 

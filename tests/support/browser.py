@@ -20,7 +20,7 @@ def browser_page() -> Iterator[Page]:
     """A page of a fresh browser: the Chromium of this machine, or else Playwright's own."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs a browser: pip install -e '.[dev,browser]'")
     with playwright.sync_playwright() as driver:
-        program = next((found for one in _PROGRAMS if (found := shutil.which(one))), None)
+        program = next((found for name in _PROGRAMS if (found := shutil.which(name))), None)
         try:
             # root may not have a sandbox
             browser = driver.chromium.launch(executable_path=program, chromium_sandbox=False)

@@ -29,9 +29,12 @@ def ends(world: World) -> dict[int, int]:
         with suppress(KafkaException):
             asked = admin(world)
             name = world.settings.kafka.topic
-            places = [TopicPartition(name, one) for one in asked.list_topics(name, timeout=10).topics[name].partitions]
+            places = [
+                TopicPartition(name, partition)
+                for partition in asked.list_topics(name, timeout=10).topics[name].partitions
+            ]
             offsets = asked.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=10)
-            found.update({place.partition: int(one.result(10).offset) for place, one in offsets.items()})
+            found.update({place.partition: int(offset.result(10).offset) for place, offset in offsets.items()})
         return bool(found) and min(found.values()) >= 0
 
     wait_until(is_known, what="Kafka says how far the topic is")
@@ -90,7 +93,7 @@ def handle(world: World) -> None:
 def refreshes(world: World) -> int:
     """How many jobs wrote everything again."""
     with world.connect() as connection:
-        return sum(one.kind is JobKind.REFRESH for one in model.recent(connection))
+        return sum(job.kind is JobKind.REFRESH for job in model.recent(connection))
 
 
 def assign(connection: Connection) -> int:

@@ -209,8 +209,8 @@ class Reader:
 def missing(shown: str, output: str) -> str:
     """The first line that is shown and not printed; empty if all are, in their order."""
     remaining = iter(" ".join(line.split()) for line in output.splitlines())
-    for line in filter(None, (" ".join(one.split()) for one in shown.splitlines())):
+    for line in filter(None, (" ".join(line.split()) for line in shown.splitlines())):
         pattern = re.compile(".*".join(map(re.escape, line.split("…"))))
-        if not any(pattern.search(one) for one in remaining):
+        if not any(pattern.search(text) for text in remaining):
             return line
     return ""

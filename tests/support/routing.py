@@ -77,5 +77,5 @@ def put(client: Elasticsearch, world: World, id_: str, routing: str | None, sour
 
 def users_on_two_shards(found: Shards) -> tuple[int, int]:
     """Two of the blog's users whose posts lie on shards of their own."""
-    other = next(one for one in range(2, 6) if found.shard(str(one)) != found.shard("1"))
+    other = next(id_ for id_ in range(2, 6) if found.shard(str(id_)) != found.shard("1"))
     return 1, other

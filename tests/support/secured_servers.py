@@ -160,8 +160,8 @@ def secured_servers() -> Iterator[Secured]:
         folder.chmod(0o755)  # for root's servers, which run as nobody
         account = Account.of_servers()
         own, other = folder / "certificates", folder / "stranger"
-        for one in (own, other):
-            account.own(one)
+        for place in (own, other):
+            account.own(place)
         authority, stranger = Authority(own, account, "authority"), Authority(other, account, "stranger")
         certificate, key, both = authority.issue("server", for_server=True)
         sandbox = Sandbox(folder / "servers")
@@ -199,7 +199,7 @@ def _postgres_settings(folder: Path, account: Account, certificate: Path, key: P
         f"hostssl all +certified {LOOPBACK}/32 cert",
         f"hostssl all all {LOOPBACK}/32 scram-sha-256",
     )
-    account.write(folder / "pg_hba.conf", "".join(f"{one}\n" for one in doors))
+    account.write(folder / "pg_hba.conf", "".join(f"{door}\n" for door in doors))
     return {
         "ssl": "on",
         "ssl_cert_file": str(certificate),

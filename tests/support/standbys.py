@@ -116,8 +116,8 @@ class Standbys:
 
     def stop_replicas(self) -> None:
         """End all but the primary."""
-        for one in reversed(self._servers[1:]):
-            one.stop("immediate")
+        for server in reversed(self._servers[1:]):
+            server.stop("immediate")
 
     def stop(self) -> None:
         """End all of them."""

@@ -183,7 +183,7 @@ class Daemon:
 
         def is_logged() -> bool:
             has_ended = self.process.poll() is not None
-            found[:] = [one for one in self.events() if one["event"] == event]
+            found[:] = [logged for logged in self.events() if logged["event"] == event]
             assert found or not has_ended, f"the daemon has ended without {event}\n{self.log_file.read_text()}"
             return bool(found)
 
@@ -195,11 +195,11 @@ class Daemon:
 
         def have_some() -> bool:
             held: dict[str, set[int]] = {}
-            for one in self.events():
-                if one["event"] == "worker.partitions_assigned":
-                    held.setdefault(one["worker"], set()).update(one["partitions"])
-                elif one["event"] == "worker.partitions_revoked":
-                    held.setdefault(one["worker"], set()).difference_update(one["partitions"])
+            for event in self.events():
+                if event["event"] == "worker.partitions_assigned":
+                    held.setdefault(event["worker"], set()).update(event["partitions"])
+                elif event["event"] == "worker.partitions_revoked":
+                    held.setdefault(event["worker"], set()).difference_update(event["partitions"])
             return sum(map(bool, held.values())) == number
 
         wait_until(have_some, what=f"{number} workers have partitions", detail=self.log_file.read_text)
@@ -328,15 +328,15 @@ class World:
         with self.connect() as connection, self.elasticsearch() as client:
             parts = self.parts(connection, client)
             failover.enter(connection, parts.index)
-            for one in registry.documents(connection):
+            for document in registry.documents(connection):
                 target = parts.indices.create(
-                    document=one.name,
-                    alias=one.index,
-                    body=one.index_body,
-                    revision=one.revision,
+                    document=document.name,
+                    alias=document.index,
+                    body=document.index_body,
+                    revision=document.revision,
                     installation=registry.installation(connection),
                 )
-                parts.indices.swap(one.index, target)
+                parts.indices.swap(document.index, target)
                 parts.indices.settle(target)
 
     def _is_copied(self, template: World) -> bool:
@@ -435,7 +435,7 @@ class World:
         """Write every page of every job that there is, as the job worker of a daemon does."""
         deadline = time.monotonic() + 2 * DEADLINE_SECONDS
         with self.connect() as connection, self.job_worker(index) as job_worker:
-            while any(not one.is_suspended for one in model.unfinished(connection)):
+            while any(not job.is_suspended for job in model.unfinished(connection)):
                 assert time.monotonic() < deadline, model.unfinished(connection)
                 job_worker.run_once()
 
@@ -499,7 +499,7 @@ class World:
         """
 
         def connect() -> Connection:
-            if left := [pid for one, pid in self._led if one.closed]:
+            if left := [pid for connection, pid in self._led if connection.closed]:
                 wait_until(lambda: not self.sql(_LEADS, left), what="who led before is gone")
             opened = self.connect()
             self._led.append((opened, opened.info.backend_pid))
@@ -621,7 +621,9 @@ class World:
 
     def last_words(self) -> str:
         """The ends of the daemons' logs."""
-        return "".join(f"\n--- {one.log_file.name}\n{one.log_file.read_text()[-3000:]}" for one in self.daemons)
+        return "".join(
+            f"\n--- {daemon.log_file.name}\n{daemon.log_file.read_text()[-3000:]}" for daemon in self.daemons
+        )
 
     def drain(self, relay: Relay, worker: Worker) -> None:
         """Run relay, worker and job worker until every document equals its SELECT and every record is handled."""

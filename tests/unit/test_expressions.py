@@ -26,5 +26,7 @@ COLUMNS = {"word": "text", "alike": "", "number": "numeric"}
 def test_a_cast_keeps_the_collation(expression: str, *, is_exact: bool) -> None:
     """Texts that a collation holds to be equal, and that a group makes one, are not identical for having been cast."""
     tree = sqlglot.parse_one(expression, read="postgres")
-    tree = tree.transform(lambda one: column(0, one.name, COLUMNS[one.name]) if isinstance(one, exp.Column) else one)
+    tree = tree.transform(
+        lambda node: column(0, node.name, COLUMNS[node.name]) if isinstance(node, exp.Column) else node
+    )
     assert (type_of(tree) in EXACT_TYPES) is is_exact

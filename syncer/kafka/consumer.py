@@ -84,6 +84,9 @@ class ChangeConsumer:
                 "fetch.wait.max.ms": 100,
                 "fetch.queue.backoff.ms": 5,
                 "queued.max.messages.kbytes": 4096,
+                # Of each partition, in one answer. A full megabyte, the default, is up to a hundred thousand records
+                # once it is decompressed: too much memory, and other partitions wait for long.
+                "fetch.message.max.bytes": 64 * 1024,
                 **common(settings),
             },
             logger=self._logger,

@@ -34,7 +34,10 @@ _SAVE_SECONDS = 0.1
 """How often the progress in the topic is saved at most."""
 _STANDBY_SECONDS = 1.0
 SILENT_SECONDS = 30.0
-"""How long what Kafka has acknowledged may not arrive: three times as long as a partition has no record."""
+"""How long to wait in vain for what Kafka has acknowledged: three times as long as a partition has no record.
+
+Only waiting counts. A worker with much in hand does not ask for records for as long.
+"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,7 +139,9 @@ class TopicSource:
         self._acknowledged: dict[int, int] = {}
         self._received: dict[int, int] = {}
         """By partition, the last number that Kafka had acknowledged, and that had arrived, when they were compared."""
-        self._kept_at = self._saved_at = self._compared_at = 0.0
+        self._kept_at = self._saved_at = 0.0
+        self._waited = 0.0
+        """How long it has waited for records in vain, since they were compared."""
         self._log = structlog.get_logger().bind(worker=name)
 
     def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
@@ -158,6 +163,7 @@ class TopicSource:
             self._leave()
             return None
         if received is None:
+            self._waited += wait_seconds
             self._renew_if_silent()
             return None
         return ChangeBatch(changes=self._parse(received), records=len(received.values), mark=received)
@@ -194,10 +200,9 @@ class TopicSource:
 
         After a topic was deleted and created again, it has happened that the client fetched nothing more.
         """
-        now = time.monotonic()
-        if self._consumer is None or now - self._compared_at < SILENT_SECONDS:
+        if self._consumer is None or self._waited < SILENT_SECONDS:
             return
-        self._compared_at = now
+        self._waited = 0.0
         received = dict(self._consumer.numbers)
         silent = [
             partition

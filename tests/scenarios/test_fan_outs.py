@@ -18,7 +18,6 @@ from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
 from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
 from syncer.verify.compare import VerifyReport, verify
-from syncer.verify.diff import Cause
 from syncer.worker.loop import Worker
 from tests.faults.test_rebuild import begin, require_done
 from tests.scenarios.test_jobs import new_revision
@@ -330,15 +329,6 @@ def test_what_a_refresh_has_yet_to_clean_up_is_no_drift(world: World, database: 
         assert summary(run(world)) == ([], 360, [job.id])
         world.refresh(index)
     assert summary(run(world)) == ([], 0, [])
-
-
-def test_what_no_job_can_replace_is_drift(world: World, late: Job) -> None:
-    """A version of another client that none of syncer's surpasses stays, whatever will be written."""
-    with world.elasticsearch() as client:
-        client.index(index=world.alias, id="7", document={}, version=FAR_AHEAD, version_type="external")
-    report = run(world)
-    assert [(drift.id, drift.cause) for drift in report.drifts] == [("7", Cause.FOREIGN_AHEAD)]
-    assert (len(report.busy), report.jobs) == (119, [late.id])
 
 
 # A new index

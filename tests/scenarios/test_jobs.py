@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 
@@ -20,7 +18,7 @@ from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
 from syncer.recovery import lost_records, schema_watch
 from tests.support.job_worker import ChunkWorker
-from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.world import World, wait_until
 from tests.support.writers import altering
 
 RESET = """
@@ -134,15 +132,6 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     assert not the_document(connection).is_loaded
 
 
-def test_a_job_of_nothing_is_done_at_once(world: World, connection: Connection) -> None:
-    """A document without rows, and a part without ids, come to their end."""
-    world.sql("DELETE FROM posts")
-    assert finish(world, connection, create(connection, JobKind.BACKFILL)).state is JobState.DONE
-    part = listing.create_listed(connection, the_document(connection), [], chunk=10)
-    assert part is not None
-    assert queue.advance(connection, part.id).state is JobState.DONE
-
-
 def test_reading_ids_delays_no_revision(world: World, connection: Connection) -> None:
     """While ids are read from somewhere slow, a revision is activated; the job is then of that revision."""
 
@@ -229,28 +218,6 @@ def test_a_backfill_that_is_asked_for_again_goes_on(connection: Connection) -> N
     again = create(connection, JobKind.BACKFILL, resumes=True)
     assert (again.id, again.is_paused, again.documents_total) == (backfill.id, False, 25)
     assert create(connection, JobKind.BACKFILL).id != backfill.id
-
-
-def test_workers_that_ask_at_once_get_one_refresh(world: World, connection: Connection) -> None:
-    """Workers that meet the same truncate at the same moment make one job."""
-    document, workers, rounds = the_document(connection), 6, 20
-    begin = threading.Barrier(workers)
-
-    def ask(own: Connection) -> list[int]:
-        made = []
-        for _ in range(rounds):
-            begin.wait(DEADLINE_SECONDS)
-            job = queue.create(own, document, JobKind.REFRESH)
-            assert job is not None
-            made.append(job.id)
-            if begin.wait(DEADLINE_SECONDS) == 0:
-                queue.cancel(own, job.id)
-        return made
-
-    with ExitStack() as stack, ThreadPoolExecutor(workers) as threads:
-        connections = [stack.enter_context(world.connect()) for _ in range(workers)]
-        made = [asking.result() for asking in [threads.submit(ask, own) for own in connections]]
-    assert [len(set(each)) for each in zip(*made, strict=True)] == [1] * rounds
 
 
 # What an end means for the document

@@ -244,8 +244,6 @@ def test_listing_some_leaves_writers_alone(world: World, connection: Connection)
 
 # Beside verify and a new index
 
-FAR_AHEAD = 1 << 62
-
 
 @pytest.fixture
 def database(world: World) -> Iterator[Connection]:

@@ -345,10 +345,10 @@ def test_a_view_that_is_redefined_suspends_who_reads_it(two: World) -> None:
     two.sql("CREATE VIEW shown AS SELECT id, text FROM pages")
     (two.config / "documents" / "page" / "select.sql").write_text("SELECT id AS _id, text FROM shown")
     two.apply()
-    with two.index() as index, two.writer(index) as writer, closing(Watch(connect=two.connect)) as watch:
+    with two.connect() as connection, closing(Watch(connect=two.connect)) as watch:
         two.sql("CREATE OR REPLACE VIEW shown AS SELECT id, upper(text) AS text FROM pages")
         with pytest.raises(DocumentError, match=r"the view public\.shown is defined anew"):
-            writer.write(two.index_of("page"), ["1"])
+            Composer(connection).compose(two.index_of("page"), ["1"])
         assert watch.run_once().suspended == ("page",)
     assert not is_level(two, "page")
     two.apply()

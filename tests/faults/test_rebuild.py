@@ -16,6 +16,7 @@ from syncer.base.errors import ConfigError, DocumentError
 from syncer.base.model import Role
 from syncer.base.postgres import AdvisoryLock
 from syncer.documents import registry
+from syncer.recovery import schema_watch
 from tests.faults import harness
 from tests.faults.harness import require_holds
 from tests.support.world import DEADLINE_SECONDS, World, planned, wait_until
@@ -133,6 +134,7 @@ def test_a_writer_of_an_index_that_was_suspended_while_it_was_built_writes_it_on
             with pytest.raises(DocumentError, match="refuses"):
                 writer.write(new.index_name, ["1"])
             client.indices.put_settings(index=new.index_name, settings={DISK_FULL: None})
+        assert schema_watch.resume(connection, new.index_name)
         reindex.serve(connection, indices, new)
         assert writer.write(new.index_name, ["1"]).indexed == 1
 

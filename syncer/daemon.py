@@ -105,7 +105,7 @@ def _connect(settings: Settings, name: str) -> Connection:
 
     Raises:
         SourceError: The database is not the one that the daemon started with, so the topic is not its own.
-        RestoringError, psycopg.OperationalError: As `migrations.connected`.
+        NotReadyError, psycopg.OperationalError: As `migrations.connected`.
     """
     connection = migrations.connected(settings.postgres, name=name, idle_seconds_max=IDLE_SECONDS)
     expected = settings.kafka.installation

@@ -156,7 +156,7 @@ def read(
     With ``only``, do so for this document alone; with ``only_changed``, try only definitions that change. ``remove``
     names documents without a folder that are to be withdrawn.
     """
-    is_migrated = migrations.exists(connection)
+    is_migrated = bool(migrations.applied(connection))
     if is_migrated:
         migrations.require_current(connection)
     if only is not None:

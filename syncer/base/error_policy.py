@@ -6,17 +6,6 @@
                  `syncer.documents.suspend`
     FATAL        the set-up is at fault: the daemon ends with a hint; nothing is lost
 
-    Postgres, by class of SQLSTATE
-        08 25 40 53 55 57 58 72 HV, or no answer          RETRY        away, overloaded, cancelled, in conflict
-        02 20 21 22 23 2F 38 39 54 P0 XX, or made up      DEAD_LETTER  the data, or a function that met it
-        any other                                         FATAL        a column, a table, a type, a privilege
-    Elasticsearch, by status
-        no answer, 401 403 408 429 5xx, another server    RETRY        a login or privilege may be given back
-        any other                                         FATAL
-        one item of a bulk: see `decide_item`
-    Kafka       rights and settings are FATAL, anything else RETRY
-    syncer      UnavailableError, RestoringError and DeadLetteringError are RETRY, other errors FATAL
-
 Within the work for one document (`at_work_for`), what is FATAL elsewhere is SUSPEND. A DEAD_LETTER error is SUSPEND
 too, unless the caller finds the row at fault.
 
@@ -36,15 +25,14 @@ from typing import TypeGuard
 
 import elasticsearch
 import psycopg
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from psycopg import errors as pg
 
 from syncer.base.errors import (
     ComposeError,
-    DeadLetteringError,
     DocumentError,
     IndexingError,
-    RestoringError,
+    NotReadyError,
     SourceError,
     SyncerError,
     TopicError,
@@ -61,32 +49,29 @@ class Action(Enum):
     FATAL = "fatal"
 
 
-_RETRIED_CLASSES = frozenset({"08", "25", "40", "53", "55", "57", "58", "72", "HV"})
-_DATA_CLASSES = frozenset({"02", "20", "21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
-
+# By class of SQLSTATE; any other is FATAL: a column, a table, a type, a privilege.
+_BY_CLASS = {
+    **dict.fromkeys(("08", "25", "40", "53", "55", "57", "58", "72", "HV"), Action.RETRY),  # away, overloaded, conflict
+    # The data, or a function that met it.
+    **dict.fromkeys(("02", "20", "21", "22", "23", "2F", "38", "39", "54", "P0", "XX"), Action.DEAD_LETTER),
+}
 NO_ROOM = 429
 """The status with which Elasticsearch refuses what it has no memory or no place in a queue for."""
-_RETRIED_STATUSES = frozenset({401, 403, 408, NO_ROOM, 500, 502, 503, 504})
 _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
+_RETRIED_STATUSES = _RETRIED_ITEMS | {401, 403}  # a login or a privilege may be given back
 _DATA_ITEMS = frozenset({400, 413})
 _PRODUCT = "x-elastic-product"
-CLUSTER_BLOCK = "cluster_block_exception"
-OF_INDEX = frozenset({CLUSTER_BLOCK, "index_closed_exception", "unavailable_shards_exception"})
+_CLUSTER_BLOCK = "cluster_block_exception"
+OF_INDEX = frozenset({_CLUSTER_BLOCK, "index_closed_exception", "unavailable_shards_exception"})
 """The kinds of errors with which an index takes no documents for now."""
-_DISK_FULL = "flood-stage watermark"
-_CLUSTER_READ_ONLY = "cluster read-only"  # cluster.blocks.*, set during the request
 
-# Errors that can be a document's own fault if they occur in its work.
-_OF_DOCUMENT = (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError)
-
-# A missing topic is not listed: the component that starts over detects and creates it.
+# Rights and settings. A missing topic is retried: the component that starts over detects and creates it.
 _FATAL_KAFKA = frozenset(
     {
         *("_AUTHENTICATION", "_INVALID_ARG", "SASL_AUTHENTICATION_FAILED"),
         *("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
     }
 )
-
 _KAFKA_AWAY = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT"})
 
 
@@ -94,60 +79,41 @@ def decide(error: BaseException) -> Action:
     """Return the action for an error of a component."""
     if isinstance(error, DocumentError):
         return Action.SUSPEND
-    if isinstance(error, UnavailableError | RestoringError | DeadLetteringError):
-        return Action.RETRY
-    if isinstance(error, psycopg.Error):
-        return _decide_postgres(error)
+    if isinstance(error, psycopg.Error) and (state := error.diag.sqlstate or error.sqlstate):
+        is_made_up = type(error).sqlstate is None  # no SQLSTATE of Postgres': a function raised it for a row
+        return _BY_CLASS.get(state[:2], Action.DEAD_LETTER if is_made_up else Action.FATAL)
+    if isinstance(error, psycopg.DataError):  # raised by the client
+        return Action.DEAD_LETTER
     if isinstance(error, elasticsearch.ApiError):
         is_retried = is_by_another(error) or error.status_code in _RETRIED_STATUSES
     elif isinstance(error, KafkaException):
         is_retried = error.args[0].name() not in _FATAL_KAFKA
     else:
-        is_retried = isinstance(error, elasticsearch.TransportError)
+        unanswered = (psycopg.OperationalError, psycopg.InterfaceError, elasticsearch.TransportError)
+        is_retried = isinstance(error, (*unanswered, UnavailableError, NotReadyError))
     return Action.RETRY if is_retried else Action.FATAL
-
-
-def _decide_postgres(error: psycopg.Error) -> Action:
-    state = error.diag.sqlstate or error.sqlstate
-    if state is None:  # raised by the client
-        if isinstance(error, psycopg.DataError):
-            return Action.DEAD_LETTER
-        return Action.RETRY if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else Action.FATAL
-    if state[:2] in _RETRIED_CLASSES:
-        return Action.RETRY
-    is_made_up = type(error).sqlstate is None  # no SQLSTATE of Postgres': a function raised it for a row
-    return Action.DEAD_LETTER if is_made_up or state[:2] in _DATA_CLASSES else Action.FATAL
 
 
 def decide_item(status: int, kind: str, reason: str = "") -> Action:
     """Return the action for one document that a bulk request did not write.
 
-    ``reason`` distinguishes a block of the cluster from one of the index.
+    ``reason`` distinguishes a block of the index from one of the cluster, set during the request.
     """
     if kind in OF_INDEX:
-        return Action.RETRY if _CLUSTER_READ_ONLY in reason else Action.SUSPEND
+        return Action.RETRY if "cluster read-only" in reason else Action.SUSPEND
     if status in _RETRIED_ITEMS:
         return Action.RETRY
     return Action.DEAD_LETTER if status in _DATA_ITEMS else Action.SUSPEND
 
 
 # Messages of a server that refuses connections for now; it speaks them in its own language, if that is not English.
-_STARTING = (
-    "starting up",
-    "shutting down",
-    "recovery",
-    "too many",
-    "not yet accepting",
-    "not accepting",
-    "terminating",
-)
+_FOR_NOW = re.compile(r"starting up|shutting down|recovery|too many|not (yet )?accepting|terminating")
 
 
 def is_refused(error: BaseException) -> bool:
     """Whether a server refuses the login or the privileges, so that a program that starts need not wait for it."""
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
-        message = str(error)
-        return "FATAL:" in message and not any(words in message for words in _STARTING)
+        return "FATAL:" in str(error) and not _FOR_NOW.search(str(error))
     return isinstance(error, elasticsearch.AuthenticationException | elasticsearch.AuthorizationException)
 
 
@@ -156,9 +122,8 @@ def is_away(error: BaseException) -> bool:
     if isinstance(error, psycopg.Error):
         if error.sqlstate is not None:
             return error.sqlstate.startswith(("08", "57P"))
-        is_full = "too many" in str(error)
         is_lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        return is_lost and not is_full and not is_refused(error)
+        return is_lost and "too many" not in str(error) and not is_refused(error)
     if isinstance(error, KafkaException):
         return error.args[0].name() in _KAFKA_AWAY
     return isinstance(error, elasticsearch.ConnectionError | elasticsearch.ConnectionTimeout)
@@ -166,11 +131,15 @@ def is_away(error: BaseException) -> bool:
 
 def is_by_another(error: elasticsearch.ApiError) -> bool:
     """Whether the response came from a proxy or load balancer instead of Elasticsearch."""
-    if isinstance(error, elasticsearch.UnsupportedProductError):
-        return True
     # Some of Elasticsearch's own error responses lack the header, but have its JSON structure.
     is_of_its_form = isinstance(error.body, dict) and isinstance(error.body.get("error"), dict)
-    return not is_of_its_form and _PRODUCT not in error.meta.headers
+    is_from_it = is_of_its_form or _PRODUCT in error.meta.headers
+    return not is_from_it or isinstance(error, elasticsearch.UnsupportedProductError)
+
+
+def is_of_data(error: BaseException | None) -> TypeGuard[psycopg.Error]:
+    """Whether this is a Postgres error about the data, not about the tables or the definition."""
+    return isinstance(error, psycopg.Error) and decide(error) is Action.DEAD_LETTER
 
 
 @contextmanager
@@ -185,7 +154,7 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
     """
     try:
         yield
-    except _OF_DOCUMENT as error:
+    except (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError) as error:
         action = decide(error)
         if action is Action.RETRY or (isolates and action is Action.DEAD_LETTER):
             raise
@@ -200,11 +169,6 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
         raise DocumentError(
             explained.message, hint=explained.hint, document=document, revision=revision, ids=ids
         ) from error
-
-
-def is_of_data(error: BaseException | None) -> TypeGuard[psycopg.Error]:
-    """Whether this is a Postgres error about the data, not about the tables or the definition."""
-    return isinstance(error, psycopg.Error) and decide(error) is Action.DEAD_LETTER
 
 
 def kind(error: BaseException) -> str:
@@ -232,28 +196,10 @@ def explain(error: BaseException) -> SyncerError | None:
     if isinstance(error, elasticsearch.ApiError):
         return _explain_elasticsearch(error)
     if isinstance(error, KafkaException):
-        return _explain_kafka(error.args[0])
+        name, text = error.args[0].name(), error.args[0].str().rstrip(": ")
+        message, hint = next((row[1:] for row in _KAFKA if name in row[0]), ("Kafka says", _AWAY))
+        return TopicError(f"{message}: {text}", hint=hint)
     return None
-
-
-_GONE = re.compile(r"no such index \[([^]]+?)(?:-syncer-write)?\]")
-
-
-def explain_refusal(document: str, cause: str) -> IndexingError:
-    """Explain an index that accepts no documents."""
-    if gone := _GONE.search(cause):
-        return IndexingError(
-            f"The index {gone[1]} of {document} is gone",
-            hint="Was it deleted? To create it again and write every document, run: syncer apply",
-        )
-    return IndexingError(
-        f"The index of {document} is gone or refuses: {_one_line(cause)}",
-        hint="If it is closed, open it; if it is blocked (index.blocks.*), lift the block: it resumes by itself.\n"
-        "If it was deleted, or once a privilege that the role lacks is granted, run: syncer apply",
-    )
-
-
-_CALLER = re.compile(r'(?:SQL|PL/pgSQL) function "?([^"\n]+?)"? (?:near line|line|statement|during)')
 
 
 def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
@@ -264,12 +210,35 @@ def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
             hint="The role of postgres.dsn needs SELECT on every table of it and, where row-level security is on,\n"
             "to own the table or to see every row (ALTER ROLE … BYPASSRLS). Then run: syncer apply",
         )
-    if unqualified := explain_unqualified(error, f"the SELECT of {document}"):
-        return unqualified
-    return ComposeError(
+    return explain_unqualified(error, f"the SELECT of {document}") or ComposeError(
         f"The SELECT of {document} no longer fits the database: {message}",
         hint="Fix the tables, select.sql or its affects queries. Then run: syncer apply",
     )
+
+
+def _explain_postgres(error: psycopg.Error) -> SourceError:
+    message = (error.diag.message_primary or str(error)).strip()
+    if isinstance(error, pg.InsufficientPrivilege):
+        return SourceError(
+            f"Postgres refuses: {message}",
+            hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
+            "create schemas and owns the tables; what the others need is in docs/roles.sql.",
+        )
+    if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
+        return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+        _, is_refusal, refusal = message.partition("FATAL:")
+        if is_refusal:
+            hint = "Check the user, the password and the database of SYNCER_POSTGRES_DSN."
+            return SourceError(f"Postgres refuses the connection: {refusal.strip()}", hint=hint)
+        # The question that libpq asks is in the hint.
+        cause = _one_line(re.sub(r"\n\s*Is the server running .*", "", message))
+        hint = "Check SYNCER_POSTGRES_DSN, and that the server is up."
+        return SourceError(f"Postgres cannot be reached: {cause}", hint=hint)
+    return SourceError(f"Postgres says: {message}", hint=error.diag.message_hint or "")
+
+
+_CALLER = re.compile(r'(?:SQL|PL/pgSQL) function "?([^"\n]+?)"? (?:near line|line|statement|during)')
 
 
 def explain_unqualified(error: psycopg.Error, query: str) -> ComposeError | None:
@@ -287,32 +256,18 @@ def explain_unqualified(error: psycopg.Error, query: str) -> ComposeError | None
     )
 
 
-_QUESTION = re.compile(r"\n\s*Is the server running .*")
-"""What libpq asks after an error; it is in the hint."""
-
-
-def _explain_postgres(error: psycopg.Error) -> SyncerError:
-    message = (error.diag.message_primary or str(error)).strip()
-    if isinstance(error, pg.InsufficientPrivilege):
-        return SourceError(
-            f"Postgres refuses: {message}",
-            hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
-            "create schemas and owns the tables; what the others need is in docs/roles.sql; and where row-level\n"
-            "security is on, BYPASSRLS.",
+def explain_refusal(document: str, cause: str) -> IndexingError:
+    """Explain an index that accepts no documents."""
+    if gone := re.search(r"no such index \[([^]]+?)(?:-syncer-write)?\]", cause):
+        return IndexingError(
+            f"The index {gone[1]} of {document} is gone",
+            hint="Was it deleted? To create it again and write every document, run: syncer apply",
         )
-    if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
-        return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")
-    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
-        _, is_refusal, refusal = message.partition("FATAL:")
-        if is_refusal:
-            hint = "Check the user, the password and the database of SYNCER_POSTGRES_DSN."
-            return SourceError(f"Postgres refuses the connection: {refusal.strip()}", hint=hint)
-        hint = "Check SYNCER_POSTGRES_DSN, and that the server is up."
-        return SourceError(f"Postgres cannot be reached: {_one_line(_QUESTION.sub('', message))}", hint=hint)
-    if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn):
-        hint = "Fix select.sql and run: syncer apply"
-        return ComposeError(f"The SELECT no longer fits the database: {message}", hint=hint)
-    return SourceError(f"Postgres says: {message}", hint=error.diag.message_hint or "")
+    return IndexingError(
+        f"The index of {document} is gone or refuses: {_one_line(cause)}",
+        hint="If it is closed, open it; if it is blocked (index.blocks.*), lift the block: it resumes by itself.\n"
+        "If it was deleted, or once a privilege that the role lacks is granted, run: syncer apply",
+    )
 
 
 _BY_STATUS = {
@@ -336,23 +291,18 @@ _BY_STATUS = {
 
 
 def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
-    if isinstance(error, elasticsearch.UnsupportedProductError):
-        return IndexingError(
-            "What answers at elasticsearch.url is not Elasticsearch",
-            hint="Is it a load balancer's page? OpenSearch and other relatives are not supported.\n"
-            "Check SYNCER_ELASTICSEARCH_URL.",
-        )
     if is_by_another(error):
         return IndexingError(
-            f"Not Elasticsearch, but something before it answers {error.status_code}",
-            hint="A load balancer or a proxy: is Elasticsearch up behind it? Check SYNCER_ELASTICSEARCH_URL.",
+            f"Not Elasticsearch, but something else at elasticsearch.url answers {error.status_code}",
+            hint="A load balancer or a proxy: is Elasticsearch up behind it? OpenSearch and other relatives are not\n"
+            "supported. Check SYNCER_ELASTICSEARCH_URL.",
         )
     cause = reason(error)
     message, hint = _BY_STATUS.get(error.status_code, (f"Elasticsearch answers {error.status_code}", ""))
-    if _DISK_FULL in cause:
+    if "flood-stage watermark" in cause:
         message = "Elasticsearch's disk is full"
         hint = "Make room on the disk of its nodes, or add one: it lifts the block by itself, and a daemon goes on."
-    elif CLUSTER_BLOCK in str(error.body):
+    elif _CLUSTER_BLOCK in str(error.body):
         message = "Elasticsearch is blocked"
         hint = "It has no master yet, or its settings cluster.blocks.* forbid writes: lift the block."
     return IndexingError(f"{message}: {cause}", hint=hint)
@@ -373,27 +323,23 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).rstrip("; .")
 
 
-_NO_TOPIC = ("Kafka has no such topic: {}", "A daemon creates it.")
-_AWAY = ("Kafka cannot be reached: {}", "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.")
-_TOO_LARGE = (
-    "Kafka refuses the size of a record, or of a batch of them: {}",
-    "Give max.message.bytes of the topic its default, 1 MB, or grant syncer DescribeConfigs on the topic.",
-)
-_BY_NAME = {
-    **dict.fromkeys(("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"), _NO_TOPIC),
-    **dict.fromkeys(("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"), _AWAY),
-    **dict.fromkeys(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"), _TOO_LARGE),
-    "_MSG_TIMED_OUT": (
-        "Kafka does not acknowledge records: it is away, or too few replicas are in sync ({})",
+_AWAY = "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."
+_KAFKA = (
+    ({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}, "Kafka has no such topic", "A daemon creates it."),
+    ({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"}, "Kafka cannot be reached", _AWAY),
+    (
+        {"_MSG_TIMED_OUT"},
+        "Kafka does not acknowledge records: it is away, or too few replicas are in sync",
         "Check that all brokers are up: min.insync.replicas of them must have what is written to each partition.",
     ),
-    "_INVALID_ARG": (
-        "Kafka's client refuses a setting: {}",
-        "Check kafka.properties: librdkafka's own names and values.",
+    (
+        {"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"},
+        "Kafka refuses the size of a record, or of a batch of them",
+        "Give max.message.bytes of the topic its default, 1 MB, or grant syncer DescribeConfigs on the topic.",
     ),
-}
-
-
-def _explain_kafka(error: KafkaError) -> SyncerError:
-    message, hint = _BY_NAME.get(error.name(), ("Kafka says: {}", _AWAY[1]))
-    return TopicError(message.format(error.str().rstrip(": ")), hint=hint)
+    (
+        {"_INVALID_ARG"},
+        "Kafka's client refuses a setting",
+        "Check kafka.properties: the names are librdkafka's.",
+    ),
+)

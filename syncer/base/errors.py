@@ -2,11 +2,10 @@
 
     SyncerError
     ├── ConfigError, DefinitionError      what a user has written
-    ├── SourceError                       Postgres
-    │   └── DeadLetteringError, RestoringError
+    ├── SourceError ── NotReadyError      Postgres
     ├── TopicError ── LossError           Kafka
     ├── IndexingError ── UnavailableError Elasticsearch
-    ├── ComposeError ── DuplicateIdError  a SELECT that failed on the data
+    ├── ComposeError                      a SELECT that failed on the data
     ├── DocumentError ── SuspendedError   one definition
     ├── LockError ── LockTimeoutError, LockLostError
     └── HangingError, JobError, TokenError, WaitTimeoutError, SandboxError
@@ -16,8 +15,10 @@ The command line prints both and no traceback; ``--debug`` adds the traceback.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 
+@dataclass(eq=False, repr=False)
 class SyncerError(Exception):
     """Base class of errors that are shown to the user.
 
@@ -27,13 +28,15 @@ class SyncerError(Exception):
         kind: A stable name of the error, if the message varies between occurrences.
     """
 
-    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.kind = kind
-        if hint:
-            self.add_note(hint)  # so that a traceback has it too
+    message: str
+    hint: str = field(default="", kw_only=True)
+    kind: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Show the message as the error's text, and the hint also in a traceback."""
+        super().__init__(self.message)
+        if self.hint:
+            self.add_note(self.hint)
 
 
 class ConfigError(SyncerError):
@@ -48,37 +51,27 @@ class SourceError(SyncerError):
     """Postgres is unreachable, unsupported, without the schema or without a privilege."""
 
 
-class DeadLetteringError(SourceError):
-    """A dead letter could not be recorded, or the row at fault could not be found."""
-
-
-class RestoringError(SourceError):
-    """The syncer schema is missing or incomplete, as during a restore."""
+class NotReadyError(SourceError):
+    """Postgres answers, and is not ready: a dump is being restored, or a dead letter cannot be recorded."""
 
 
 class TopicError(SyncerError):
     """Kafka is unreachable, or a topic is missing."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LossError(TopicError):
     """Records of a partition, up to this number, were lost from the topic before they were handled."""
 
-    def __init__(self, message: str, *, partition: int, number: int) -> None:
-        super().__init__(message)
-        self.partition = partition
-        self.number = number
+    partition: int
+    number: int
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ComposeError(SyncerError):
-    """A document's SELECT failed on the data that it met."""
+    """A document's SELECT failed on the data that it met, or on these documents, if they are known."""
 
-
-class DuplicateIdError(ComposeError):
-    """A SELECT returns an id more than once; ``ids`` has such an id, if it is known."""
-
-    def __init__(self, message: str, *, hint: str = "", ids: Sequence[str] = ()) -> None:
-        super().__init__(message, hint=hint)
-        self.ids = tuple(ids)
+    ids: Sequence[str] = ()
 
 
 class IndexingError(SyncerError):
@@ -89,6 +82,7 @@ class UnavailableError(IndexingError):
     """A shard or a node of Elasticsearch is unavailable."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DocumentError(SyncerError):
     """A definition has to be suspended; the others continue. The revision was still active after the failure.
 
@@ -97,21 +91,10 @@ class DocumentError(SyncerError):
         is_stale: Whether changes may have been missed, so that it needs a refresh when it is resumed.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str = "",
-        document: str,
-        revision: int,
-        ids: Sequence[str] = (),
-        is_stale: bool = False,
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.document = document
-        self.revision = revision
-        self.ids = tuple(ids)
-        self.is_stale = is_stale
+    document: str
+    revision: int
+    ids: Sequence[str] = ()
+    is_stale: bool = False
 
 
 class SuspendedError(DocumentError):
@@ -130,6 +113,7 @@ class TokenError(SyncerError):
     """The token does not identify a transaction that can be waited for."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WaitTimeoutError(SyncerError):
     """A transaction was not indexed, or not searchable, in time.
 
@@ -138,10 +122,8 @@ class WaitTimeoutError(SyncerError):
         jobs: The ids of the jobs that it waits for, if it is there.
     """
 
-    def __init__(self, message: str, *, hint: str = "", component: str = "", jobs: Sequence[int] = ()) -> None:
-        super().__init__(message, hint=hint)
-        self.component = component
-        self.jobs = tuple(jobs)
+    component: str = ""
+    jobs: Sequence[int] = ()
 
 
 class LockError(SyncerError):

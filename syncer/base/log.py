@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import structlog
@@ -41,21 +40,16 @@ def batch_level(seconds: float) -> int:
     return LEVELS["debug" if seconds < _BATCH_SLOW_SECONDS else "info"]
 
 
-def _drop_lower(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Drop a line that is not logged, as a structlog processor.
+def _note(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Note the line in the timeline if it has a sentence for it, whatever is logged, as a structlog processor.
 
     Raises:
         structlog.DropEvent: It is not logged.
     """
-    if LEVELS[level] < _least:  # type: ignore[index]  # structlog uses the same level names
-        raise structlog.DropEvent
-    return line
-
-
-def _note(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Note the line in the timeline if it has a sentence for it, as a structlog processor."""
     if (message := line.pop("timeline", None)) is not None:
         TIMELINE.note(line["event"], level, message)
+    if LEVELS[level] < _least:  # type: ignore[index]  # structlog uses the same level names
+        raise structlog.DropEvent
     return line
 
 
@@ -78,8 +72,6 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
     structlog.configure(
         processors=[
             _note,
-            _drop_lower,
-            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
             structlog.processors.format_exc_info,
@@ -102,15 +94,6 @@ def is_json() -> bool:
     return _is_json
 
 
-@dataclass(slots=True)
-class _Count(Generic[_Sample]):
-    """The count of one key: when it was last reported, the last occurrence, and how many there were since."""
-
-    reported_at: float
-    sample: _Sample
-    number: int = 0
-
-
 class Repeated(Generic[_Key, _Sample]):
     """Reports the first occurrence of each key at once, and later ones as a count now and then.
 
@@ -125,7 +108,8 @@ class Repeated(Generic[_Key, _Sample]):
     def __init__(self, log: Callable[[_Key, int, _Sample], object], *, seconds: float = QUIET_SECONDS) -> None:
         self._log = log
         self._seconds = seconds
-        self._counts: dict[_Key, _Count[_Sample]] = {}
+        self._counts: dict[_Key, tuple[float, int, _Sample]] = {}
+        """By key: when it was last reported, how often it has occurred since, and the last time how."""
         self._turn = threading.RLock()
 
     def note(self, key: _Key, sample: _Sample, number: int = 1) -> None:
@@ -133,34 +117,26 @@ class Repeated(Generic[_Key, _Sample]):
         with self._turn:
             if key not in self._counts and len(self._counts) >= _KNOWN_MAX:
                 self.flush()
-            count = self._counts.setdefault(key, _Count(reported_at=-math.inf, sample=sample))
-            count.number, count.sample = count.number + number, sample
-            if self._is_due(count):
-                self._report(key, count)
+            reported_at, before, _ = self._counts.get(key, (-math.inf, 0, sample))
+            self._counts[key] = reported_at, before + number, sample
+            self.report()
 
-    def report(self) -> None:
+    def report(self, *, seconds: float | None = None) -> None:
         """Report the counts that are due; forget keys that have not recurred since their last report."""
+        now, seconds = time.monotonic(), self._seconds if seconds is None else seconds
         with self._turn:
-            for key, count in list(self._counts.items()):
-                if self._is_due(count):
-                    if not count.number:
-                        del self._counts[key]
-                    self._report(key, count)
+            for key, (reported_at, number, sample) in list(self._counts.items()):
+                if number and now - reported_at >= seconds:
+                    self._counts[key] = now, 0, sample
+                    self._log(key, number, sample)
+                elif now - reported_at >= seconds:
+                    del self._counts[key]
 
     def flush(self) -> None:
         """Report all counts and start over."""
         with self._turn:
-            for key, count in self._counts.items():
-                self._report(key, count)
+            self.report(seconds=0)
             self._counts.clear()
-
-    def _is_due(self, count: _Count[_Sample]) -> bool:
-        return time.monotonic() - count.reported_at >= self._seconds
-
-    def _report(self, key: _Key, count: _Count[_Sample]) -> None:
-        if count.number:
-            number, count.number, count.reported_at = count.number, 0, time.monotonic()
-            self._log(key, number, count.sample)
 
 
 class _LibraryLog(logging.Handler):

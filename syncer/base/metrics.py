@@ -1,4 +1,4 @@
-"""Metrics of this process, by the operator's question. Components call the functions at the end to count their work.
+"""Metrics of this process, by the operator's question.
 
 `syncer.monitoring.gauges` has the others: what the servers say, which is the same in every daemon.
 
@@ -7,8 +7,7 @@ Guarantees: no label contains a value of a row. A batch of changes costs some te
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import version
@@ -23,7 +22,6 @@ from prometheus_client import (
     disable_created_metrics,
     exposition,
 )
-from prometheus_client.core import GaugeMetricFamily
 
 from syncer.base.model import WriteReport
 
@@ -67,7 +65,7 @@ def _measured(kind: type[_Kind], question: Question, name: str, meaning: str, *l
     return kind(name.removesuffix("_total"), meaning, labels, registry=_REGISTRY, **options)
 
 
-_DELAY = _measured(
+DELAY: Final = _measured(
     Histogram,
     Question.KEEPING_UP,
     "syncer_commit_to_indexed_seconds",
@@ -76,7 +74,7 @@ _DELAY = _measured(
     "includes the rest of the transaction: Postgres does not report when a transaction was committed.",
     buckets=_DELAYS,
 )
-_BATCH = _measured(
+BATCH: Final = _measured(
     Histogram,
     Question.KEEPING_UP,
     "syncer_batch_seconds",
@@ -93,7 +91,7 @@ _WRITTEN = _measured(
     "there), dead_lettered.",
     *("source", "outcome"),
 )
-_INCIDENTS = _measured(
+INCIDENTS: Final = _measured(
     Counter,
     Question.WRONG,
     "syncer_incidents_total",
@@ -101,42 +99,15 @@ _INCIDENTS = _measured(
     "affects_failed: an affects query failed on a batch, so that all documents are written again.",
     "kind",
 )
-_BUILD = _measured(
+for _kind in ("records_lost", "job_failed", "affects_failed"):
+    INCIDENTS.labels(_kind)  # so that each is 0 from the start
+_measured(
     Gauge, Question.WRONG, "syncer_build_info", "1; its label is the version that this daemon runs.", "version"
-)
-_BUILD.labels(version("syncer-cdc")).set(1)
-
-LOSSES: Final = _INCIDENTS.labels("records_lost")
-JOB_FAILURES: Final = _INCIDENTS.labels("job_failed")
-UNRESOLVED: Final = _INCIDENTS.labels("affects_failed")
+).labels(version("syncer-cdc")).set(1)
 
 
-# Called by components
-
-
-def published(changes: int, *, seconds: float) -> None:
-    """Record a batch that the relay published."""
-    if changes:
-        _BATCH.labels("publish").observe(seconds)
-
-
-def handled(changed_at: Sequence[float], written: WriteReport, *, seconds: float) -> None:
-    """Record a finished batch of a worker: when its changes were made (Unix time), and what became of its documents."""
-    now = time.time()
-    for made_at in changed_at:
-        _DELAY.observe(max(0.0, now - made_at))  # the clocks of two machines may differ
-    _BATCH.labels("handle").observe(seconds)
-    _BATCH.labels("build").observe(written.compose_seconds)
-    _BATCH.labels("index").observe(written.index_seconds)
-    _count("live", written)
-
-
-def chunks_written(written: WriteReport) -> None:
-    """Record chunks that a job worker wrote."""
-    _count("job", written)
-
-
-def _count(source: str, written: WriteReport) -> None:
+def count(source: str, written: WriteReport) -> None:
+    """Count documents that were written for ``live`` changes, or for a ``job``."""
     for outcome, number in written.outcomes.items():
         if number:
             _WRITTEN.labels(source, outcome).inc(number)
@@ -148,21 +119,11 @@ def documents_written() -> float:
     return sum(sample.value for sample in samples if sample.labels["outcome"] in ("indexed", "deleted"))
 
 
-class _Gauges:
-    """Values of gauges, as prometheus_client's writer takes them."""
-
-    def __init__(self, values: Values) -> None:
-        self._values = values
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        for metric, by_labels in self._values.items():
-            family = GaugeMetricFamily(metric.name, metric.meaning, labels=metric.labels)
-            for labels, value in by_labels.items():
-                family.add_metric(labels, value)
-            yield family
-
-
 def render(gauges: Values) -> bytes:
     """Return all metrics in Prometheus' text format, with these gauges."""
-    servers = exposition.generate_latest(_Gauges(gauges))  # it only calls `collect`
-    return exposition.generate_latest(_REGISTRY) + servers
+    registry = CollectorRegistry()
+    for metric, by_labels in gauges.items():
+        gauge = Gauge(metric.name, metric.meaning, metric.labels, registry=registry)
+        for labels, value in by_labels.items():
+            (gauge.labels(*labels) if labels else gauge).set(value)
+    return exposition.generate_latest(_REGISTRY) + exposition.generate_latest(registry)

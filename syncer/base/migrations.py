@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 
 from syncer.base import postgres, settings as base_settings
-from syncer.base.errors import RestoringError, SourceError
+from syncer.base.errors import NotReadyError, SourceError
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.base.settings import PostgresSettings
 
-_LOCK = "SELECT pg_advisory_xact_lock($1)"
 _CREATE = """
 CREATE SCHEMA IF NOT EXISTS syncer;
 CREATE TABLE IF NOT EXISTS syncer.migration (
@@ -46,17 +46,15 @@ def migrate(connection: Connection) -> list[str]:
         SourceError: Another version of syncer created the schema.
         psycopg.Error: A privilege is missing or a migration failed; nothing was applied.
     """
-    files = _files()
     with connection.transaction():
-        connection.execute(_LOCK, (AdvisoryLock.SCHEMA,))
-        applied = _applied(connection)
-        missing = _missing(applied, files)
+        connection.execute("SELECT pg_advisory_xact_lock($1)", (AdvisoryLock.SCHEMA,))
+        missing = _missing(applied(connection))
         if missing:
             connection.execute(_CREATE)
-        for name in missing:
-            connection.execute(files[name])
-            connection.execute(_RECORD, (name, _checksum(files[name])))
-    return missing
+        for name, content in missing.items():
+            connection.execute(content)
+            connection.execute(_RECORD, (name, hashlib.sha256(content).hexdigest()))
+    return list(missing)
 
 
 def require_current(connection: Connection) -> None:
@@ -65,10 +63,7 @@ def require_current(connection: Connection) -> None:
     Raises:
         SourceError: The schema is missing, or belongs to another version.
     """
-    applied = _applied(connection)
-    if not applied:
-        raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
-    require_ours(applied)
+    require_ours(applied(connection))
 
 
 def require_ours(applied: Mapping[str, str]) -> None:
@@ -77,8 +72,9 @@ def require_ours(applied: Mapping[str, str]) -> None:
     Raises:
         SourceError: With what to do.
     """
-    missing = _missing(applied, _files())
-    if missing:
+    if not applied:
+        raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
+    if missing := _missing(applied):
         raise SourceError(
             f"The syncer schema is older than this program: {', '.join(missing)} not applied",
             hint="Run: syncer migrate",
@@ -92,56 +88,40 @@ def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float 
     conflict with the restore.
 
     Raises:
-        RestoringError: The restore is not complete.
+        NotReadyError: The restore is not complete.
         psycopg.OperationalError, SourceError: See `syncer.base.postgres.connect`.
     """
-    connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
-    try:
-        is_whole = value(connection, _IS_WHOLE)
-    except BaseException:
-        connection.close()
-        raise
-    if not is_whole:
-        connection.close()
-        raise RestoringError(
-            "The database has no syncer schema, or not all of it: it is waited for",
-            hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
-        )
+    with ExitStack() as stack:
+        connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
+        stack.enter_context(closing(connection))
+        if not value(connection, _IS_WHOLE):
+            raise NotReadyError(
+                "The database has no syncer schema, or not all of it: it is waited for",
+                hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
+            )
+        stack.pop_all()
     return connection
 
 
-def exists(connection: Connection) -> bool:
-    """Whether the database has a syncer schema at all."""
-    return bool(value(connection, "SELECT to_regnamespace('syncer') IS NOT NULL"))
-
-
-def _files() -> dict[str, bytes]:
-    """The migrations of this program by name, in order."""
-    return {file.stem: file.read_bytes() for file in sorted(base_settings.shipped("migrations").glob("*.sql"))}
-
-
-def _checksum(migration: bytes) -> str:
-    return hashlib.sha256(migration).hexdigest()
-
-
-def _applied(connection: Connection) -> dict[str, str]:
+def applied(connection: Connection) -> dict[str, str]:
     """Return the applied migrations with their checksums; none if the database was never migrated."""
     if not value(connection, _HAS_RECORD):
         return {}
     return dict(connection.execute(APPLIED).fetchall())
 
 
-def _missing(applied: Mapping[str, str], files: Mapping[str, bytes]) -> list[str]:
-    """The migrations that are still to be applied.
+def _missing(applied: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the migrations that are still to be applied, in order.
 
     Raises:
         SourceError: One was applied that this program does not have, or has in another form.
     """
-    foreign = [name for name, checksum in applied.items() if name not in files or checksum != _checksum(files[name])]
-    if foreign:
+    files = {file.stem: file.read_bytes() for file in sorted(base_settings.shipped("migrations").glob("*.sql"))}
+    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    if foreign := [name for name, checksum in applied.items() if checksums.get(name) != checksum]:
         raise SourceError(
             f"The database was migrated by another version of syncer: {', '.join(foreign)} is unknown here or differs",
             hint="Install the version of syncer that migrated it. If that was a development version, whose schema\n"
             "cannot be upgraded, start over: DROP SCHEMA syncer CASCADE; then run: syncer migrate && syncer apply",
         )
-    return [name for name in files if name not in applied]
+    return {name: content for name, content in files.items() if name not in applied}

@@ -1,19 +1,10 @@
-"""The records that components exchange: small and frozen; no method needs a server.
-
-Change        one outbox row, as published to the topic
-Target        a physical index that a document is written to
-Role          the purpose of that index
-Composition   a document as read in one snapshot, with the version assigned together with that snapshot
-Place         the shard location of a copy of a document
-WriteReport   what became of documents: filled in by writers, read by workers, jobs and commands
-"""
+"""The records that components exchange: small and frozen; no method needs a server."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -47,8 +38,6 @@ Image = dict[str, str | None]
 
 
 class _Record(msgspec.Struct):
-    """The JSON of a record."""
-
     id: int
     changed_at: float
     relation: str
@@ -116,11 +105,6 @@ class Change:
     def without_images(self) -> bytes:
         """Return a record of this change as if the whole table had been truncated."""
         return msgspec.json.encode(_Record(self.id, self.changed_at, self.relation, Operation.TRUNCATE, None, None))
-
-    @staticmethod
-    def dump_images(changes: Iterable[Change]) -> str:
-        """Return all images of these changes as a JSON array for ``jsonb_populate_recordset``."""
-        return dump_images([image for change in changes for image in change.images])
 
 
 @lru_cache(maxsize=4096)
@@ -222,14 +206,12 @@ class WriteReport:
     """The outcome of writing documents; each document counts once, however often it was tried.
 
     Args:
-        documents: The sum of the outcomes.
         deleted: Deleted, or known to be absent.
         skipped: Not written because a version at least as new is there.
         compose_seconds: Time spent in Postgres.
         index_seconds: Time spent in Elasticsearch.
     """
 
-    documents: int = 0
     indexed: int = 0
     deleted: int = 0
     skipped: int = 0
@@ -244,5 +226,5 @@ class WriteReport:
 
     def add(self, other: WriteReport) -> None:
         """Add another report to this one."""
-        for name in ("documents", *OUTCOMES, "compose_seconds", "index_seconds"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

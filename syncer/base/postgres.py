@@ -13,8 +13,8 @@ Guarantees of a connection from `connect`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -123,9 +123,9 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
         session = {**_SESSION, "idle_in_transaction_session_timeout": idle, "tcp_user_timeout": idle}
         if version >= _TRANSACTION_TIMEOUT_SINCE:
             session["transaction_timeout"] = "0"
-        if not _begin_session(connection, session, connection.info.backend_pid):
-            _require_own_session(connection, settings)
-            _begin_session(connection, session, _process(connection))
+        if connection.execute(_BEGIN_SESSION, (Jsonb(session), connection.info.backend_pid)).rowcount == 0:
+            # Behind a pooler, the process is another than libpq was told.
+            connection.execute(_BEGIN_SESSION, (Jsonb(session), _own_process(connection, settings)))
     except BaseException:
         connection.close()
         raise
@@ -150,9 +150,32 @@ def _opened(settings: PostgresSettings, name: str) -> Connection:
     )
 
 
-def _begin_session(connection: Connection, session: Mapping[str, str], process: int) -> bool:
-    """Apply these settings if this server process runs the session; return whether it does."""
-    return connection.execute(_BEGIN_SESSION, (Jsonb(session), process)).rowcount > 0
+def _own_process(connection: Connection, settings: PostgresSettings) -> int:
+    """Return the server process that runs the session of this connection, and no other's.
+
+    A pooler that shares sessions hands out the one that was returned last, or the one idle longest. If other clients
+    connect in between, one attempt can miss it.
+
+    Raises:
+        SourceError: A pooler shares the session among its clients, or does not support transactions.
+    """
+    own, others = set[int](), set[int]()
+    with _opened(settings, "pooler") as other:
+        try:
+            for _ in range(_POOLER_ATTEMPTS):
+                own |= {_process(connection), _process(connection)}
+                with other.transaction():
+                    others.add(_process(other))
+                    own.add(_process(connection))
+        except psycopg.errors.ProtocolViolation:  # PgBouncer's error in statement mode
+            own.clear()
+    if len(own) != 1 or own & others:
+        raise SourceError(
+            "Postgres is behind a pooler that shares sessions among its clients",
+            hint="Use session pooling (PgBouncer: pool_mode = session) for syncer's database and role, or let\n"
+            "SYNCER_POSTGRES_DSN name the server itself.",
+        )
+    return own.pop()
 
 
 def _process(connection: Connection) -> int:
@@ -160,31 +183,6 @@ def _process(connection: Connection) -> int:
     row = connection.execute(_PROCESS, prepare=False).fetchone()
     assert row is not None
     return int(row[0])
-
-
-def _require_own_session(connection: Connection, settings: PostgresSettings) -> None:
-    """Refuse a pooler that shares the session of a connection between transactions.
-
-    A pooler hands out the session that was returned last, or the one idle longest. One attempt can therefore miss the
-    sharing if other clients connect in between.
-
-    Raises:
-        SourceError: The pooler shares sessions, or does not support transactions.
-    """
-    with _opened(settings, "pooler") as other:
-        for _ in range(_POOLER_ATTEMPTS):
-            before = _process(connection)
-            try:
-                with other.transaction():
-                    is_shared = _process(other) == before or _process(connection) != before
-            except psycopg.errors.ProtocolViolation:  # PgBouncer's error in statement mode
-                is_shared = True
-            if is_shared:
-                raise SourceError(
-                    "Postgres is behind a pooler that shares sessions among its clients",
-                    hint="Use session pooling (PgBouncer: pool_mode = session) for syncer's database and role, or let\n"
-                    "SYNCER_POSTGRES_DSN name the server itself.",
-                )
 
 
 def require_supported(server_version: int) -> None:
@@ -238,9 +236,6 @@ def names_as_written(connection: Connection) -> Iterator[None]:
 
 
 _PIN = sql.SQL("SET LOCAL search_path = {}").format(sql.SQL(_SESSION["search_path"]))
-_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-_STATEMENTS = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-_LOCK = "LOCK TABLE {} IN ACCESS SHARE MODE"
 
 
 LOCK_SECONDS_MAX = 0.5
@@ -259,11 +254,12 @@ def lock_timeout(seconds: float, *, local: bool = False) -> sql.Composed:
 
 def locking(lock: Sequence[str]) -> sql.Composed:
     """Return the statement that takes the locks of `snapshot`; empty if there are none to take."""
-    return sql.SQL(_LOCK if lock else "").format(sql.SQL(", ").join(map(sql.SQL, lock)))
+    return sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE" if lock else "").format(sql.SQL(", ").join(map(sql.SQL, lock)))
 
 
-@contextmanager
-def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0) -> Iterator[None]:
+def snapshot(
+    connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0
+) -> AbstractContextManager[None]:
     """Open a read-only transaction whose statements share one snapshot, taken by the first of them.
 
     Args:
@@ -276,43 +272,33 @@ def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: 
     Raises:
         psycopg.errors.LockNotAvailable: A relation is being altered for longer than that.
     """
-    with _begun(connection, _SNAPSHOT, lock, lock_seconds):
-        yield
+    return _begun(connection, sql.SQL("REPEATABLE READ, READ ONLY"), lock, lock_seconds)
 
 
-@contextmanager
-def holding(connection: Connection, *, lock: Sequence[str], lock_seconds: float) -> Iterator[None]:
+def holding(connection: Connection, *, lock: Sequence[str], lock_seconds: float) -> AbstractContextManager[None]:
     """Open a transaction that may write, with these relations locked as in `snapshot`.
 
     Each statement sees a snapshot of its own, so that a concurrent update of a row is no serialization failure.
     """
-    with _begun(connection, _STATEMENTS, lock, lock_seconds):
-        yield
+    return _begun(connection, sql.SQL("READ COMMITTED"), lock, lock_seconds)
 
 
 @contextmanager
-def _begun(connection: Connection, mode: str, lock: Sequence[str], lock_seconds: float) -> Iterator[None]:
-    begin: list[sql.Composable] = [sql.SQL(mode)]
+def _begun(connection: Connection, mode: sql.SQL, lock: Sequence[str], lock_seconds: float) -> Iterator[None]:
+    begin: list[sql.Composable] = [sql.SQL("SET TRANSACTION ISOLATION LEVEL {}").format(mode)]
     if lock:
         begin += [lock_timeout(lock_seconds or LOCK_SECONDS_MAX, local=True), locking(lock)]
-    while True:
+    has_begun = False
+    while not has_begun:
         try:
-            opened = _entered(connection, sql.SQL("; ").join(begin))
+            with connection.transaction():
+                # One round trip; several statements cannot be prepared.
+                connection.execute(sql.SQL("; ").join(begin), prepare=False)
+                has_begun = True
+                yield
         except psycopg.errors.LockNotAvailable:
-            if lock_seconds:
+            if has_begun or lock_seconds:
                 raise
-        else:
-            break
-    with opened:
-        yield
-
-
-def _entered(connection: Connection, begin: sql.Composed) -> ExitStack:
-    """Begin a transaction with these statements; the caller closes the returned stack to end it."""
-    with ExitStack() as stack:
-        stack.enter_context(connection.transaction())
-        connection.execute(begin, prepare=False)  # one round trip; several statements cannot be prepared
-        return stack.pop_all()
 
 
 @contextmanager

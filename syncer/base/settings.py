@@ -33,8 +33,7 @@ from pydantic import (
 
 from syncer.base.errors import ConfigError
 
-TOKEN_CHARACTERS_MIN = 16
-"""Minimum length of the token that protects actions."""
+_TOKEN_CHARACTERS_MIN = 16
 CONFIG_VARIABLE = "SYNCER_CONFIG"
 """The environment variable that names the config folder."""
 _DEFAULT_CONFIG_FOLDER = Path("config")
@@ -42,28 +41,15 @@ _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "For example:\npostgres:\n  dsn: postgresql://user@host/database"
 _REQUIRED = {"postgres": "postgres.dsn", "elasticsearch": "elasticsearch.url"}
 """The required setting of each section."""
-FIXED_PROPERTIES: dict[str, frozenset[str]] = {
-    "acks": frozenset({"all", "-1"}),
-    "request.required.acks": frozenset({"all", "-1"}),
-    "enable.idempotence": frozenset({"true"}),
-    "delivery.report.only.error": frozenset({"false"}),
-    "transactional.id": frozenset(),
-    "enable.auto.commit": frozenset({"false"}),
-    "auto.commit.enable": frozenset({"false"}),
-    "enable.auto.offset.store": frozenset({"false"}),
-    "auto.offset.reset": frozenset({"earliest"}),
-    "enable.partition.eof": frozenset({"false"}),
-    "partition.assignment.strategy": frozenset({"cooperative-sticky"}),
-    "group.protocol": frozenset({"classic"}),
-    "group.instance.id": frozenset(),
-}
-"""The librdkafka properties that a guarantee depends on, with their permitted values in lower case."""
-OWN_PROPERTIES = {
-    "bootstrap.servers": "kafka.bootstrap_servers",
-    "metadata.broker.list": "kafka.bootstrap_servers",
-    "group.id": "kafka.topic",
-}
-"""Properties that have their own setting."""
+OWN_PROPERTIES = frozenset(
+    {
+        *("bootstrap.servers", "metadata.broker.list", "group.id", "group.protocol", "group.instance.id"),
+        *("acks", "request.required.acks", "enable.idempotence", "transactional.id", "delivery.report.only.error"),
+        *("enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store", "auto.offset.reset"),
+        *("enable.partition.eof", "partition.assignment.strategy"),
+    }
+)
+"""The librdkafka properties that a guarantee depends on, or that have a setting of their own."""
 
 
 class _Section(BaseModel):
@@ -126,25 +112,14 @@ class KafkaSettings(_Section):
 
     @property
     def installation(self) -> str:
-        """The id of the database whose changes are in the topic; empty before `of`."""
+        """The id of the database whose changes are in the topic; empty before `Settings.of`."""
         return self._installation
-
-    def of(self, installation: str) -> KafkaSettings:
-        """The settings for the database with this id, with default names filled in."""
-        topic = self.topic or f"syncer.changes.{installation}"
-        made = self.model_copy(update={"topic": topic})
-        made._installation = installation  # noqa: SLF001 - it is no setting
-        return made
 
     @field_validator("properties")
     @classmethod
     def _keep_guarantees(cls, properties: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
-        for name, value in properties.items():
-            if name in OWN_PROPERTIES:
-                raise ValueError(f"{name} has its own setting: remove it here and set {OWN_PROPERTIES[name]}")
-            allowed = FIXED_PROPERTIES.get(name)
-            if allowed is not None and str(value).lower() not in allowed:
-                raise ValueError(f"{name} cannot be {value}: syncer sets it so that no change is lost; remove it")
+        if own := sorted(properties.keys() & OWN_PROPERTIES):
+            raise ValueError(f"{own[0]} is set by syncer, so that no change is lost: remove it here")
         return properties
 
 
@@ -223,9 +198,9 @@ class WebSettings(_Section):
     def _is_token(cls, token: SecretStr | None) -> SecretStr | None:
         text = token.get_secret_value() if token is not None else ""
         # It must be what a header can carry as it is.
-        is_valid = len(text) >= TOKEN_CHARACTERS_MIN and text.isascii() and text.isprintable() and text == text.strip()
+        is_valid = len(text) >= _TOKEN_CHARACTERS_MIN and text.isascii() and text.isprintable() and text == text.strip()
         if token is not None and not is_valid:
-            raise ValueError(f"a token has at least {TOKEN_CHARACTERS_MIN} characters of ASCII: openssl rand -hex 32")
+            raise ValueError(f"a token has at least {_TOKEN_CHARACTERS_MIN} characters of ASCII: openssl rand -hex 32")
         return token
 
     def secret(self) -> str | None:
@@ -257,8 +232,10 @@ class Settings(_Section):
     log: LogSettings = LogSettings()
 
     def of(self, installation: str) -> Settings:
-        """The same for the database of this id, as `KafkaSettings.of`."""
-        return self.model_copy(update={"kafka": self.kafka.of(installation)})
+        """The settings for the database with this id, with default names filled in."""
+        kafka = self.kafka.model_copy(update={"topic": self.kafka.topic or f"syncer.changes.{installation}"})
+        kafka._installation = installation  # noqa: SLF001 - it is no setting
+        return self.model_copy(update={"kafka": kafka})
 
 
 def config_folder() -> Path:
@@ -318,13 +295,11 @@ def _read_secret(variable: str, file: str) -> str:
     if os.environ.get(variable.removesuffix("_FILE")):
         raise ConfigError(f"{variable.removesuffix('_FILE')} and {variable} are both set", hint="Unset one of them.")
     try:
-        content, reason = Path(file).read_text("utf-8").rstrip("\r\n"), "is empty"
-    except UnicodeDecodeError:
-        content, reason = "", "is not UTF-8"
-    except (OSError, ValueError) as error:
-        content, reason = "", f"cannot be read: {getattr(error, 'strerror', 'not a path')}"
-    if content:
-        return content
+        if content := Path(file).read_text("utf-8").rstrip("\r\n"):
+            return content
+        reason = "is empty"
+    except (OSError, ValueError) as error:  # the latter if it is not UTF-8, or has a zero byte
+        reason = f"cannot be read: {getattr(error, 'strerror', 'it is not UTF-8 text')}"
     raise ConfigError(
         f"The file that {variable} names {reason}",
         hint="Name a file that holds the value and nothing else. The user that runs syncer must be able to read it.",

@@ -83,7 +83,7 @@ class Timeline:
         if not self._notes:
             return
         with self._turn:
-            notes = [self._notes.popleft() for _ in range(len(self._notes))]
+            notes = list(self._notes)
             try:
                 with connection.transaction():
                     connection.execute(lock_timeout(LOCK_SECONDS_MAX, local=True))
@@ -93,13 +93,13 @@ class Timeline:
                     if prunes:
                         connection.execute(_PRUNE)
             except psycopg.Error as error:
-                room = _WAITING_MAX - len(self._notes)
-                self._notes.extendleft(reversed(notes[max(0, len(notes) - room) :]))
                 if not self._has_failed:
                     structlog.get_logger().warning("timeline.write_failed", error=repr(error))
                 self._has_failed = True
             else:
                 self._has_failed = False
+                for _ in notes:
+                    self._notes.popleft()
 
 
 def _storable(message: str) -> str:

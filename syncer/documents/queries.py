@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from syncer.base.errors import DuplicateIdError
+from syncer.base.errors import ComposeError
 from syncer.base.model import Place
 from syncer.base.postgres import Connection, copied, value
 from syncer.documents.ranges import IdRange, condition
@@ -97,17 +97,17 @@ def require_unique(connection: Connection, document: Document) -> None:
 
 def twice(
     connection: Connection, document: Document, which: str, *, hint: str = "", ids: Sequence[str] = ()
-) -> DuplicateIdError:
+) -> ComposeError:
     """Return the error for a SELECT whose ids are not unique, such as these."""
     root, key = document.dependencies.root, document.dependencies.root_key
     if root and key and frozenset({key}) not in unique_keys(connection, root):
-        return DuplicateIdError(
+        return ComposeError(
             f"The SELECT of {document.name} returns {which} more than once: {root}.{key} is no longer unique",
             hint="Its primary key or unique index is gone. Remove the rows that are there twice, and add it again, as\n"
             f"in: ALTER TABLE {root} ADD PRIMARY KEY ({key}). The document then resumes by itself.",
             ids=ids,
         )
-    return DuplicateIdError(
+    return ComposeError(
         f"The SELECT of {document.name} returns {which} more than once",
         hint=f"{hint}Does a join multiply its rows? Then aggregate the joined table in a subquery, and run\n"
         "syncer apply. If the rows are wrong, fix them: the document then resumes by itself.",
@@ -161,7 +161,7 @@ def in_range(
         bytes_max: A chunk also ends when it reaches this size.
 
     Raises:
-        DuplicateIdError: The SELECT returns an id more than once.
+        ComposeError: The SELECT returns an id more than once.
     """
     if span == IdRange():
         require_unique(connection, document)

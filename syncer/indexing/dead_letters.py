@@ -17,7 +17,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from syncer.base.error_policy import Action, decide, kind as kind_of
-from syncer.base.errors import DeadLetteringError
+from syncer.base.errors import NotReadyError
 from syncer.base.formatting import without_preview
 from syncer.base.model import ID_BYTES_MAX
 from syncer.base.postgres import Connection
@@ -117,7 +117,7 @@ def dead_letter(connection: Connection, index_name: str, version: int, failed: M
     An id longer than Elasticsearch allows is recorded by its beginning and its digest.
 
     Raises:
-        DeadLetteringError: They cannot be recorded, although Postgres is available.
+        NotReadyError: They cannot be recorded, although Postgres is available.
         psycopg.Error: Postgres is unavailable.
     """
     rows = [
@@ -129,7 +129,7 @@ def dead_letter(connection: Connection, index_name: str, version: int, failed: M
     except psycopg.Error as error:
         if decide(error) is not Action.DEAD_LETTER:
             raise
-        raise DeadLetteringError(
+        raise NotReadyError(
             f"Documents of {index_name} cannot be dead-lettered: {kind_of(error)}",
             hint="Was the table syncer.dead_letter changed by hand? If not, please report it.",
             kind=kind_of(error),

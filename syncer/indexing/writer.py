@@ -185,7 +185,6 @@ class Writer:
         if resumes and not self._index.holdings.takes_documents(index_name):
             raise UnavailableError(f"{index_name} takes no documents")
         counts, report = Counter(whole.results.values()), whole.report
-        report.documents = len(whole.results)
         for outcome in OUTCOMES:
             setattr(report, outcome, counts[outcome])
         return report
@@ -407,7 +406,7 @@ class Writer:
         """Record dead letters; return the ids of those that are no longer the documents that failed.
 
         Raises:
-            DeadLetteringError: They cannot be recorded, although Postgres is available.
+            NotReadyError: They cannot be recorded, although Postgres is available.
         """
         self._record(document, current.batch.version, failed)
         try:

@@ -46,7 +46,7 @@ def make_up(connection: Connection, cause: str, *, loss: LossError | None = None
         jobs = [job for job in created if job is not None]
         if loss is not None:
             progress.cover(connection, loss.partition, loss.number)
-    metrics.LOSSES.inc()
+    metrics.INCIDENTS.labels("records_lost").inc()
     documents = sorted({job.document for job in jobs})
     structlog.get_logger().error(
         "topic.records_lost",

@@ -149,4 +149,4 @@ class Relay:
             cursor=page.cursor,
             ids=[min(ids), max(ids)],
         )
-        metrics.published(len(page.rows), seconds=seconds)
+        metrics.BATCH.labels("publish").observe(seconds)

@@ -191,7 +191,7 @@ class JobWorker:
         self._writes = [write for write in self._writes if write not in ended]
         written = [report for _, report in settled if report is not None]
         for report in written:
-            metrics.chunks_written(report)
+            metrics.count("job", report)
         return len(written)
 
     # Steps
@@ -284,7 +284,7 @@ class JobWorker:
             # What Postgres says of data may quote a row.
             what, trace = (kind(error), None) if is_of_data(error) else (repr(error), error)
             self._log.error("component.failed", component=self._name, job=job.id, error=what, exc_info=trace)
-            metrics.JOB_FAILURES.inc()
+            metrics.INCIDENTS.labels("job_failed").inc()
             with suppress(JobError):  # it is finished, or gone
                 queue.cancel(connection, job.id, f"Unexpected error: {what}\nPlease report it.", state=JobState.FAILED)
         else:

@@ -180,7 +180,7 @@ class Worker:
             "worker.batch_indexed",
             batch=batch.number,
             changes=len(batch.changes),
-            documents=written.documents,
+            documents=sum(written.outcomes.values()),
             **written.outcomes,
             ids=[min(ids), max(ids)] if ids else None,
             seconds=round(seconds, 4),
@@ -188,7 +188,12 @@ class Worker:
             index_seconds=round(written.index_seconds, 4),
             lag_seconds=round(time.time() - min(made), 4) if made else None,
         )
-        metrics.handled(made, written, seconds=seconds)
+        for made_at in made:
+            metrics.DELAY.observe(max(0.0, time.time() - made_at))  # the clocks of two machines may differ
+        metrics.BATCH.labels("handle").observe(seconds)
+        metrics.BATCH.labels("build").observe(written.compose_seconds)
+        metrics.BATCH.labels("index").observe(written.index_seconds)
+        metrics.count("live", written)
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)  # of the run, which begins later than this is handed on

@@ -137,5 +137,5 @@ class Resolver:
 
     def _log_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what
-        metrics.UNRESOLVED.inc(number)
+        metrics.INCIDENTS.labels("affects_failed").inc(number)
         self._log.error("worker.changes_unresolved", document=document, kind=kind, index=index_name, batches=number)

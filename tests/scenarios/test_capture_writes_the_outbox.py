@@ -12,7 +12,7 @@ import pytest
 
 from syncer.apply import activate
 from syncer.base.errors import DefinitionError, SourceError
-from syncer.base.model import Change
+from syncer.base.model import Change, dump_images
 from syncer.capture import eligibility, install as capture_install
 from syncer.capture.triggers import function, row_trigger, truncate_trigger
 from syncer.documents import analyze, definition
@@ -126,7 +126,8 @@ def test_a_value_of_any_type_comes_back_from_its_image(empty_world: World) -> No
         rows = routes.changed_rows(connection, "public.things").replace(routes.ROWS_MARK, "$1::jsonb")
         connection.execute("SET search_path = public")  # where the types of the test are
         found = connection.execute(
-            f"SELECT count(*), {same} FROM {rows} AS c", (Change.dump_images(changes),)
+            f"SELECT count(*), {same} FROM {rows} AS c",
+            (dump_images([image for change in changes for image in change.images]),),
         ).fetchone()
     assert found is not None
     assert found[0] == 4

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 
 from syncer.base import migrations
-from syncer.base.model import Change, Operation
+from syncer.base.model import Change, Operation, dump_images
 from syncer.base.postgres import Connection, names_as_written
 from syncer.capture import eligibility, install
 from syncer.capture.triggers import Capture
@@ -140,7 +140,12 @@ class Judge:
             for column in use.id_columns:
                 ids |= {str(image[column]) for change in own for image in change.images if image[column] is not None}
             for query in use.affected if own else ():
-                ids |= {row[0] for row in self.connection.execute(query, (Change.dump_images(own),))}
+                ids |= {
+                    row[0]
+                    for row in self.connection.execute(
+                        query, (dump_images([image for change in own for image in change.images]),)
+                    )
+                }
         return Named(ids=frozenset(ids))
 
     def words(self, missing: frozenset[str], transactions: Sequence[Sequence[str]], when: str) -> str:

@@ -17,7 +17,7 @@ def hold(connection: Connection, job_id: int) -> None:
 
 def written(chunk: Chunk) -> tuple[Chunk, WriteReport]:
     """Return what a job worker reports of a chunk all of whose documents it has indexed."""
-    return chunk, WriteReport(documents=len(chunk.ids), indexed=len(chunk.ids))
+    return chunk, WriteReport(indexed=len(chunk.ids))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from psycopg import errors as pg
 from structlog.testing import capture_logs
 
-from syncer.base import errors, retry as base_retry
+from syncer.base import errors
 from syncer.base.error_policy import Action, at_work_for, decide, decide_item, explain, is_away
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
@@ -57,7 +57,7 @@ DECISIONS: list[tuple[Action, Action, list[Exception]]] = [
                     *(pg.ObjectInUse, pg.AdminShutdown, pg.CannotConnectNow, pg.TooManyConnections, pg.DiskFull),
                     *(pg.OutOfMemory, pg.IdleInTransactionSessionTimeout, pg.SnapshotTooOld),
                     *(psycopg.OperationalError, psycopg.InterfaceError),
-                    *(errors.UnavailableError, errors.DeadLetteringError, errors.RestoringError),
+                    *(errors.UnavailableError, errors.NotReadyError),
                     *(elasticsearch.ConnectionError, elasticsearch.ConnectionTimeout, elasticsearch.SSLError),
                     elasticsearch.SerializationError,
                 )
@@ -146,29 +146,6 @@ def test_a_row_that_is_found_out_is_dead_lettered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
-    [
-        (
-            psycopg.OperationalError(
-                'connection to server at "db", port 5432 failed: Connection refused\n'
-                "\tIs the server running on that host and accepting TCP/IP connections?"
-            ),
-            'Postgres cannot be reached: connection to server at "db", port 5432 failed: Connection refused',
-        ),
-        (
-            api_error(403, {"error": {"reason": "index [x] blocked by: [FORBIDDEN/8/index write (api)];"}}),
-            "Elasticsearch refuses a privilege: index [x] blocked by: [FORBIDDEN/8/index write (api)]",
-        ),
-    ],
-)
-def test_what_a_server_says_becomes_one_sentence(error: Exception, sentence: str) -> None:
-    """More words may follow it, and a full stop."""
-    explained = explain(error)
-    assert explained is not None
-    assert explained.message == sentence
-
-
-@pytest.mark.parametrize(
     ("error", "expected"),
     [
         (psycopg.OperationalError("connection refused"), True),
@@ -220,58 +197,21 @@ def test_a_pause_is_within_half_of_its_limit(first: float, longest: float, pause
         assert limit / 2 <= backoff.next_seconds() <= limit
 
 
-class Failing:
-    """Raises each of these errors once, then succeeds."""
+def test_an_action_is_repeated_with_pauses_that_grow() -> None:
+    """Until it succeeds, is told to stop, or fails for good: then its error comes out unchanged."""
+    failures: list[Exception] = [*[psycopg.OperationalError("away")] * 6, pg.DivisionByZero("x")]
+    pauses = list[float]()
 
-    def __init__(self, *failures: Exception) -> None:
-        self.failures = list(failures)
-        self.calls = 0
+    def action() -> None:
+        raise failures.pop(0)
 
-    def __call__(self) -> str:
-        """Fail or succeed."""
-        self.calls += 1
-        if self.failures:
-            raise self.failures.pop(0)
-        return "done"
-
-
-@pytest.mark.parametrize(
-    ("failures", "expected"),
-    [
-        ([], []),
-        ([api_error(429)] * 7, ["retried", "recovered"]),
-        ([api_error(429), api_error(429), api_error(503)], ["retried", "retried", "recovered"]),
-    ],
-    ids=["none", "one kind", "two kinds"],
-)
-def test_an_outage_is_logged_once_for_each_kind_of_error(
-    failures: list[Exception], expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And once when it is over, however many attempts it lasts; between them are pauses that grow."""
-    monkeypatch.setattr(base_retry, "_logged_at", {})
-    action, pauses = Failing(*failures), list[float]()
-    with capture_logs() as logs:
-        assert retry(action, pause=pauses.append, component="relay") == "done"
-    assert action.calls == len(failures) + 1
-    assert [line["event"].removeprefix("component.") for line in logs] == expected
-    assert len(pauses) == len(failures)
+    with capture_logs(), pytest.raises(pg.DivisionByZero):
+        retry(action, pause=pauses.append, component="relay")
+    assert (len(pauses), failures) == (6, [])
     assert all(longer > shorter / 2 for shorter, longer in zip(pauses, pauses[2:], strict=False))
-
-
-@pytest.mark.parametrize("error", [pg.DivisionByZero("x"), pg.UndefinedTable("x"), ValueError("x")])
-def test_what_is_not_to_be_retried_is_raised_as_it_is(error: Exception) -> None:
-    """DEAD_LETTER and FATAL come out unchanged and unlogged: the caller decides."""
-    action = Failing(error)
-    with capture_logs() as logs, pytest.raises(type(error)) as raised:
-        retry(action, pause=lambda _: None, component="relay")
-    assert (raised.value, logs, action.calls) == (error, [], 1)
-
-
-def test_a_stop_ends_the_wait() -> None:
-    """A component that is to stop does not wait for a server to come back."""
     stop = Stop()
     stop.request()
-    action = Failing(psycopg.OperationalError("away"))
+    failures = [psycopg.OperationalError("away")]
     with capture_logs(), pytest.raises(Stopping):
         retry(action, pause=stop.pause, component="relay")
-    assert action.calls == 1
+    assert failures == []

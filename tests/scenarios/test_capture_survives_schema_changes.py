@@ -120,10 +120,8 @@ def test_writes_go_on_and_are_captured_after_a_migration(things: World, tables: 
 
 
 LOST = {
-    "key": "ALTER TABLE things RENAME COLUMN id TO ident",
     "routing": "ALTER TABLE things RENAME COLUMN place TO spot",
-    "both": "ALTER TABLE things RENAME COLUMN id TO ident; ALTER TABLE things RENAME COLUMN place TO spot",
-    "dropped": "ALTER TABLE things DROP COLUMN place; ALTER TABLE things ADD COLUMN spot int",
+    "both": "ALTER TABLE things RENAME COLUMN id TO ident; ALTER TABLE things DROP COLUMN place",
 }
 
 
@@ -182,18 +180,6 @@ def test_a_transaction_whose_snapshot_is_older_than_the_migration_goes_on(things
     assert written(things) == [UPDATED]
 
 
-def test_a_table_that_takes_the_place_of_another_is_captured(things: World) -> None:
-    """Swapped tables: apply moves the triggers, and the old table writes nothing any more."""
-    things.sql("ALTER TABLE things RENAME TO old_things; CREATE TABLE things (LIKE old_things INCLUDING INDEXES)")
-    things.sql("UPDATE old_things SET name = 'still heard'")
-    assert written(things) == [UPDATED]
-    assert not is_installed(things, RELATION)
-    install(things)
-    assert is_installed(things, RELATION)
-    things.sql("UPDATE old_things SET name = 'unheard'; INSERT INTO things VALUES (3, 5, 'n', 'm', 0)")
-    assert written(things) == [(RELATION, "I", None, image(3))]
-
-
 def test_capture_survives_dump_and_restore(things: World) -> None:
     """A database that was dumped and restored captures as before, and its partitions are looked at once."""
     make_anew(things, PARTITIONED)
@@ -249,19 +235,10 @@ def event(id_: int, day: int) -> Image:
     return {"id": str(id_), "day": str(day)}
 
 
-def inserted(id_: int, day: int) -> Change:
-    """What is left by an event that is new."""
-    return WHOLE, "I", None, event(id_, day)
-
-
-def deleted(id_: int, day: int) -> Change:
-    """What is left by an event that goes."""
-    return WHOLE, "D", event(id_, day), None
-
-
-def updated(id_: int, day: int) -> Change:
-    """What is left by an event that changes."""
-    return WHOLE, "U", event(id_, day), event(id_, day)
+def change(operation: str, id_: int, day: int) -> Change:
+    """What is left by an event that is new, changes or goes."""
+    image = event(id_, day)
+    return WHOLE, operation, None if operation == "I" else image, None if operation == "D" else image
 
 
 def note(world: World) -> list[str]:
@@ -279,16 +256,22 @@ def test_rows_are_captured_whichever_table_they_are_written_through(events: Worl
         with events.application() as session, session.cursor().copy(f"COPY {table} (day, id) FROM STDIN") as copy:
             copy.write_row((day, 9))
         events.sql(f"DELETE FROM {table} WHERE id IN (7, 9)")
-        changes = [deleted(7, day), deleted(9, day), inserted(7, day), inserted(9, day), updated(7, day)]
+        changes = [
+            change("D", 7, day),
+            change("D", 9, day),
+            change("I", 7, day),
+            change("I", 9, day),
+            change("U", 7, day),
+        ]
         assert written(events) == changes, table
 
 
 def test_a_row_that_moves_to_another_partition_is_deleted_and_inserted(events: World) -> None:
     """A cross-partition UPDATE names the document under its old and its new key, also where the key stays."""
     events.sql("UPDATE events SET day = 21 WHERE id = 1")
-    assert written(events) == [deleted(1, 10), inserted(1, 21)]
+    assert written(events) == [change("D", 1, 10), change("I", 1, 21)]
     events.sql("UPDATE events_3 SET id = 300")  # from 3a to 3b
-    assert written(events) == [deleted(3, 30), inserted(300, 30)]
+    assert written(events) == [change("D", 3, 30), change("I", 300, 30)]
 
 
 def test_partitions_that_come_later_are_captured(events: World) -> None:
@@ -299,7 +282,7 @@ def test_partitions_that_come_later_are_captured(events: World) -> None:
     events.sql("ALTER TABLE events ATTACH PARTITION events_5 FOR VALUES FROM (50) TO (60)")
     events.sql("SET LOCAL session_replication_role = replica; INSERT INTO events VALUES (40, 4), (50, 5)")
     events.sql("INSERT INTO events_4a VALUES (41, 4); INSERT INTO events_5 (day, id) VALUES (51, 5)")
-    assert written(events) == [inserted(4, 40), inserted(4, 41), inserted(5, 50), inserted(5, 51)]
+    assert written(events) == [change("I", 4, 40), change("I", 4, 41), change("I", 5, 50), change("I", 5, 51)]
     assert is_installed(events, WHOLE)
     assert plan(events).captures == ()
 
@@ -322,12 +305,12 @@ CHANGED_SETS = {
 
 def test_partitions_that_come_or_go_with_their_rows_are_noted_once(events: World) -> None:
     """What no trigger sees becomes a change of the whole table at the next look, and only then."""
-    for name, change in CHANGED_SETS.items():
+    for name, statements in CHANGED_SETS.items():
         events.sql(f"DROP SCHEMA public CASCADE; CREATE SCHEMA public; {EVENTS}")
         install(events)
         note(events)
         assert note(events) == [], name
-        events.sql(change)
+        events.sql(statements)
         forget(events)
         assert note(events) == [WHOLE], name
         assert written(events) == [TRUNCATED], name
@@ -389,7 +372,7 @@ def test_a_partition_attached_while_triggers_are_made_is_noted(events: World) ->
         capture_install.install(connection, capture, waiting=lambda _: application.commit())
     assert note(events) == [WHOLE]
     events.sql("INSERT INTO n (day, id) VALUES (41, 1)")
-    assert written(events) == [inserted(1, 41), TRUNCATED]
+    assert written(events) == [change("I", 1, 41), TRUNCATED]
 
 
 def test_a_table_that_becomes_partitioned_is_captured_anew(empty_world: World) -> None:
@@ -410,7 +393,7 @@ def test_a_table_that_becomes_partitioned_is_captured_anew(empty_world: World) -
     install(empty_world)
     forget(empty_world)
     empty_world.sql("INSERT INTO events VALUES (4, 4); INSERT INTO events_old VALUES (5, 5)")
-    assert written(empty_world) == [inserted(4, 4), inserted(5, 5)]
+    assert written(empty_world) == [change("I", 4, 4), change("I", 5, 5)]
     assert is_installed(empty_world, WHOLE)
 
 
@@ -421,7 +404,7 @@ def test_a_table_captured_by_itself_can_be_attached_and_released(events: World) 
     install(events)
     events.sql("ALTER TABLE events ATTACH PARTITION own FOR VALUES FROM (40) TO (50)")
     events.sql("INSERT INTO own VALUES (40, 4)")
-    assert written(events) == [inserted(4, 40), ("public.own", "I", None, event(4, 40))]
+    assert written(events) == [change("I", 4, 40), ("public.own", "I", None, event(4, 40))]
     with events.connect() as connection:
         capture_install.remove(connection, "public.own")
     events.sql("ALTER TABLE events DETACH PARTITION own; INSERT INTO own VALUES (41, 4)")

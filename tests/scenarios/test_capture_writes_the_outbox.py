@@ -19,7 +19,7 @@ from syncer.documents import analyze, definition
 from syncer.lineage import routes
 from syncer.recovery.schema_watch import Watch
 from tests.support import capture as support
-from tests.support.capture import capture_only, define, forget, install, plan, triggers, written
+from tests.support.capture import capture_only, define, forget, plan, triggers, written
 from tests.support.world import DEADLINE_SECONDS, World
 
 UPDATED: support.Change = ("public.things", "U", {"id": "1"}, {"id": "1"})
@@ -46,42 +46,29 @@ VALUES = [
     ("text", r"E'\x01\t\n\r\x7f'"),
     ("text", "'☃ \U0001f600 é é'"),
     ("text", r"'\u0000'"),
-    ("text", "''"),
     ("char(5)", "'ab'"),
-    ("bigint", "9223372036854775807"),
     ("numeric", "1.0"),
     ("numeric", "12345678901234567890123456789.000000000000000000001"),
     ("numeric", "'NaN'"),
     ("float8", "0.1::float8 + 0.2::float8"),
-    ("float8", "'-Infinity'"),
     ("float8", "5e-324"),
     ("real", "16777217.123"),
     ("timestamptz", "'infinity'"),
     ("timestamptz", "'2020-02-29 23:59:59.999999+05:45'"),
-    ("timestamp", "'0044-03-15 BC'"),
     ("date", "'5874897-12-31'"),
-    ("time", "'24:00'"),
-    ("interval", "'-1 day -02:03:04.5'"),
     ("interval", "'1 mon -1 day 02:03'"),
     ("bytea", r"'\x00ff5c27'"),
     ("uuid", "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'"),
-    ("boolean", "false"),
     ("inet", "'::ffff:1.2.3.4/96'"),
     ("int[]", "'{{1},{NULL}}'"),
     ("text[]", r"""ARRAY['a,b', '"', '\', NULL, 'NULL', '']"""),
-    ("float8[]", "ARRAY[0.1::float8 + 0.2::float8]"),
-    ("daterange", "'[2020-01-31,)'"),
-    ("tstzrange", "'[2020-01-31 12:00+03, infinity)'"),
     ("tstzrange[]", "ARRAY['[2020-03-04 12:00+03,)'::tstzrange]"),
-    ("status", "'so so'"),
     ("status[]", "'{\"so so\",sad}'"),
     ("short", "'abc'"),
     ("pair", "ROW(1, 'x\"y')"),
     ("json", r"""'{"text": "\u0000\ud800", "number": 1e999999}'"""),
     ("jsonb", '\'{"a": [12345678901234567890, null, 1.50, "1.50", 1e400]}\''),
     ("point", "'(0,-0)'"),
-    ("bit(3)", "B'101'"),
-    ("oid", "4294967295"),
 ]
 TYPES = """
 CREATE TYPE status AS ENUM ('sad', 'so so');
@@ -173,26 +160,6 @@ def test_long_names_do_not_collide() -> None:
     tables = (f"public.{'a' * 60}_1", f"public.{'a' * 60}_2", "a.b_c", "a_b.c")
     for name in (lambda table: function(table).as_string(), row_trigger, truncate_trigger):
         assert len({name(table)[:63] for table in tables}) == len(tables)
-
-
-def test_rows_that_are_written_through_another_table_are_captured(empty_world: World) -> None:
-    """Statements on a parent fire the row triggers of a child, and of a partition that is read by itself."""
-    tables = """
-        CREATE TABLE parent (id int PRIMARY KEY, name text);
-        CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent);
-        CREATE TABLE whole (id int PRIMARY KEY, name text) PARTITION BY RANGE (id);
-        CREATE TABLE leaf PARTITION OF whole FOR VALUES FROM (0) TO (9);
-        CREATE TABLE other PARTITION OF whole FOR VALUES FROM (9) TO (20);
-        INSERT INTO child VALUES (1, 'a'); INSERT INTO whole VALUES (1, 'a')
-    """
-    capture_only(empty_world, tables, "SELECT id AS _id, name FROM child")
-    define(empty_world, "leaf", "SELECT id AS _id, name FROM leaf")
-    install(empty_world)
-    image = {"id": "1"}
-    empty_world.sql("UPDATE parent SET name = 'b'; UPDATE whole SET name = 'b'")
-    assert written(empty_world) == [(f"public.{table}", "U", image, image) for table in ("child", "leaf")]
-    empty_world.sql("UPDATE whole SET id = 10; DELETE FROM parent")
-    assert written(empty_world) == [(f"public.{table}", "D", image, None) for table in ("child", "leaf")]
 
 
 # Beside traffic
@@ -301,17 +268,6 @@ def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(blog:
     assert ("public.posts", "U", {"id": "2"}, {"id": "2"}) in written(blog)
 
 
-def test_a_gap_without_triggers_is_loaded_though_apply_was_killed(blog: World) -> None:
-    """What was written while triggers were gone is found by the next apply, when the first one died half way."""
-    blog.sql(f"DROP TRIGGER {row_trigger('public.posts')} ON posts")
-    blog.sql("UPDATE posts SET title = 'unheard'")
-    decided = plan(blog)
-    with blog.connect() as connection, blog.indices() as indices:
-        activate.carry_out(connection, indices, decided)  # and nothing is loaded
-    blog.apply()
-    assert blog.differences() == []
-
-
 TABLES = """
 CREATE TABLE parent (id int PRIMARY KEY, name text);
 CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent);
@@ -362,8 +318,6 @@ def test_each_is_refused_with_what_to_do(empty_world: World) -> None:
 
 KEYS = {
     "primary_key_before_others": ("id int PRIMARY KEY, a int NOT NULL UNIQUE", "", ("id",)),
-    "a_deferrable_primary_key": ("id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED", "", ("id",)),
-    "included_columns_are_no_key": ("id int, a int, PRIMARY KEY (id) INCLUDE (a)", "", ("id",)),
     "order_of_the_key": ("a int, b int, PRIMARY KEY (b, a)", "", ("b", "a")),
     "fewest_columns": ("a int NOT NULL, b int NOT NULL, c int NOT NULL UNIQUE, UNIQUE (a, b)", "", ("c",)),
     "replica_identity": (
@@ -371,13 +325,11 @@ KEYS = {
         "ALTER TABLE things REPLICA IDENTITY USING INDEX ab",
         ("a", "b"),
     ),
-    "unique_with_included": ("a int NOT NULL, b int", "CREATE UNIQUE INDEX ON things (a) INCLUDE (b)", ("a",)),
     # And what is none.
     "partly_nullable": ("a int NOT NULL, b int, UNIQUE (a, b)", "", None),
     "partial": ("a int NOT NULL", "CREATE UNIQUE INDEX ON things (a) WHERE a > 0", None),
     "expression": ("a int NOT NULL, b int NOT NULL", "CREATE UNIQUE INDEX ON things (a, (b + 1))", None),
     "deferrable": ("a int NOT NULL UNIQUE DEFERRABLE", "", None),
-    "not_unique": ("a int NOT NULL", "CREATE INDEX ON things (a)", None),
     "invalid": (
         "a int NOT NULL",
         "CREATE UNIQUE INDEX i ON things (a); UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'i'::regclass",

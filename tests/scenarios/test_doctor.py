@@ -242,15 +242,6 @@ def test_a_missing_topic_is_seen(world: World) -> None:
     assert found.severity is Severity.UNSEEN
 
 
-def test_the_topic_is_unknown_without_postgres(world: World) -> None:
-    """Its name is in the database: nothing is claimed of it."""
-    postgres = PostgresSettings(dsn=SecretStr("postgresql://127.0.0.1:1/none"))
-    kafka = world.settings.kafka.model_copy(update={"topic": ""})
-    settings = world.settings.model_copy(update={"postgres": postgres, "kafka": kafka})
-    (found,) = look(world, "kafka.reach", settings=settings)
-    assert found.severity is Severity.UNSEEN
-
-
 def test_a_disk_that_was_restored_is_seen_and_fixed(world: World) -> None:
     """Elasticsearch has recorded a greater epoch than that of a database that believes it is the same."""
     ((installation, epoch),) = world.sql("SELECT installation, epoch FROM syncer.cluster_identity")

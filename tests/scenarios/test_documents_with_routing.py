@@ -17,7 +17,6 @@ from syncer.elasticsearch.routing import Shards
 from syncer.verify.diff import DriftKind
 from tests.support.routing import (
     put,
-    put_parents_and_children,
     put_routing,
     put_shards,
     shards,
@@ -84,9 +83,6 @@ def _move(client: Elasticsearch, world: World, source: dict[str, Any]) -> None:
 
 
 FAULTS: dict[str, tuple[DriftKind, str, Plant]] = {
-    "missing": (DriftKind.MISSING, "7", lambda c, w, _: c.delete(index=w.alias, id="7", routing="1")),
-    "extra of another kind": (DriftKind.EXTRA, "no number", lambda c, w, s: put(c, w, "no number", _elsewhere(w), s)),
-    "a second copy": (DriftKind.MISPLACED, "7", lambda c, w, s: put(c, w, "7", _elsewhere(w), s | {"title": "x"})),
     "moved": (DriftKind.MISPLACED, "7", _move),
     "on its shard under another routing": (DriftKind.MISPLACED, "7", lambda c, w, s: put(c, w, "7", _neighbour(w), s)),
 }
@@ -131,51 +127,8 @@ def test_another_routing_leaves_nothing_behind(
     assert (empty_world.index_of() != index) is is_rebuilt
 
 
-# Parents and children
-
-
-def test_parents_and_children_are_joined_in_one_index(empty_world: World) -> None:
-    """Questions across the join are answered right on three shards, also after a comment went to another post."""
-    world = empty_world
-    put_parents_and_children(world)
-    world.set_up()
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker, world.elasticsearch() as client:
-        world.sql(USERS)
-        world.sql(POSTS)
-        world.sql("INSERT INTO comments (id, post_id, name, comment) SELECT id, id, 'c', 'word' || id FROM posts")
-        world.drain(relay, worker)
-
-        def parents(word: str) -> set[str]:
-            """The posts with a comment of this word."""
-            query = {"has_child": {"type": "comment", "query": {"match": {"text": word}}}}
-            client.indices.refresh(index=world.alias)
-            return {hit["_id"] for hit in client.search(index=world.alias, query=query).body["hits"]["hits"]}
-
-        for number in (7, 20, 59):
-            assert parents(f"word{number}") == {f"p{number}"}
-        for there in range(8, 12):
-            world.sql("UPDATE comments SET post_id = %s WHERE id = 7", there)
-            world.drain(relay, worker)
-            assert parents("word7") == {f"p{there}"}
-    assert verified(world).holds
-
-
-def test_a_routing_that_elasticsearch_refuses_is_dead_lettered(empty_world: World) -> None:
-    """A routing of more than 32,766 bytes makes a dead letter of its document; the others are written."""
-    make(empty_world, routing="p.title")
-    empty_world.sql("UPDATE posts SET title = repeat('x', 33000) WHERE id = 7")
-    empty_world.backfill()
-    ((id_, error),) = empty_world.sql("SELECT id, error FROM syncer.dead_letter")
-    assert (id_, "_routing" in error) == ("7", True)
-    empty_world.sql("UPDATE posts SET title = 'short' WHERE id = 7")
-    empty_world.backfill()
-    assert empty_world.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
-    assert empty_world.differences() == []
-
-
 INDICES: dict[str, tuple[dict[str, Any], str, int]] = {
     "two": ({"number_of_shards": 2}, "", 0),
-    "sixteen": ({"number_of_shards": 16}, "", 0),
     "own_routing_number": ({"number_of_shards": 3, "number_of_routing_shards": 27}, "", 0),
     "shrunk": ({"number_of_shards": 6}, "shrink", 2),
     "split": ({"number_of_shards": 2}, "split", 8),
@@ -245,13 +198,3 @@ def test_an_index_keeps_the_function_that_it_was_created_with(created: str, shar
     settings = {"number_of_shards": "3", "version": {"created": created}}
     found = Shards.of_index({"routing_num_shards": 768, "settings": {"index": settings}})
     assert found.shard("2") == shard
-
-
-@pytest.mark.parametrize("number", [1, 3, 16])
-def test_there_is_an_address_for_every_shard(number: int) -> None:
-    """Each shard can be spoken to, and the others of a routing are all but its own."""
-    found = Shards.of(number=number, routing_number=number * 64)
-    assert [found.shard(address) for address in found.addresses] == list(range(number))
-    own = found.shard("some routing")
-    others = [found.shard(address) for address in found.others("some routing")]
-    assert others == [shard for shard in range(number) if shard != own]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,11 +17,12 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
 from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
-from syncer.verify.compare import VerifyReport, verify
 from syncer.worker.loop import Worker
+from tests.faults.harness import the_document
 from tests.faults.test_rebuild import begin, require_done
-from tests.scenarios.test_jobs import new_revision
+from tests.scenarios.test_jobs import list_
 from tests.support.job_worker import hold
+from tests.support.routing import verified
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 # User 1 has posts 1 to 120, user 2 has 201 to 320, and users 3 to 42 have three each.
@@ -45,22 +46,11 @@ def connection(world: World) -> Iterator[Connection]:
         yield made
 
 
-def the_document(connection: Connection, name: str = "blogpost") -> Document:
-    """The definition whose index serves."""
-    return registry.current(connection)[name]
-
-
 def fan_out(connection: Connection, cause: dict[str, list[Image]] = CAUSE) -> Job:
     """What a worker does about a change that touches many."""
     job = queue.create_fan_out(connection, the_document(connection), cause)
     assert job is not None
     return job
-
-
-def list_(connection: Connection, job: Job) -> Job:
-    """The job, listed in chunks of ten."""
-    assert listing.list_ids(connection, job, the_document(connection), chunk=10)
-    return find(connection, job.id)
 
 
 def posts_of(world: World, *users: int) -> set[str]:
@@ -190,14 +180,6 @@ def test_a_cause_that_comes_just_before_the_listing_is_listed(world: World, conn
     assert set(listed(world, seen)) == {*posts_of(world, 1, 2), "4711"}
 
 
-def test_a_fan_out_of_an_older_revision_is_left_to_its_initial_load(connection: Connection) -> None:
-    """Who has read the definition before the new one came makes no job: the load of the new one is listed later."""
-    document = the_document(connection)
-    new_revision(connection)
-    assert queue.create_fan_out(connection, document, CAUSE) is None
-    assert [job.kind for job in unfinished(connection)] == [JobKind.INITIAL_LOAD]
-
-
 # Listing
 
 
@@ -231,17 +213,6 @@ def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> No
     assert fan_out(connection).id != full.id
 
 
-def test_listing_some_leaves_writers_alone(world: World, connection: Connection) -> None:
-    """Only a job that looks for orphans makes those in flight do their work again.
-
-    The document's row stays as it is.
-    """
-    query = "SELECT xmin::text, listings FROM syncer.document"
-    before = world.sql(query)
-    list_(connection, fan_out(connection))
-    assert world.sql(query) == before
-
-
 # Beside verify and a new index
 
 
@@ -273,24 +244,9 @@ def rename(world: World, database: Connection, index_name: str) -> Job:
     return job
 
 
-def run(world: World, *, repair: bool = False) -> VerifyReport:
-    """Verify without patience."""
-    with ExitStack() as stack:
-        index = stack.enter_context(world.index())
-        writer = stack.enter_context(world.writer(index))
-        database = stack.enter_context(world.connect())
-        document = the_document(database)
-        return verify(
-            world.connect,
-            document,
-            index=index,
-            settle_seconds=0,
-            repair=(lambda ids: writer.write(document.index_name, ids, everywhere=True)) if repair else None,
-        )
-
-
-def summary(report: VerifyReport) -> tuple[list[str], int, list[int]]:
+def summary(world: World) -> tuple[list[str], int, list[int]]:
     """What has drifted, how much is busy, and by which jobs."""
+    report = verified(world)
     return [drift.id for drift in report.drifts], len(report.busy), report.jobs
 
 
@@ -301,15 +257,9 @@ def test_what_a_fan_out_has_yet_to_write_is_no_drift(world: World, database: Con
     """Before it is listed it holds every document; then its own, and what drifted beside them is found."""
     with world.elasticsearch() as client:
         client.delete(index=world.alias, id="300")
-    assert summary(run(world)) == ([], 121, [late.id])
+    assert summary(world) == ([], 121, [late.id])
     list_(database, late)
-    assert summary(run(world)) == (["300"], 120, [late.id])
-    report = run(world, repair=True)
-    assert (report.holds, len(report.repaired)) == (True, 121)
-    with world.index() as index:
-        world.refresh(index)
-    assert summary(run(world)) == ([], 0, [])
-    assert world.differences() == []
+    assert summary(world) == (["300"], 120, [late.id])
 
 
 def test_what_a_refresh_has_yet_to_clean_up_is_no_drift(world: World, database: Connection) -> None:
@@ -319,14 +269,14 @@ def test_what_a_refresh_has_yet_to_clean_up_is_no_drift(world: World, database: 
         follow(world, index)
         (job,) = unfinished(database)
         assert job.kind is JobKind.REFRESH
-        assert summary(run(world)) == ([], 360, [job.id])
+        assert summary(world) == ([], 360, [job.id])
         document = the_document(database)
         numbers = index.holdings.sequence_numbers(document.target)
         assert listing.list_ids(database, job, document, chunk=10, sequence_numbers=lambda: numbers)
         assert queue.advance(database, job.id).state is JobState.CLEANING_UP
-        assert summary(run(world)) == ([], 360, [job.id])
+        assert summary(world) == ([], 360, [job.id])
         world.refresh(index)
-    assert summary(run(world)) == ([], 0, [])
+    assert summary(world) == ([], 0, [])
 
 
 # A new index
@@ -341,32 +291,19 @@ def building(world: World, database: Connection) -> Document:
     return registry.by_role(database, "blogpost")[Role.BUILDING]
 
 
-def done_where_it_serves(world: World, database: Connection, building: Document) -> Job:
-    """A rename that searches find already; the job by which it will be in the new index."""
+def test_a_search_never_goes_back_to_an_older_name(world: World, database: Connection, building: Document) -> None:
+    """A new index does not serve before its own part of a rename that searches find; the command says what it awaits.
+
+    It ends if that job is paused, with what to do; the same command goes on afterwards.
+    """
+    before = world.index_of()
     late = rename(world, database, building.index_name)
     queue.pause(database, late.id)
     with world.index() as index, world.job_worker(index) as job_worker:
         while unfinished(database, the_document(database).index_name):
             job_worker.run_once()
     assert world.held() == world.expected()
-    return queue.resume(database, late.id)
-
-
-def test_a_search_never_goes_back_to_an_older_name(world: World, database: Connection, building: Document) -> None:
-    """The new index waits, visibly, for its own part of the rename, which the command does where no daemon is."""
-    late = done_where_it_serves(world, database, building)
-    ended = world.syncer("index", "rebuild", "blogpost")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert f"{building.index_name} waits for job {late.id} (fan_out: public.users, 1 row)" in ended.stdout
-    assert world.index_of() == building.index_name
-    assert find(database, late.id).state is JobState.DONE
-    assert world.held() == world.expected()
-
-
-def test_no_new_index_waits_for_what_is_paused(world: World, database: Connection, building: Document) -> None:
-    """It says which job, and what to do; searches stay where they are, and the same command goes on afterwards."""
-    before = world.index_of()
-    late = done_where_it_serves(world, database, building)
+    queue.resume(database, late.id)
     log = world.folder / "rebuild.log"
     with world.connect() as lister:
         hold(lister, late.id)

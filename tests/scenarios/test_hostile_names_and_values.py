@@ -101,27 +101,6 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
     assert len(world.held("posts")) == 1
 
 
-def test_half_of_a_surrogate_pair_is_shown(empty_world: World) -> None:
-    """Type json accepts it, and Elasticsearch keeps it; no output stream can encode it."""
-    world = empty_world
-    shutil.rmtree(world.config / "documents")
-    define(world, "posts", "SELECT p.id AS _id, p.data FROM posts AS p", '{"properties": {"data": {"enabled": false}}}')
-    world.documents = ("posts",)
-    world.sql("CREATE TABLE posts (id int PRIMARY KEY, data json)")
-    world.sql("INSERT INTO posts VALUES (1, %s)", r'{"title": "cut \ud83d"}')
-    world.migrate()
-    world.apply()
-    explained = world.syncer("explain", "posts", "1", "--values")
-    assert (explained.returncode, r"cut \ud83d" in explained.stdout) == (0, True), explained.stderr
-    with world.elasticsearch() as client:
-        body = {"data": {"title": "cut"}}
-        client.index(index=world.alias_of("posts"), id="1", document=body, version=1 << 62, version_type="external")
-    verified = world.syncer("verify", "posts", "--values")
-    assert (verified.returncode, r"cut \ud83d" in verified.stdout) == (1, True), verified.stderr
-    refused = world.syncer("explain", "posts", "\udcff")  # a byte that is no text
-    assert (refused.returncode, "not valid UTF-8" in refused.stderr) == (2, True), refused.stderr
-
-
 LETTERS = "SELECT id, error FROM syncer.dead_letter"
 
 

@@ -140,19 +140,6 @@ def test_the_wait_for_replicas_is_bounded_and_says_how_it_ended(room: Room) -> N
     room.indices.require_healthy(room.build(4), like=replace(built, index_name=f"{room.alias}-gone"), seconds_max=30)
 
 
-def test_an_index_that_the_database_forgot_is_taken_over(room: Room) -> None:
-    """After a restore, apply fills the index that is searched; others stay as they are."""
-    taking: dict[str, Any] = {"alias": room.alias, "revision": 1, "takes_over": True, **OURS}
-    served = room.create(1)
-    room.write(served, range(5))
-    fitting = room.body(number_of_replicas=0, refresh_interval="7s")
-    assert room.indices.create(body=fitting, **taking) == served
-    assert room.settings(served)["index.refresh_interval"] == "7s"
-    assert room.indices.create(body=room.body(number_of_shards=2), **taking) != served
-    assert room.indices.create(body=fitting, **taking | {"installation": "another"}) != served
-    assert room.client.count(index=served.index_name).body["count"] == 5
-
-
 def test_a_build_takes_no_name_that_is_in_use(room: Room) -> None:
     """An index of an interrupted build, or of another database, stays as it is, and the build gets another name."""
     kept = [room.build(2, None, **whose) for whose in ({}, {"installation": "another"}, {"document": "other"})]
@@ -182,7 +169,13 @@ def test_a_swap_takes_the_alias_from_every_other_index_and_can_be_repeated(room:
 
 
 def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
-    """Whether it points at another database's index, at one of nobody's, or is an index; nothing is changed."""
+    """Whether it points at another database's index, at nobody's, or is an index; nor to an index that is gone."""
+    served, gone = room.create(3), room.build(4)
+    room.client.indices.delete(index=gone.index_name)
+    with pytest.raises(IndexingError, match="is gone"):
+        room.indices.swap(room.alias, gone)
+    assert room.indices.searched(room.alias) == [served.index_name]
+    room.client.indices.delete(index=served.index_name)
     built = room.build(1)
     for name in (room.build(2, installation="another").index_name, f"{room.alias}-plain"):
         room.client.options(ignore_status=400).indices.create(index=name)
@@ -194,15 +187,6 @@ def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
     room.client.indices.create(index=room.alias)
     with pytest.raises(IndexingError, match="is an index"):
         room.indices.swap(room.alias, built)
-
-
-def test_no_alias_moves_to_an_index_that_is_gone(room: Room) -> None:
-    """What was searched before is searched still."""
-    served, built = room.create(1), room.build(2)
-    room.client.indices.delete(index=built.index_name)
-    with pytest.raises(IndexingError, match="is gone"):
-        room.indices.swap(room.alias, built)
-    assert room.indices.searched(room.alias) == [served.index_name]
 
 
 # Dropped

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from syncer.base.errors import JobError
 from syncer.base.model import Image
 from syncer.base.postgres import Connection
 from syncer.documents import registry
@@ -17,9 +15,9 @@ from syncer.documents.registry import Document
 from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
 from syncer.recovery import lost_records, schema_watch
+from tests.faults.harness import create, the_document
 from tests.support.job_worker import ChunkWorker
-from tests.support.world import World, wait_until
-from tests.support.writers import altering
+from tests.support.world import World
 
 RESET = """
 DELETE FROM syncer.job;
@@ -43,19 +41,6 @@ def connection(world: World) -> Iterator[Connection]:
     """A connection to it."""
     with world.connect() as made:
         yield made
-
-
-def the_document(connection: Connection) -> Document:
-    """Return the only active document."""
-    [document] = registry.documents(connection)
-    return document
-
-
-def create(connection: Connection, kind: JobKind, **options: object) -> Job:
-    """Create a job of the only document."""
-    job = queue.create(connection, the_document(connection), kind, **options)  # type: ignore[arg-type]
-    assert job is not None
-    return job
 
 
 def create_part(connection: Connection) -> Job:
@@ -132,21 +117,6 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     assert not the_document(connection).is_loaded
 
 
-def test_reading_ids_delays_no_revision(world: World, connection: Connection) -> None:
-    """While ids are read from somewhere slow, a revision is activated; the job is then of that revision."""
-
-    def slow() -> Iterator[str]:
-        yield from EVERY_ID
-        with world.connect() as applying:
-            new_revision(applying)
-
-    before = the_document(connection)
-    job = listing.create_listed(connection, before, slow(), chunk=10)
-    assert job is not None
-    assert job.revision == the_document(connection).revision == before.revision + 1
-    assert len(drain(world)) == 25
-
-
 # One job for several reasons
 
 COVERED_BY = {
@@ -211,15 +181,6 @@ def test_a_new_revision_cancels_all_jobs_of_the_old_one(world: World, connection
     assert the_document(connection).is_loaded
 
 
-def test_a_backfill_that_is_asked_for_again_goes_on(connection: Connection) -> None:
-    """The same job, from where it was, no longer paused."""
-    backfill = list_(connection, create(connection, JobKind.BACKFILL, resumes=True))
-    queue.pause(connection, backfill.id)
-    again = create(connection, JobKind.BACKFILL, resumes=True)
-    assert (again.id, again.is_paused, again.documents_total) == (backfill.id, False, 25)
-    assert create(connection, JobKind.BACKFILL).id != backfill.id
-
-
 # What an end means for the document
 
 
@@ -272,17 +233,6 @@ def test_a_loss_is_made_up_for_in_a_suspended_document_too(connection: Connectio
     assert [job.kind for job in due(connection)] == [JobKind.REFRESH]
 
 
-def test_what_is_finished_cannot_be_changed(connection: Connection) -> None:
-    """Pausing, resuming, slowing or cancelling it says that it is finished, and unknown ids that they are unknown."""
-    job = create(connection, JobKind.BACKFILL)
-    queue.cancel(connection, job.id)
-    for change in (queue.pause, queue.resume, queue.cancel):
-        with pytest.raises(JobError, match="is cancelled already"):
-            change(connection, job.id)
-        with pytest.raises(JobError, match="There is no job 999"):
-            change(connection, 999)
-
-
 def test_finished_jobs_are_forgotten_in_the_end(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last ones of each kind are kept; unfinished ones as long as they last."""
     monkeypatch.setattr(queue, "FINISHED_KEPT_MAX", 3)
@@ -296,28 +246,6 @@ def test_finished_jobs_are_forgotten_in_the_end(connection: Connection, monkeypa
 
 
 # Listing
-
-
-def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
-    """Of those that list the same job at once one does, and every id is there once."""
-    job = create(connection, JobKind.BACKFILL)
-    document = the_document(connection)
-    listed: list[bool] = []
-
-    def list_once() -> None:
-        with world.connect() as own:
-            listed.append(listing.list_ids(own, job, document, chunk=10))
-
-    with ThreadPoolExecutor(4) as threads:
-        with altering(world):
-            listers = [threads.submit(list_once) for _ in range(4)]
-            wait_until(lambda: len(listed) == 3, what="three have seen that they are not alone")
-            assert listed == [False] * 3
-        for lister in listers:
-            lister.result()
-    assert sorted(listed) == [False, False, False, True]
-    assert not listing.list_ids(connection, job, document, chunk=10)
-    assert sorted(drain(world), key=int) == EVERY_ID
 
 
 def test_a_great_job_is_listed_in_ranges_and_some_chunks_ahead(

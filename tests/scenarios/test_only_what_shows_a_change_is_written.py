@@ -69,19 +69,6 @@ def test_an_update_writes_only_documents_that_show_a_changed_column(people: Worl
             assert {name for name in DOCUMENTS if before[name] != after[name]} == expected, change
 
 
-def test_a_change_of_before_such_a_document_existed_reaches_it(people: World) -> None:
-    """What an update left untouched is named by the columns, so a later set of columns counts as touched."""
-    people.sql("UPDATE people SET logins = logins + 1")
-    define(people, "both", "SELECT p.id AS _id, p.name, p.logins FROM people AS p")
-    (people.config / "documents" / "both" / "document.yaml").write_text(f"index: {people.alias_of('both')}\n")
-    people.apply()
-    people.documents = (*DOCUMENTS, "both")
-    with people.index() as index, people.relay() as relay, people.worker(index) as worker:
-        people.drain(relay, worker)
-        people.sql("UPDATE people SET logins = logins + 1, name = 'later'")
-        people.drain(relay, worker)
-
-
 DISABLED = (
     "ALTER TABLE people DISABLE TRIGGER USER",
     "ALTER TABLE people DISABLE TRIGGER {trigger}",

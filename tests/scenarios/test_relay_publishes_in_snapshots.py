@@ -64,20 +64,6 @@ def published(world: World) -> list[int]:
     return sorted(found)
 
 
-def test_a_transaction_open_for_hours_neither_stalls_nor_causes_rescans(world: World) -> None:
-    """Behind a transaction that stays open, each turn publishes what is new; what it commits arrives, all once."""
-    with world.relay() as relay, transaction(world, 1) as long:
-        long.execute(f"SAVEPOINT a; {USER.format(id=50)}; RELEASE a; SAVEPOINT b; {USER.format(id=51)}; ROLLBACK TO b")
-        for id_ in range(2, 12):
-            insert(world, id_)
-            assert relay.run_once().published == 1
-            assert relay.run_once().published == 0
-        long.execute(f"SAVEPOINT c; SAVEPOINT d; {USER.format(id=52)}; COMMIT")
-        assert relay.run_once().published == 3
-        assert relay.run_once().published == 0
-    assert published(world) == [*range(1, 12), 50, 52]
-
-
 def publish_all(relay: Relay) -> list[int]:
     """Turn a relay until no more are known to wait; how many changes each turn published."""
     reports = [relay.run_once()]

@@ -41,7 +41,6 @@ CREATE VIEW deep_view AS SELECT id, c FROM deep;
 CREATE TABLE part (id int PRIMARY KEY, a text);
 CREATE VIEW part_view AS SELECT id, a FROM part;
 CREATE TYPE around AS (p part);
-CREATE FUNCTION part_of(int) RETURNS part LANGUAGE sql IMMUTABLE AS 'SELECT ROW($1, ''x'')::public.part';
 CREATE TABLE holder (id int PRIMARY KEY, one part, many part[], seen part_view, around around);
 CREATE FUNCTION part_json(inner_part) RETURNS json LANGUAGE sql IMMUTABLE AS 'SELECT ''1''::json';
 CREATE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT lower(t)';
@@ -58,8 +57,6 @@ FROM "Other"."a.b" AS t JOIN named AS n ON n.id = t.id JOIN counted AS c ON c.on
 """
 CHANGES = {
     'ALTER TABLE "Other"."a.b" RENAME COLUMN "Name" TO name': '"Other"."a.b".Name is gone',
-    'ALTER TABLE "Other"."a.b" DROP COLUMN moods': '"Other"."a.b".moods is gone',
-    "ALTER TABLE single RENAME COLUMN only_column TO another": "public.single.only_column is gone",
     "DROP VIEW counted": "public.counted is gone",
     'ALTER TABLE "Other"."a.b" RENAME TO c': '"Other"."a.b" is gone',
     'ALTER TABLE "Other"."a.b" SET SCHEMA public': '"Other"."a.b" is gone',
@@ -100,7 +97,7 @@ INDIRECT = {
     ),
     **{
         f"{change}, in {where}": (f"SELECT s.id AS _id, {where} AS f FROM deep AS s", change, difference)
-        for where in ("s.c", "to_jsonb(s)", "(SELECT v.c FROM deep_view AS v WHERE v.id = s.id)")
+        for where in ("s.c", "(SELECT to_jsonb(v) FROM deep_view AS v WHERE v.id = s.id)")
         for change, difference in (
             ("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "mood.sad is gone"),
             ("ALTER TYPE inner_part RENAME ATTRIBUTE a TO b", PART_IS_NEW),
@@ -116,11 +113,6 @@ INDIRECT = {
         )
         for column, type_ in {"one": "part", "many": "part", "seen": "part_view", "around": "part"}.items()
     },
-    "a function that returns rows of a table": (
-        "SELECT s.id AS _id, to_jsonb(part_of(s.id)) AS f FROM holder AS s",
-        "ALTER TABLE part RENAME a TO b; ALTER VIEW part_view RENAME a TO b",
-        "type public.part, or its cast to json, is defined anew",
-    ),
     "an array of a domain over an enum": (
         "SELECT s.id AS _id, s.moods FROM deep AS s",
         "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
@@ -146,7 +138,6 @@ INDIRECT = {
         "ALTER TABLE deep DROP other; ALTER TABLE deep ADD other text DEFAULT 'x'",
         "public.deep.other is another column than before",
     ),
-    "a function that a function calls": ("SELECT s.id AS _id, slug(s.name) AS f FROM deep AS s", CLEAN, IS_CLEAN),
     "a function that a body in standard SQL calls": (
         "SELECT s.id AS _id, standard(s.name) AS f FROM deep AS s",
         CLEAN,

@@ -106,21 +106,6 @@ def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
     reader.close()
 
 
-DAEMON = """
-INSERT INTO syncer.daemon (id, host, process, version, reported_at, components, leads, written_per_second, troubles)
-VALUES (gen_random_uuid(), 'test', %s, '0', clock_timestamp() - %s * interval '1 s', '{{relay}}', true, 0, '[]')
-"""
-
-
-def test_only_one_daemon_leads(world: World) -> None:
-    """One that was stopped while it led says so until it is no longer listed."""
-    world.sql(DAEMON.format(), 1, 5)
-    world.sql(DAEMON.format(), 2, 0)
-    stored = read(world).stored
-    assert stored is not None
-    assert [(daemon.process, daemon.leads) for daemon in stored.daemons if daemon.leads] == [(2, True)]
-
-
 def test_a_connection_that_was_lost_meanwhile_is_no_outage(world: World) -> None:
     """Postgres was restarted while nobody asked for the status: the next one is of now."""
     reader = Reader(world.settings)

@@ -12,8 +12,6 @@ from elasticsearch import Elasticsearch
 from rich.console import Console
 
 from syncer.cli.verify import compared
-from syncer.indexing import dead_letters
-from syncer.indexing.dead_letters import Failure
 from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
@@ -293,19 +291,6 @@ def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearc
 # Many
 
 
-def test_an_index_that_is_gone_is_named(blog: World, client: Elasticsearch) -> None:
-    """In words, with what to do; how syncer writes to it is nobody's business."""
-    name = blog.index_of()
-    client.indices.delete(index=name)
-    for command in ("verify", "plan", "explain"):
-        ended = blog.syncer(*(command, "blogpost", *(["7"] if command == "explain" else [])))
-        shown = ended.stdout + ended.stderr
-        assert "gone" in shown, (command, shown)
-        assert "syncer apply" in shown or command == "plan", (command, shown)
-        assert "require_alias" not in shown, (command, shown)
-        assert "no such index" not in shown, (command, shown)
-
-
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than ten suspects at once."""
@@ -383,15 +368,4 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
         parts = blog.parts(connection, client)
         report = compared(parts, before, err=Console(quiet=True), settle_seconds=0)
         assert (report.holds, report.documents) == (True, 60)
-        assert [last.drifted for last in ask_postgres(connection).verifications] == [0]
-
-
-def test_a_dead_letter_is_no_drift_beside(blog: World, client: Elasticsearch) -> None:
-    """`verify` names it, with its cause; the status names the dead letter alone, which a repair does not help."""
-    client.delete(index=blog.alias, id="5")
-    with blog.connect() as connection:
-        dead_letters.dead_letter(connection, blog.index_of(), 1, {"5": Failure(kind="any", error="because")})
-        parts = blog.parts(connection, client)
-        report = compared(parts, document(blog), err=Console(quiet=True), settle_seconds=0)
-        assert [drift.cause for drift in report.drifts] == [Cause.DEAD_LETTERED]
         assert [last.drifted for last in ask_postgres(connection).verifications] == [0]

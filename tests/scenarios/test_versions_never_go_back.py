@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from uuid import UUID
 
 import psycopg
 import pytest
-from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import Action, decide
 from syncer.base.errors import IndexingError
@@ -20,7 +18,6 @@ from syncer.base.model import EPOCH_SHIFT
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version
-from syncer.worker.job_loop import JobWorker
 from tests.support.in_process import assign
 from tests.support.world import DEADLINE_SECONDS, World
 
@@ -198,34 +195,6 @@ def test_the_record_never_goes_back(database: World, index: Index) -> None:
     assert index.read_epoch(own) == 5
 
 
-class _Slow(Index):
-    """A record that is asked while somebody else enters the cluster identity."""
-
-    def __init__(self, client: Elasticsearch, meanwhile: Callable[[], object]) -> None:
-        super().__init__(client)
-        self._meanwhile = meanwhile
-
-    def read_assigned(self, installation: UUID) -> int:
-        """Read it; then the others enter."""
-        assigned = super().read_assigned(installation)
-        self._meanwhile()
-        return assigned
-
-
-def test_a_writer_that_waits_for_the_record_holds_no_lock(database: World, index: Index) -> None:
-    """Others enter the cluster identity meanwhile; the one that waited finds it entered."""
-    entered: list[failover.Entered] = []
-
-    def others_enter() -> None:
-        with database.connect() as connection:
-            connection.execute("SET lock_timeout = '2s'")
-            entered.append(failover.enter(connection, index))
-
-    with database.connect() as connection, database.elasticsearch() as client:
-        found = failover.enter(connection, _Slow(client, others_enter))
-    assert [found.epoch] == [identity.epoch for identity in entered] == [1]
-
-
 def test_a_dump_restored_into_the_same_cluster_is_another_cluster_identity(database: World, index: Index) -> None:
     """Yesterday's dump, restored under the old name in the same cluster, does not assign yesterday's versions again."""
     database.require_postgres(17, "a pg_restore of its version, which sets transaction_timeout")
@@ -248,9 +217,6 @@ def test_a_dump_restored_into_the_same_cluster_is_another_cluster_identity(datab
 # Notes
 
 
-NOTES = "SELECT version FROM syncer.version_time ORDER BY version"
-
-
 def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> None:
     """Assigned, assigned in an earlier epoch, assigned in an identity that was lost, or made up by another client."""
     enter(database, index)
@@ -271,14 +237,3 @@ def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> Non
         database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {version.split(own)[1]})")
         assert not any(map(is_foreign, (own, second, own + 5 * 256)))
         assert is_foreign(3 << EPOCH_SHIFT | 5)
-
-
-def test_the_job_worker_takes_the_notes(database: World, index: Index) -> None:
-    """Every daemon that assigns versions has one; it keeps the last version in Elasticsearch too."""
-    enter(database, index)
-    last = assign_alone(database)
-    with closing(JobWorker(connect=database.connect, index=index)) as job_worker:
-        job_worker.run_once()
-    [(noted,)] = database.sql(NOTES)
-    assert noted >= last
-    assert index.read_assigned(installation(database)) == noted

@@ -1,4 +1,4 @@
-"""Documents with a ``_routing``: the blog's posts under their author, or posts and comments as parents and children."""
+"""Documents with a ``_routing``: the blog's posts under their author."""
 
 from __future__ import annotations
 
@@ -12,20 +12,6 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.routing import Shards
 from syncer.verify.compare import VerifyReport, verify
 from tests.support.world import World
-
-PARENTS_AND_CHILDREN = """
-SELECT 'p' || p.id AS _id, p.id AS _routing, p.title AS text, to_jsonb('post'::text) AS relation
-FROM posts AS p
-UNION ALL
-SELECT 'c' || c.id, c.post_id, c.comment, jsonb_build_object('name', 'comment', 'parent', 'p' || c.post_id)
-FROM comments AS c
-"""
-JOIN_MAPPING = {
-    "properties": {
-        "text": {"type": "text"},
-        "relation": {"type": "join", "relations": {"post": "comment"}},
-    }
-}
 
 
 def put_shards(world: World, number: int) -> None:
@@ -43,14 +29,6 @@ def put_routing(world: World, expression: str | None) -> None:
     if expression is not None:
         lines.insert(lines.index("    p.id AS _id,") + 1, f"    {expression} AS _routing,")
     file.write_text("\n".join(lines) + "\n")
-
-
-def put_parents_and_children(world: World) -> None:
-    """Make the document one of posts and their comments, joined in the index."""
-    folder = world.document_folder
-    (folder / "select.sql").write_text(PARENTS_AND_CHILDREN)
-    settings = {"number_of_shards": 3, "number_of_replicas": 0}
-    (folder / "index.json").write_text(json.dumps({"settings": settings, "mappings": JOIN_MAPPING}))
 
 
 def shards(world: World, index: Index) -> Shards:

@@ -8,34 +8,23 @@ are measured one after the other, each beside the bare loop.
 
 from __future__ import annotations
 
-import json
-import random
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
-
-import psycopg
 
 from syncer.sandbox import Sandbox
 from tests.benchmarks import contest, flink_setup
 from tests.benchmarks.bulk_work import RENAME, renamed
 from tests.benchmarks.contest import PROCESS, Contest, Run
-from tests.benchmarks.edits import Edits, deadline
+from tests.benchmarks.edits import Edits
 from tests.benchmarks.report import MEGABYTES_MAX, Figure, memory, percentile, say
 from tests.benchmarks.single_edits import OFTEN, shuffled
 from tests.benchmarks.world import LARGE_AUTHOR, Bench, Blog, Peer
 
 _POSTS_MAX = 20_000
 _START_SECONDS = 600.0
-_STIR_SECONDS, _STIRRERS, _SETTLE_SECONDS = 10.0, 4, 60.0
-_KEPT, _APART_SECONDS = 100, 0.01
 _SOURCE = {
     "connector": "postgres-cdc",
     "password": "",
@@ -45,19 +34,10 @@ _SOURCE = {
     "debezium.publication.autocreate.mode": "filtered",
     "debezium.poll.interval.ms": "10",
 }
-_STIRRED = {  # and how often, beside the others
-    "UPDATE users SET name = %(text)s WHERE id = %(author)s": 30,
-    "UPDATE posts SET title = %(text)s WHERE id = %(post)s": 10,
-    "UPDATE posts SET user_id = %(author)s WHERE id = %(post)s": 10,
-    "UPDATE comments SET comment = %(text)s WHERE post_id = %(post)s": 10,
-    "INSERT INTO comments (post_id, name, comment) SELECT id, %(text)s, title FROM posts WHERE id = %(post)s": 10,
-    "DELETE FROM comments WHERE post_id = %(post)s": 5,
-    "DELETE FROM posts WHERE id = %(gone)s": 1,
-}
 
 
 def flink(bench: Bench) -> Iterator[Figure]:
-    """Flink SQL on the same work: first fill, rename, single edits, and documents that differ in the end."""
+    """Flink SQL on the same work: first fill, rename, and single edits."""
     posts = min(bench.posts, _POSTS_MAX)
     java = flink_setup.java_command()
     with (
@@ -71,23 +51,24 @@ def flink(bench: Bench) -> Iterator[Figure]:
         }
         renames = _renames("syncer", logical, blog, partial(renamed, blog))
         blog.start_idle()
-        watched = {"syncer": _Watched(blog, bench.seconds)}
+        edits, used = dict[str, list[float]](), dict[str, dict[str, float]]()
+        edits["syncer"], used["syncer"] = _edited(blog, bench.seconds)
         peaks = {"syncer": max(blog.stop(), *(run.peak_bytes for run in renames["syncer, one rename"]))}
         say("Flink: first fill")
         try:
             fills["Flink, first fill"] = [peer.fill(java)]
             renames |= _renames("Flink", logical, peer, peer.renamed)
-            watched["Flink"] = _Watched(peer, bench.seconds)
+            edits["Flink"], used["Flink"] = _edited(peer, bench.seconds)
             peaks["Flink"] = contest.peak_bytes(peer.pid)
         finally:
             peer.end()
-    filling, renaming, names = Contest(fills), Contest(renames), list(watched)
+    filling, renaming, names = Contest(fills), Contest(renames), list(edits)
     filling.enter(bench.report, "", key="first_fill")
     about = f"Flink {flink_setup.VERSION}, postgres-cdc {flink_setup.CDC_VERSION}"
     renaming.enter(bench.report, f"an author of {posts:,} posts is renamed; {about}; median of {bench.passes}")
-    bench.report.milliseconds({name: found.edits for name, found in watched.items()})
-    bench.report.record["cpu_milliseconds_per_edit"] = {name: found.used for name, found in watched.items()}
-    bench.report.remarks += [f"{name}: CPU ms of an edit at {OFTEN}/s: {found.used}" for name, found in watched.items()]
+    bench.report.milliseconds(edits)
+    bench.report.record["cpu_milliseconds_per_edit"] = used
+    bench.report.remarks += [f"{name}: CPU ms of an edit at {OFTEN}/s: {found}" for name, found in used.items()]
     yield filling.ratio("syncer, first fill", "Flink, first fill")
     for name in names:
         yield filling.ratio(f"{name}, first fill", "bare loop, first fill")
@@ -95,15 +76,10 @@ def flink(bench: Bench) -> Iterator[Figure]:
     yield renaming.ratio("syncer, one rename", "Flink, one rename")
     for name in names:
         yield renaming.ratio(f"{name}, one rename", f"bare loop beside {name}")
-    for name, found in watched.items():
+    for name, found in edits.items():
         for percent in (50, 99):
-            value = percentile(found.edits, percent)
-            yield Figure(f"{name}: commit to visible, {OFTEN}/s, p{percent}", value, unit="ms")
-        used = sum(found.used.values())
-        yield Figure(f"{name}: processor time of an edit, servers too", used, unit="ms")
-        yield Figure(f"{name}: documents that differ, after edits and renames", found.differed_before)
-        yield Figure(f"{name}: documents that differ, after concurrent changes", found.differed_after)
-        yield Figure(f"{name}: documents missing meanwhile, of {_KEPT} that are edited", found.missed)
+            yield Figure(f"{name}: commit to visible, {OFTEN}/s, p{percent}", percentile(found, percent), unit="ms")
+        yield Figure(f"{name}: processor time of an edit, servers too", sum(used[name].values()), unit="ms")
     for name in names:
         yield memory(f"peak memory of {name}", peaks[name], at_most=MEGABYTES_MAX if name == "syncer" else None)
 
@@ -113,6 +89,18 @@ def _renames(name: str, bench: Bench, blog: Blog, run: Callable[[], Run]) -> dic
     bare = partial(blog.bare_loop, blog.loaded_like_it("bare"), last=blog.large)
     takers: dict[str, Callable[[], Run]] = {f"{name}, one rename": run, f"bare loop beside {name}": bare}
     return bench.contest(takers).runs
+
+
+def _edited(blog: Blog, seconds: float) -> tuple[list[float], dict[str, float]]:
+    """Milliseconds until each single edit was seen, and processor milliseconds of an edit, by process."""
+    say(f"{blog.name}: {OFTEN} edits a second, for {seconds:.0f} s")
+    edits = Edits(blog, shuffled(blog), OFTEN)
+    edits.milliseconds(1)  # what is done for the first time is not measured
+    own = contest.cpu_seconds(blog.pid)
+    with contest.servers_measured(blog.sandbox) as used:
+        found = edits.milliseconds(seconds)
+    used[PROCESS] = contest.cpu_seconds(blog.pid) - own
+    return found, {process: round(spent * 1000 / len(found), 2) for process, spent in used.items()}
 
 
 class Flink(Peer):
@@ -173,76 +161,3 @@ class Flink(Peer):
             client.indices.refresh(index=self.alias)
             found = client.indices.stats(index=self.alias, metric="docs").body
         return int(found["_all"]["primaries"]["docs"]["count"])
-
-
-class _Watched:
-    """Single edits, then much at once, and whether all is as it should be.
-
-    `edits` are milliseconds, and `used` the processor milliseconds of an edit, by process. `missed` is the most
-    documents that were missing at once, of those that are always there.
-    """
-
-    def __init__(self, blog: Blog, seconds: float) -> None:
-        say(f"{blog.name}: {OFTEN} edits a second, for {seconds:.0f} s")
-        edits = Edits(blog, shuffled(blog), OFTEN)
-        edits.milliseconds(1)  # what is done for the first time is not measured
-        own = contest.cpu_seconds(blog.pid)
-        with contest.servers_measured(blog.sandbox) as used:
-            self.edits = edits.milliseconds(seconds)
-        used[PROCESS] = contest.cpu_seconds(blog.pid) - own
-        self.used = {process: round(spent * 1000 / len(self.edits), 2) for process, spent in used.items()}
-        self.differed_before = _differing_at_last(blog)
-        say(f"{blog.name}: {_STIRRERS} sessions change everything at random, for {_STIR_SECONDS:.0f} s")
-        with ThreadPoolExecutor() as pool:
-            stirring = [pool.submit(_stir, blog, number) for number in range(_STIRRERS)]
-            self.missed = _missing_at_most(blog, until=lambda: all(future.done() for future in stirring))
-            for future in stirring:
-                future.result()
-        self.differed_after = _differing_at_last(blog)
-
-
-def _missing_at_most(blog: Blog, *, until: Callable[[], bool]) -> int:
-    """The most posts that realtime GETs did not find at once, of those that are edited and never deleted."""
-    ids, most = [str(post) for post in blog.others[-_KEPT:]], 0
-    with blog.elasticsearch() as client:
-        while not until():
-            found = client.mget(index=blog.alias, ids=ids, source=False).body["docs"]
-            most = max(most, sum(not doc["found"] for doc in found))
-            time.sleep(_APART_SECONDS)
-    return most
-
-
-def _stir(blog: Blog, seed: int) -> None:
-    """Change a few authors and posts, again and again; now and then the author of many."""
-    chosen, is_over = random.Random(seed), deadline(_STIR_SECONDS)
-    posts, gone = blog.others[-_KEPT:], blog.others[:_KEPT]
-    with psycopg.connect(blog.dsn, autocommit=True) as connection:
-        while not is_over():
-            author = LARGE_AUTHOR if chosen.random() < 1 / 500 else chosen.choice(range(1, 21))
-            values = {"text": f"Stirred {chosen.random()}", "author": author, "post": chosen.choice(posts)}
-            values["gone"] = chosen.choice(gone)
-            with suppress(psycopg.errors.ForeignKeyViolation, psycopg.errors.DeadlockDetected):
-                connection.execute(chosen.choices(list(_STIRRED), list(_STIRRED.values()))[0], values)
-            time.sleep(_APART_SECONDS)
-
-
-def _differing_at_last(blog: Blog) -> int:
-    """How many documents are missing, wrong, or too many, once none is or time is up."""
-    is_over = deadline(_SETTLE_SECONDS)
-    while True:
-        wanted, found = (
-            {id_: comparable(document) for id_, document in documents.items()}
-            for documents in (blog.expected(), blog.held())
-        )
-        differing = sum(wanted.get(id_) != found.get(id_) for id_ in wanted.keys() | found.keys())
-        if not differing or is_over():
-            return differing
-        time.sleep(1)
-
-
-def comparable(document: dict[str, Any]) -> dict[str, Any]:
-    """A document without what a job of Flink cannot say: the order of an array, an empty array, no field for the id."""
-    comments = sorted(json.dumps(comment, sort_keys=True) for comment in document["comments"] or [])
-    made = {**document, "comments": comments, "created": datetime.fromisoformat(document["created"])}
-    made.pop("id", None)
-    return made

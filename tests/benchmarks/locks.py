@@ -2,22 +2,20 @@
 
 The directory is renamed in Elasticsearch alone, under the tree lock, and in Postgres, with syncer. Both ways have the
 same files and the same questions. How long until searches show every file in its new place? How long does an
-application that changes one of the files wait meanwhile? What does it cost if the process is killed half way?
+application that changes one of the files wait meanwhile?
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from subprocess import Popen
 from typing import Any
 
 from elasticsearch import ConflictError, Elasticsearch
@@ -31,11 +29,8 @@ from tests.benchmarks.edits import deadline
 from tests.benchmarks.report import Figure, say
 from tests.benchmarks.world import Bench
 from tests.support.locking import EXAMPLES, FILES_INDEX
-from tests.support.world import REPOSITORY, World, wait_until
+from tests.support.world import World, wait_until
 
-_EXAMPLE: dict[str, Any] = {"Edit": Edit, "Elasticsearch": Elasticsearch, "Locks": Locks}
-for _example in EXAMPLES[1:]:
-    exec(_example, _EXAMPLE)  # noqa: S102 - the functions of docs/locks.md
 _OWNERS = (1, 2, 8, 32)
 _SECONDS = 3.0
 _BARE = "a document, created and deleted"
@@ -49,7 +44,7 @@ _KINDS: dict[str, _Take] = {
 _FILES_MAX, _BYTES = 10_000, 1000
 _WRITER_BEGINS_SECONDS, _GIVE_UP_SECONDS = 0.1, 180.0
 _SHOWN, _WAITED = "until every file shows it", "who renames a file meanwhile waits, at most"
-_ASKED = (_SHOWN, "who renames the directory waits", _WAITED, "killed half way: until every file shows it")
+_ASKED = (_SHOWN, "who renames the directory waits", _WAITED)
 _DATA = """
 INSERT INTO directories (id, parent_id, name) VALUES (1, NULL, ''), (2, 1, 'before');
 INSERT INTO directories (id, parent_id, name) SELECT 100 + n, 2, n::text FROM generate_series(0, 9) AS n;
@@ -64,15 +59,16 @@ def locks(bench: Bench) -> Iterator[Figure]:
     files = min(_FILES_MAX, bench.posts)
     rates: dict[str, dict[int, float]] = {}
     with Elasticsearch(url, request_timeout=60, connections_per_node=2 * max(_OWNERS)) as client:
-        with _scratch(client) as index:
-            bare = partial(_bare_turn, client, index)
-            rates[_BARE] = {owners: _turns([bare] * owners, seconds) for owners in _OWNERS}
+        with _index(client, {"settings": {"number_of_shards": 1}}) as index:
+            rates[_BARE] = {
+                owners: _turns([partial(_bare_turn, client, index)] * owners, seconds) for owners in _OWNERS
+            }
             for kind, take in _KINDS.items():
                 say(f"taking locks: {kind}")
                 rates[kind] = {owners: _turns_of(client, index, take, owners, seconds) for owners in _OWNERS}
-        with _locked(client, url, files) as locked, _relational(bench, files) as relational:
+        with _locked(client, files) as locked, _relational(bench, files) as relational:
             scans = [_scan_and_bulk(client, locked.alias) for _ in range(bench.passes)]
-            takers = {way.name: partial(_renamed, client, way) for way in (locked, relational)}
+            takers = {way.name: partial(_renamed, client, way, files) for way in (locked, relational)}
             passes = in_turns(takers, bench.passes)
     bench.report.about = f"locks taken and given back for {seconds:.0f} s each; a directory of {files:,} files renamed"
     columns = ("turns a second, by how many want it", *map(str, _OWNERS))
@@ -99,10 +95,10 @@ def locks(bench: Bench) -> Iterator[Figure]:
 
 
 @contextmanager
-def _scratch(client: Elasticsearch) -> Iterator[str]:
-    """An index for bare locks, and a name for others; removed at the end."""
-    name = f"locks-{uuid.uuid4().hex}"
-    client.indices.create(index=name, settings={"number_of_shards": 1})
+def _index(client: Elasticsearch, body: dict[str, Any]) -> Iterator[str]:
+    """An index, and a name for its locks; removed at the end."""
+    name = f"files-{uuid.uuid4().hex}"
+    client.indices.create(index=name, **body)
     try:
         yield name
     finally:
@@ -146,85 +142,46 @@ def _turns(turns: list[Callable[[], None]], seconds: float) -> float:
         return sum(pool.map(go_on, turns)) / (time.monotonic() - began)
 
 
-@dataclass(slots=True)
-class _Locked:
-    """Files in an index without a database, renamed under the tree lock by the functions of ``docs/locks.md``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A way to rename: a directory, from one path to another; and a file in it, to another name."""
 
-    client: Elasticsearch
-    url: str
-    files: int
-    name: str = "under the tree lock"
-    alias: str = field(default_factory=lambda: f"files-{uuid.uuid4().hex}")
-    path: str = "/before"
-
-    def locks(self, owner: str) -> Locks:
-        return Locks(self.client, owner=owner, index=f"{self.alias}-locks")
-
-    def rename(self, destination: str) -> None:
-        _EXAMPLE["rename_directory"](self.locks("directory"), self.client, self.alias, self.path, destination)
-
-    def rename_file(self, name: str) -> None:
-        _EXAMPLE["rename_file"](self.locks("file"), self.client, self.alias, "0", name)
-
-    def crash(self, destination: str, is_half_done: Callable[[], bool]) -> None:
-        """Kill the process that renames; the next one waits until that is rolled back, and renames again."""
-        command = [sys.executable, "-m", "tests.benchmarks.locks", self.url, self.alias, self.path, destination]
-        with Popen(command, cwd=REPOSITORY) as process:
-            _wait_until(is_half_done)
-            process.kill()
-        threading.Thread(target=self.rename, args=(destination,)).start()
-
-
-@contextmanager
-def _locked(client: Elasticsearch, url: str, files: int) -> Iterator[_Locked]:
-    """With every file."""
-    made = _Locked(client, url, files)
-    client.indices.create(index=made.alias, **FILES_INDEX)
-    actions = (
-        {
-            "_index": made.alias,
-            "_id": str(number),
-            "_source": {"contents": "x" * _BYTES, "name": f"{number}.txt", "path": f"/before/{number % 10}"},
-            "version": 1,
-            "version_type": "external",
-        }
-        for number in range(files)
-    )
-    try:
-        bulk(client, actions, refresh=True)
-        yield made
-    finally:
-        names = [made.alias, f"{made.alias}-locks"]
-        client.indices.delete(index=names, ignore_unavailable=True)
-
-
-@dataclass(slots=True)
-class _Relational:
-    """Files in Postgres, with syncer behind it: to rename is to update one row."""
-
-    world: World
+    name: str
     alias: str
-    files: int
-    name: str = "with syncer"
-    path: str = "/before"
-
-    def rename(self, destination: str) -> None:
-        self.world.sql("UPDATE directories SET name = %s WHERE id = 2", destination.removeprefix("/"))
-
-    def rename_file(self, name: str) -> None:
-        self.world.sql("UPDATE files SET name = %s WHERE id = 100", name)
-
-    def crash(self, destination: str, is_half_done: Callable[[], bool]) -> None:
-        """Kill the daemon, and start another."""
-        self.rename(destination)
-        _wait_until(is_half_done)
-        self.world.daemons[-1].kill()
-        threading.Thread(target=self.world.daemon).start()
+    rename: Callable[[str, str], object]
+    rename_file: Callable[[str], object]
 
 
 @contextmanager
-def _relational(bench: Bench, files: int) -> Iterator[_Relational]:
-    """With every file, the document active, and a daemon."""
+def _locked(client: Elasticsearch, files: int) -> Iterator[_Way]:
+    """Files in an index without a database, renamed under the tree lock by the functions of ``docs/locks.md``."""
+    example: dict[str, Any] = {"Edit": Edit, "Elasticsearch": Elasticsearch, "Locks": Locks}
+    for text in EXAMPLES[1:]:
+        exec(text, example)  # noqa: S102 - the functions of docs/locks.md
+    with _index(client, FILES_INDEX) as alias:
+        actions = (
+            {
+                "_index": alias,
+                "_id": str(number),
+                "_source": {"contents": "x" * _BYTES, "name": f"{number}.txt", "path": f"/before/{number % 10}"},
+                "version": 1,
+                "version_type": "external",
+            }
+            for number in range(files)
+        )
+        bulk(client, actions, refresh=True)
+        owners = [Locks(client, owner=owner, index=f"{alias}-locks") for owner in ("directory", "file")]
+        yield _Way(
+            name="under the tree lock",
+            alias=alias,
+            rename=partial(example["rename_directory"], owners[0], client, alias),
+            rename_file=partial(example["rename_file"], owners[1], client, alias, "0"),
+        )
+
+
+@contextmanager
+def _relational(bench: Bench, files: int) -> Iterator[_Way]:
+    """Files in Postgres, with syncer behind it: to rename is to update one row."""
     with bench.world(World) as world:
         world.make()
         world.use("file")
@@ -233,7 +190,13 @@ def _relational(bench: Bench, files: int) -> Iterator[_Relational]:
         for command in (["migrate"], ["apply", "--yes"]):
             world.syncer(*command).check_returncode()
         world.daemon()
-        yield _Relational(world, world.alias_of("file"), files)
+        rename = partial(world.sql, "UPDATE directories SET name = %s WHERE id = 2")
+        yield _Way(
+            name="with syncer",
+            alias=world.alias_of("file"),
+            rename=lambda _, destination: rename(destination.removeprefix("/")),
+            rename_file=partial(world.sql, "UPDATE files SET name = %s WHERE id = 100"),
+        )
 
 
 def _scan_and_bulk(client: Elasticsearch, index: str) -> float:
@@ -244,9 +207,8 @@ def _scan_and_bulk(client: Elasticsearch, index: str) -> float:
     return time.monotonic() - began
 
 
-def _renamed(client: Elasticsearch, way: _Locked | _Relational) -> dict[str, float]:
-    """Rename, then again with a crash half way; seconds of all that is asked."""
-    first, second = (f"/after-{uuid.uuid4().hex[:8]}" for _ in range(2))
+def _renamed(client: Elasticsearch, way: _Way, files: int) -> dict[str, float]:
+    """Rename, and rename back; seconds of all that is asked of the first."""
     waits: list[float] = []
     is_shown = threading.Event()
 
@@ -258,39 +220,24 @@ def _renamed(client: Elasticsearch, way: _Locked | _Relational) -> dict[str, flo
             way.rename_file(uuid.uuid4().hex)
             waits.append(time.monotonic() - began)
 
-    def shown(path: str) -> int:
-        """How many files searches find below a path, now."""
-        client.indices.refresh(index=way.alias)
-        return int(client.count(index=way.alias, query={"term": {"path.tree": path}})["count"])
+    def wait_until_shown(path: str) -> None:
+        """Return once searches find every file below a path."""
+
+        def is_done() -> bool:
+            client.indices.refresh(index=way.alias)
+            return bool(client.count(index=way.alias, query={"term": {"path.tree": path}})["count"] == files)
+
+        wait_until(is_done, what="the rename is done", seconds=_GIVE_UP_SECONDS)
 
     writer = threading.Thread(target=rename_a_file)
     began = time.monotonic()
     writer.start()
-    way.rename(first)
+    way.rename("/before", "/after")
     blocked = time.monotonic() - began
-    _wait_until(lambda: shown(first) == way.files)
+    wait_until_shown("/after")
     seconds = time.monotonic() - began
     is_shown.set()
     writer.join()
-    way.path = first
-    way.crash(second, lambda: shown(second) > way.files / 2)
-    died_at = time.monotonic()
-    _wait_until(lambda: shown(second) == way.files)
-    way.path = second
-    crashed = time.monotonic() - died_at
-    return dict(zip(_ASKED, (seconds, blocked, max(waits), crashed), strict=True))
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    wait_until(condition, what="the rename is done", seconds=_GIVE_UP_SECONDS)
-
-
-def main(url: str, index: str, source: str, destination: str) -> None:
-    """Rename a directory, in a process that is killed meanwhile."""
-    with Elasticsearch(url) as client:
-        locks = Locks(client, owner="killed", index=f"{index}-locks")
-        _EXAMPLE["rename_directory"](locks, client, index, source, destination)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    way.rename("/after", "/before")
+    wait_until_shown("/before")
+    return dict(zip(_ASKED, (seconds, blocked, max(waits)), strict=True))

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from urllib.parse import urlsplit
 
 from syncer.sandbox.cache import Cache
 from syncer.sandbox.postgres import PostgresServer
-from syncer.sandbox.server import chosen_ports
 from tests.benchmarks.bulk_work import ONE_TRANSACTION, RENAME, drained, renamed
 from tests.benchmarks.contest import Run
 from tests.benchmarks.report import Figure, SkippedError, memory, say
@@ -85,7 +83,7 @@ class PGSync(Peer):
 
     def fill(self) -> None:
         """Make its slot, and fill its index: by changes, since its WAL mode writes nothing else."""
-        self._start("--bootstrap")
+        self.listen("--bootstrap")
         self.measured(partial(self.sql, "UPDATE posts SET views = views + 1"), self.posts)
         self.end()
 
@@ -95,7 +93,7 @@ class PGSync(Peer):
         self._settle()
         self.sql(ONE_TRANSACTION.format(token=token, posts=self.large))
         self.sql("CHECKPOINT")
-        run = self.measured(self._start, self.large)
+        run = self.measured(self.listen, self.large)
         self.end()
         self._look({"title": token})
         return run
@@ -104,7 +102,7 @@ class PGSync(Peer):
         """Rename an author while it is idle; from the commit to the last document."""
         name = f"t{uuid.uuid4().hex}"
         self._settle()
-        self._start()
+        self.listen()
         run = self.measured(partial(self.sql, RENAME, name, LARGE_AUTHOR), self.large)
         self._look({"user.name": name})
         return run
@@ -117,7 +115,7 @@ class PGSync(Peer):
         self.sql(_FORGET)
         self.settle()
 
-    def _start(self, *arguments: str) -> None:
+    def listen(self, *arguments: str) -> None:
         """Start it, and return once it has its slot and its index."""
         file = self.folder / "pgsync.json"
         nodes = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -131,13 +129,8 @@ class PGSync(Peer):
             "ELASTICSEARCH_PORT": str(elasticsearch.port),
             "CHECKPOINT_PATH": str(self.folder),
         }
-        mode, more = self._mode()
-        command = [str(self.program), "--config", str(file), *mode, *arguments]
-        self.launch(command, environment | more, is_ready=self._is_ready, seconds=_LISTENS_SECONDS)
-
-    def _mode(self) -> tuple[list[str], dict[str, str]]:
-        """More arguments and variables for the mode."""
-        return ["--wal"], {}
+        command = [str(self.program), "--config", str(file), "--wal", *arguments]
+        self.launch(command, environment, is_ready=self._is_ready, seconds=_LISTENS_SECONDS)
 
     def _is_ready(self) -> bool:
         """Whether it has its slot and its index. A slot that is just being made counts as in use, too."""
@@ -145,45 +138,6 @@ class PGSync(Peer):
         with self.elasticsearch() as client:
             is_made = bool(client.indices.exists(index=self.alias))
         return is_made and self.sql(_LISTENS, slot) == [(True,)]
-
-
-@dataclass(kw_only=True)
-class PGSyncWithRedis(PGSync):
-    """PGSync in its default mode: triggers notify it, and Redis holds what waits."""
-
-    redis: subprocess.Popen[bytes] | None = None
-    redis_port: int = 0
-
-    def fill(self) -> None:
-        """Make its triggers, its slot and its index, which it fills by itself."""
-        self._start("--bootstrap")
-        while self.count(match_all={}) < self.posts:
-            time.sleep(0.1)
-
-    def end(self) -> None:
-        """End it, and its Redis."""
-        super().end()
-        if self.redis is not None:
-            self.redis.terminate()
-            self.redis.wait()
-            self.redis = None
-
-    def _mode(self) -> tuple[list[str], dict[str, str]]:
-        if self.redis is None:
-            server = shutil.which("redis-server")
-            if server is None:
-                raise SkippedError("PGSync's default mode needs redis-server on the PATH")
-            with chosen_ports(1) as (port,):
-                self.redis_port = port
-                self.redis = subprocess.Popen(
-                    [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.folder)],
-                    stdout=subprocess.DEVNULL,
-                )
-        return ["--daemon"], {"REDIS_HOST": "127.0.0.1", "REDIS_PORT": str(self.redis_port)}
-
-    def _is_ready(self) -> bool:
-        with self.elasticsearch() as client:
-            return bool(client.indices.exists(index=self.alias))
 
 
 def installed() -> Path:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,9 +14,9 @@ from statistics import mean, median
 
 import psycopg
 
-from tests.benchmarks import contest, references
+from tests.benchmarks import references
 from tests.benchmarks.bulk_work import RENAME
-from tests.benchmarks.contest import PROCESS, in_turns, ratio
+from tests.benchmarks.contest import in_turns, ratio
 from tests.benchmarks.edits import Edits, Floor, Sight
 from tests.benchmarks.report import Figure, memory, percentile, say
 from tests.benchmarks.world import LARGE_AUTHOR, WAYS, Bench, Blog, Peer
@@ -44,17 +43,9 @@ def latency(bench: Bench) -> Iterator[Figure]:
     blog = bench.crowded
     floor, posts, seconds = Floor(blog), shuffled(blog), bench.seconds / _TURNS
     bare = "a bare bulk request of one document, and its GET"
-    used: defaultdict[str, float] = defaultdict(float)
 
     def edit(sight: Sight, per_second: float) -> list[float]:
-        own, looking = contest.cpu_seconds(blog.pid), time.process_time()
-        with contest.servers_measured(blog.sandbox) as servers:
-            found = Edits(blog, posts, per_second, sight).milliseconds(seconds)
-        servers[PROCESS] = contest.cpu_seconds(blog.pid) - own
-        servers["editing and looking"] = time.process_time() - looking
-        for name, value in servers.items():
-            used[name] += value if (sight, per_second) == ("visible", OFTEN) else 0
-        return found
+        return Edits(blog, posts, per_second, sight).milliseconds(seconds)
 
     blog.settle()
     blog.start_idle()
@@ -65,12 +56,8 @@ def latency(bench: Bench) -> Iterator[Figure]:
     takers |= {f"{sight}, {pace}/s": partial(edit, sight, pace) for sight in sights for pace in (OFTEN, _SELDOM)}
     found = {name: list(chain(*parts)) for name, parts in in_turns(takers, _TURNS).items()}
     peak, often = blog.stop(), found[f"visible, {OFTEN}/s"]
-    per_change = {name: round(value * 1000 / len(often), 2) for name, value in used.items()}
     bench.report.about = f"from the commit of an edit until it is seen, {bench.seconds:.0f} s each, in {_TURNS} turns"
     bench.report.milliseconds(found)
-    bench.report.record["cpu_milliseconds_per_change"] = per_change
-    named = ", ".join(f"{name} {value}" for name, value in per_change.items())
-    bench.report.remarks.append(f"CPU ms per change at {OFTEN}/s: {named} (in Elasticsearch, looking included)")
     for percent, goal in ((50, 3), (99, 8)):
         value = percentile(often, percent) / percentile(found[bare], 50)
         yield Figure(f"p{percent} at {OFTEN}/s / p50 of the floor", value, at_most=goal)
@@ -99,12 +86,7 @@ class _Loaded:
 
     came: float
     cost: dict[str, float]
-    seen: list[float]
-
-    @property
-    def total(self) -> float:
-        """The processor milliseconds of a change, servers included."""
-        return sum(self.cost.values())
+    seen: list[float] = field(default_factory=list)
 
 
 def load(bench: Bench) -> Iterator[Figure]:
@@ -114,8 +96,8 @@ def load(bench: Bench) -> Iterator[Figure]:
     polled.start_polling()
     seconds, loop = bench.seconds / bench.passes, f"polling loop, {OFTEN}/s"
 
-    def cost(edited: Blog, pace: int, way: str) -> tuple[float, dict[str, float]]:
-        """The changes a second, and the processor milliseconds of each."""
+    def cost(edited: Blog, pace: int, way: str) -> _Loaded:
+        """Without looking, which costs Elasticsearch as much as writing."""
         edits = Edits(edited, shuffled(blog), pace, watched_of=0)
         before, began = edited.cpu_seconds(), time.monotonic()
         edits.milliseconds(seconds / 2)
@@ -123,38 +105,34 @@ def load(bench: Bench) -> Iterator[Figure]:
             blog.wait_settled()
         came = edits.made / (time.monotonic() - began)
         used = {name: (used - before[name]) * 1000 / edits.made for name, used in edited.cpu_seconds().items()}
-        return came, {name: value for name, value in used.items() if way == "with Kafka" or name != "Kafka"}
+        costs = {name: value for name, value in used.items() if way == "with Kafka" or name != "Kafka"}
+        return _Loaded(came=came, cost=costs)
 
     peaks = []
 
     def edit(pace: int, way: str) -> _Loaded:
-        """Looking for changes costs Elasticsearch as much as writing them, so it has a time of its own."""
         blog.start_idle(environment=WAYS[way])
         Edits(blog, shuffled(blog), pace, watched_of=0).milliseconds(1)  # what is done for the first time
         blog.wait_settled()
-        came, used = cost(blog, pace, way)
+        loaded = cost(blog, pace, way)
         posts = shuffled(blog)
         half = len(posts) // 2
         with Edits(blog, posts[:half], pace - _WATCHED_PER_SECOND, watched_of=0).beside():
             seen = Edits(blog, posts[half:], _WATCHED_PER_SECOND).milliseconds(seconds / 2)
         blog.wait_settled()
         peaks.append(blog.stop())
-        return _Loaded(came=came, cost=used, seen=seen)
-
-    def poll() -> _Loaded:
-        came, used = cost(polled, OFTEN, "without Kafka")
-        return _Loaded(came=came, cost=used, seen=[])
+        return replace(loaded, seen=seen)
 
     blog.settle()
     takers = {f"{way}, {pace:,}/s": partial(edit, pace, way) for way in WAYS for pace in _PACES}
-    found = in_turns(takers | {loop: poll}, bench.passes)
+    found = in_turns(takers | {loop: partial(cost, polled, OFTEN, "without Kafka")}, bench.passes)
     polled.end()
     servers = list(dict.fromkeys(server for turns in found.values() for server in turns[0].cost))
     medians = {
         name: {server: median(turn.cost[server] for turn in turns) for server in turns[0].cost}
         for name, turns in found.items()
     }
-    totals = {name: [turn.total for turn in turns] for name, turns in found.items()}
+    totals = {name: [sum(turn.cost.values()) for turn in turns] for name, turns in found.items()}
     came = {name: median(turn.came for turn in turns) for name, turns in found.items()}
     bench.report.about = "edits of single posts, each a transaction of its own, at several paces"
     bench.report.table(

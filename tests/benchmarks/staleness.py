@@ -15,22 +15,24 @@ A document counts as right whatever the order of its comments is, and whatever f
 from __future__ import annotations
 
 import itertools
-import signal
+import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import elasticsearch
 import psycopg
 
+from syncer.sandbox import Sandbox
 from tests.benchmarks import flink_setup, pgsync
-from tests.benchmarks.flink import Flink, comparable
+from tests.benchmarks.flink import Flink
 from tests.benchmarks.random_writers import OF_POST, WATCHED, Callbacks, callbacks
 from tests.benchmarks.report import Figure, SkippedError, percentile, say
 from tests.benchmarks.world import Bench, Blog, Peer
@@ -46,163 +48,76 @@ _UNANSWERED = (elasticsearch.ApiError, elasticsearch.TransportError, psycopg.Ope
 
 @dataclass
 class Contestant:
-    """What keeps an index: by default nothing that runs beside the application, and of which the application knows."""
+    """A process that keeps an index: beside the application, or the application itself, by callbacks.
+
+    Args:
+        blog: Its tables and its index.
+        start: Starts it the first time, and returns once its index equals the tables.
+        again: Starts it again, without waiting.
+        callbacks: Those of the application, if it keeps the index itself.
+    """
 
     blog: Blog
+    start: Callable[[], object] = lambda: None
+    again: Callable[[], object] = lambda: None
+    callbacks: Callbacks | None = None
+    writers: subprocess.Popen[bytes] | None = None
+    _seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self) -> None:
-        """Start it with an index that equals the tables."""
+    def start_writers(self) -> None:
+        """Start the random writers."""
+        command = [sys.executable, "-m", "tests.benchmarks.random_writers", self.blog.dsn, str(next(self._seeds))]
+        if self.callbacks is not None:
+            command += [self.blog.endpoints.elasticsearch_url, self.blog.alias]
+            command += [str(self.blog.document_folder / "select.sql")]
+        with (self.blog.folder / "writers.log").open("ab") as log:
+            self.writers = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def revive(self) -> None:
-        """Start it again, if it has ended."""
-
-    def kill(self) -> None:
-        """SIGKILL."""
-
-    def end(self) -> None:
-        """End it."""
-
-    def application(self) -> list[str]:
-        """More arguments of the random writers."""
-        return []
-
-    def saved(self, post: int) -> None:
-        """Called by the application after it has saved a post."""
-
-
-@dataclass
-class Syncer(Contestant):
-    """syncer, in one of its ways of running."""
-
-    _starting: threading.Lock = field(default_factory=threading.Lock)
-
-    def start(self) -> None:
-        """Start its daemon; the index was filled with the blog."""
-        self.blog.start_idle()
-
-    def revive(self) -> None:
-        """Start it again, if it has ended."""
-        with self._starting:
-            if self.blog.running is not None and self.blog.running.process.poll() is not None:
-                self.blog.running = None
-                self.blog.start()
+    def end_writers(self) -> None:
+        """They finish what they do."""
+        with self._changing:
+            assert self.writers is not None
+            process, self.writers = self.writers, None
+            process.terminate()
+            if process.wait(30):
+                raise RuntimeError(f"the writers failed: {(self.blog.folder / 'writers.log').read_text()[-1000:]}")
 
     def kill(self) -> None:
         """SIGKILL; `revive` starts it again."""
-        with self._starting:
-            assert self.blog.running is not None
-            self.blog.running.kill()
-
-    def end(self) -> None:
-        """End it."""
-        self.blog.stop(kill=True)
-
-
-@dataclass
-class Other(Contestant):
-    """A peer that is a process of its own.
-
-    Args:
-        fill: Starts it the first time, and returns once its index is full.
-        again: Starts it again, without waiting.
-    """
-
-    blog: Peer
-    fill: Callable[[], object]
-    again: Callable[[], object]
-
-    def start(self) -> None:
-        """Start it."""
-        self.fill()
+        with self._changing:
+            process = self.blog.process if self.callbacks is None else self.writers
+            assert process is not None
+            process.kill()
+            process.wait()
 
     def revive(self) -> None:
-        """Start it again, if it has ended."""
-        if self.blog.process is not None and self.blog.process.poll() is not None:
-            with suppress(SkippedError, *_UNANSWERED):  # it has ended again, or a server is away: the next time, then
+        """Start again what has ended."""
+        with self._changing, suppress(SkippedError, *_UNANSWERED):  # or a server is away: the next time, then
+            if self.writers is not None and self.writers.poll() is not None:
+                self.start_writers()
+            if self.blog.process is not None and self.blog.process.poll() is not None:
                 self.again()
 
-    def kill(self) -> None:
-        """SIGKILL."""
-        assert self.blog.process is not None
-        self.blog.process.kill()
-        self.blog.process.wait()
-
-    def end(self) -> None:
-        """End it."""
-        self.blog.end()
-
-
-@dataclass
-class InApplication(Contestant):
-    """Callbacks in the application: see `random_writers`."""
-
-    writers: Writers | None = None
-
-    def kill(self) -> None:
-        """Kill the application: between a commit and its callback, or elsewhere."""
-        assert self.writers is not None
-        self.writers.kill()
-
-    def application(self) -> list[str]:
-        """Where the application indexes."""
-        return [self.blog.endpoints.elasticsearch_url, self.blog.alias, str(self.blog.document_folder / "select.sql")]
-
     def saved(self, post: int) -> None:
-        """Index it."""
-        with suppress(psycopg.OperationalError):
-            self._callbacks(OF_POST, {"post": post})
-
-    @cached_property
-    def _callbacks(self) -> Callbacks:
-        return callbacks(self.blog.dsn, *self.application())
-
-
-class Writers:
-    """The random writers, started again when they were killed."""
-
-    def __init__(self, blog: Blog, arguments: list[str]) -> None:
-        self._blog, self._arguments, self._seed = blog, arguments, 0
-        self._start()
-
-    def _start(self) -> None:
-        self._seed += 1
-        command = [sys.executable, "-m", "tests.benchmarks.random_writers", self._blog.dsn, str(self._seed)]
-        with (self._blog.folder / "writers.log").open("ab") as log:
-            self._process = subprocess.Popen([*command, *self._arguments], stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        """SIGKILL, and start others."""
-        self._process.kill()
-        self._process.wait()
-        self._start()
-
-    def end(self) -> None:
-        """SIGTERM; they finish what they do."""
-        self._process.send_signal(signal.SIGTERM)
-        if self._process.wait(30):
-            raise RuntimeError(f"the writers failed: {(self._blog.folder / 'writers.log').read_text()[-1000:]}")
-
-
-@dataclass(kw_only=True)
-class Seen:
-    """What the reader saw.
-
-    Args:
-        milliseconds: From each commit of the editor until a read by id showed it or a later one.
-        wrong_reads: How many reads missed a post, or went back.
-        reads: How many reads there were.
-    """
-
-    milliseconds: list[float] = field(default_factory=list)
-    wrong_reads: int = 0
-    reads: int = 0
+        """Called by the application after it has saved a post."""
+        if self.callbacks is not None:
+            with suppress(psycopg.OperationalError):
+                self.callbacks(OF_POST, {"post": post})
 
 
 class Watch:
-    """The editor and the reader of the watched posts."""
+    """The editor and the reader of the watched posts.
+
+    Attributes:
+        milliseconds: From each commit of the editor until a read by id showed it or a later one.
+        reads: How many reads there were.
+        wrong_reads: How many of them missed a post, or went back.
+    """
 
     def __init__(self, contestant: Contestant) -> None:
-        self.seen = Seen()
+        self.milliseconds: list[float] = []
+        self.reads = self.wrong_reads = 0
         self._blog = contestant.blog
         self._saved = contestant.saved
         self._stop = threading.Event()
@@ -214,12 +129,11 @@ class Watch:
         for thread in self._threads:
             thread.start()
 
-    def end(self) -> Seen:
-        """Stop both; what was seen."""
+    def end(self) -> None:
+        """Stop both."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        return self.seen
 
     def _edit(self) -> None:
         while not self._stop.is_set():
@@ -244,28 +158,27 @@ class Watch:
     def _note(self, post: int, document: dict[str, Any], now: float) -> None:
         if "error" in document:  # its shard is not there yet
             return
-        self.seen.reads += 1
+        self.reads += 1
         title = str(document["_source"]["title"]) if document.get("found") else ""
         number = int(title) if title.isdigit() else -1
         if not title or number < self._shown[post]:
-            self.seen.wrong_reads += 1
+            self.wrong_reads += 1
             return
         self._shown[post] = number
         with self._lock:
             waiting = self._committed[post]
             for shown in [other for other in waiting if other <= number]:
-                self.seen.milliseconds.append(1000 * (now - waiting.pop(shown)))
+                self.milliseconds.append(1000 * (now - waiting.pop(shown)))
 
 
 def staleness(bench: Bench) -> Iterator[Figure]:
     """Documents that are wrong for good after kills, restarts and concurrent changes: syncer, and its peers."""
     with ExitStack() as stack:
-        plain = replace(bench, posts=_POSTS)
         try:
             folder = pgsync.system_bin_folder()
         except SkippedError as error:
             raise SkippedError(f"{error}; it is the one that all contestants share") from error
-        logical = stack.enter_context(plain.logical(partial(pgsync.SystemPostgres, folder)))
+        logical = stack.enter_context(replace(bench, posts=_POSTS).logical(partial(pgsync.SystemPostgres, folder)))
         rows: dict[str, dict[str, Any]] = {}
         for name, make in _contestants(logical, stack).items():
             try:
@@ -279,7 +192,7 @@ def staleness(bench: Bench) -> Iterator[Figure]:
     bench.report.record["cells"] = rows
     for kind in ("wrong for good", "wrong reads", "p99 ms"):
         found = [[name, *(str(cell[kind]) for cell in cells.values())] for name, cells in rows.items()]
-        bench.report.table((kind, *DISTURBANCES), found)
+        bench.report.table((kind, *next(iter(rows.values()), {})), found)
     for name, cells in rows.items():
         wrong = sum(cell["wrong for good"] for cell in cells.values())
         yield Figure(f"{name}: wrong for good", wrong, at_most=0 if name.startswith("syncer") else None)
@@ -291,45 +204,60 @@ def _contestants(bench: Bench, stack: ExitStack) -> dict[str, Callable[[], Conte
     """What makes each of them; the peers' databases are copies of one blog."""
 
     def syncer(way: str) -> Contestant:
-        return Syncer(stack.enter_context(replace(bench, way=way).blog(posts=bench.posts)))
+        blog = stack.enter_context(replace(bench, way=way).blog(posts=bench.posts))
+
+        def again() -> None:
+            blog.running = None
+            blog.start()
+
+        return Contestant(blog, blog.start_idle, again)
 
     original = stack.enter_context(bench.blog(posts=bench.posts))
 
-    def pg_sync(kind: type[pgsync.PGSync]) -> Contestant:
-        peer = kind.of(original)
+    def pg_sync() -> Contestant:
+        peer = pgsync.PGSync.of(original)
         peer.program = pgsync.installed()
-        return Other(peer, fill=partial(_filled, peer), again=peer._start)
+
+        def start() -> None:
+            peer.fill()
+            peer.listen()
+
+        return Contestant(peer, start, peer.listen)
 
     def flink() -> Contestant:
         peer, java = Flink.of(original), flink_setup.java_command()
-        return Other(peer, fill=partial(peer.fill, java), again=partial(peer.recover, java))
+        return Contestant(peer, partial(peer.fill, java), partial(peer.recover, java))
+
+    def application() -> Contestant:
+        peer = Peer.of(original, name="callbacks")
+        index = peer.loaded_like_it("callbacks")
+        with peer.elasticsearch() as client:
+            client.indices.put_alias(index=index, name=peer.alias)
+        select = str(peer.document_folder / "select.sql")
+        return Contestant(peer, callbacks=callbacks(peer.dsn, peer.endpoints.elasticsearch_url, peer.alias, select))
 
     return {
         "syncer without Kafka": partial(syncer, "without Kafka"),
         "syncer with Kafka": partial(syncer, "with Kafka"),
-        "PGSync, WAL mode": partial(pg_sync, pgsync.PGSync),
-        "PGSync, with Redis": partial(pg_sync, pgsync.PGSyncWithRedis),
+        "PGSync, WAL mode": pg_sync,
         "Flink SQL": flink,
-        "callbacks": lambda: InApplication(Application.of(original)),
+        "callbacks": application,
     }
 
 
-class Application(Peer):
-    """A blog whose application keeps the index."""
+def _disturbances(contestant: Contestant, servers: Sandbox) -> dict[str, Sequence[Callable[[], object]]]:
+    """What is done after a third of the time, and after two thirds."""
 
-    @classmethod
-    def of(cls, blog: Blog) -> Application:
-        """A copy, with an index that is full."""
-        made = super().of(blog)
-        index = made.loaded_like_it("callbacks")
-        with made.elasticsearch() as client:
-            client.indices.put_alias(index=index, name=made.alias)
-        return made
+    def restart_postgres() -> None:
+        servers.postgres.stop()
+        servers.postgres.start()
 
-
-def _filled(peer: pgsync.PGSync) -> None:
-    peer.fill()
-    peer._start()
+    return {
+        "none": [],
+        "killed twice": [contestant.kill, contestant.kill],
+        "Elasticsearch away": [servers.elasticsearch.stop, servers.elasticsearch.start],
+        "Postgres restarted": [restart_postgres],
+    }
 
 
 def _cells(name: str, contestant: Contestant, bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -337,33 +265,35 @@ def _cells(name: str, contestant: Contestant, bench: Bench) -> Iterator[tuple[st
     say(f"{name}: starting")
     contestant.start()
     try:
-        for what, disturb in DISTURBANCES.items():
+        for what, acts in _disturbances(contestant, bench.sandbox).items():
             wrong_before = _touched(contestant)
-            with _written(contestant) as seen:
-                disturb(contestant, bench)
+            with _written(contestant) as watch:
+                for act in acts:
+                    time.sleep(bench.seconds / 3)
+                    act()
+                time.sleep(bench.seconds * (3 - len(acts)) / 3)
             wrong = sorted(_wrong(blog) - wrong_before)
-            examples = _examples(blog, wrong[:2])
+            expected, held = blog.expected(), blog.held()
+            examples = [{"id": id_, "Postgres": expected.get(id_), "index": held.get(id_)} for id_ in wrong[:2]]
             yield (
                 what,
                 {
                     "wrong for good": len(wrong),
-                    "wrong reads": seen.wrong_reads,
-                    "reads": seen.reads,
-                    "p99 ms": round(percentile(seen.milliseconds or [0.0], 99)),
+                    "wrong reads": watch.wrong_reads,
+                    "reads": watch.reads,
+                    "p99 ms": round(percentile(watch.milliseconds or [0.0], 99)),
                     "examples": examples,
                 },
             )
-            say(f"{name}, {what}: {len(wrong)} wrong for good, {seen.wrong_reads} wrong reads")
+            say(f"{name}, {what}: {len(wrong)} wrong for good, {watch.wrong_reads} wrong reads")
     finally:
-        contestant.end()
+        blog.end()
 
 
 @contextmanager
-def _written(contestant: Contestant) -> Iterator[Seen]:
-    """Write and watch meanwhile; whatever ends is started again."""
-    writers = Writers(contestant.blog, contestant.application())
-    if isinstance(contestant, InApplication):
-        contestant.writers = writers
+def _written(contestant: Contestant) -> Iterator[Watch]:
+    """Write and watch meanwhile; whatever ends is started again until the contestant has come to rest."""
+    contestant.start_writers()
     watch, is_over = Watch(contestant), threading.Event()
 
     def revive() -> None:
@@ -374,9 +304,9 @@ def _written(contestant: Contestant) -> Iterator[Seen]:
     reviving.start()
     try:
         try:
-            yield watch.seen
+            yield watch
         finally:
-            writers.end()
+            contestant.end_writers()
             watch.end()
         _wait_until_right(contestant.blog)
     finally:
@@ -393,16 +323,16 @@ def _wrong(blog: Blog) -> set[str]:
     return {id_ for id_ in expected.keys() | held.keys() if not _is_right(expected.get(id_), held.get(id_))}
 
 
-def _examples(blog: Blog, ids: list[str]) -> list[dict[str, Any]]:
-    expected, held = blog.expected(), blog.held()
-    return [{"id": id_, "Postgres": expected.get(id_), "index": held.get(id_)} for id_ in ids]
-
-
 def _is_right(expected: dict[str, Any] | None, held: dict[str, Any] | None) -> bool:
     if expected is None or held is None:
         return expected is held
-    shown = {name: held.get(name) for name in expected}
-    return comparable(shown) == comparable(expected)
+    return _comparable({name: held.get(name) for name in expected}) == _comparable(expected)
+
+
+def _comparable(document: dict[str, Any]) -> dict[str, Any]:
+    """A document without what a job of Flink cannot say: the order of an array, an empty array."""
+    comments = sorted(json.dumps(comment, sort_keys=True) for comment in document["comments"] or [])
+    return {**document, "comments": comments, "created": datetime.fromisoformat(document["created"])}
 
 
 def _wait_until_right(blog: Blog) -> None:
@@ -411,19 +341,13 @@ def _wait_until_right(blog: Blog) -> None:
     written = -1
     while _wrong(blog):
         now = time.monotonic()
-        if (found := _written_documents(blog)) != written:
-            written, last = found, now
+        with suppress(*_UNANSWERED), blog.elasticsearch() as client:
+            found = client.indices.stats(index=blog.alias, metric="indexing").body["_all"]["primaries"]["indexing"]
+            if (total := found["index_total"] + found["delete_total"]) != written:
+                written, last = total, now
         if now - began > _QUIET_SECONDS and now - last > _REST_SECONDS:
             return
         time.sleep(1)
-
-
-def _written_documents(blog: Blog) -> int:
-    """How often its index was written, ever."""
-    with suppress(*_UNANSWERED), blog.elasticsearch() as client:
-        total = client.indices.stats(index=blog.alias, metric="indexing").body["_all"]["primaries"]["indexing"]
-        return int(total["index_total"] + total["delete_total"])
-    return -1
 
 
 def _touched(contestant: Contestant) -> set[str]:
@@ -435,45 +359,3 @@ def _touched(contestant: Contestant) -> set[str]:
             contestant.saved(post)
         _wait_until_right(blog)
     return _wrong(blog)
-
-
-# Disturbances
-
-
-def _thirds(bench: Bench, *acts: Callable[[], object]) -> None:
-    """Wait a third of the time before each of these acts, and for what is left after them."""
-    for act in acts:
-        time.sleep(bench.seconds / 3)
-        act()
-    time.sleep(bench.seconds * (3 - len(acts)) / 3)
-
-
-def _none(_: Contestant, bench: Bench) -> None:
-    _thirds(bench)
-
-
-def _killed_twice(contestant: Contestant, bench: Bench) -> None:
-    _thirds(bench, contestant.kill, contestant.kill)
-
-
-def _elasticsearch_restarted(_: Contestant, bench: Bench) -> None:
-    server = bench.sandbox.elasticsearch
-    _thirds(bench, server.stop, server.start)
-
-
-def _postgres_restarted(_: Contestant, bench: Bench) -> None:
-    server = bench.sandbox.postgres
-
-    def restart() -> None:
-        server.stop()
-        server.start()
-
-    _thirds(bench, restart)
-
-
-DISTURBANCES: dict[str, Callable[[Contestant, Bench], None]] = {
-    "none": _none,
-    "killed twice": _killed_twice,
-    "Elasticsearch away": _elasticsearch_restarted,
-    "Postgres restarted": _postgres_restarted,
-}

@@ -28,6 +28,7 @@ from tests.benchmarks import contest, references
 from tests.benchmarks.contest import PROCESS, Contest, Run, in_turns, run_command
 from tests.benchmarks.report import Report, SkippedError, say
 from tests.benchmarks.writes import sampled
+from tests.support import preloaded
 from tests.support.world import BLOG_SCHEMA, Daemon, World
 
 WAYS: Mapping[str, Mapping[str, str]] = {"with Kafka": {}, "without Kafka": {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": ""}}
@@ -119,9 +120,14 @@ class Blog(World):
     # Its daemon
 
     @property
+    def process(self) -> subprocess.Popen[bytes] | preloaded.Command | None:
+        """What writes its index, if it was started."""
+        return self.running.process if self.running else None
+
+    @property
     def pid(self) -> int | None:
-        """The process that writes its index, if it runs."""
-        return self.running.process.pid if self.running else None
+        """Its number."""
+        return self.process.pid if self.process else None
 
     def start(self, *, program: tuple[str, ...] = ("syncer",), environment: Mapping[str, str] | None = None) -> None:
         """Start a daemon, unless one runs; another program may run it in its own way."""
@@ -144,6 +150,10 @@ class Blog(World):
         elif daemon.stop() != 0:
             raise RuntimeError(f"The daemon failed: {daemon.log_file.read_text()[-2000:]}")
         return peak
+
+    def end(self) -> None:
+        """Kill the daemon, if one runs."""
+        self.stop(kill=True)
 
     def cpu_seconds(self) -> dict[str, float]:
         """What the process has used so far, and the servers for it: of Postgres, its sessions only."""
@@ -267,12 +277,12 @@ class Blog(World):
 class Peer(Blog):
     """A program that does syncer's work, on a copy of a blog's tables in a database without syncer."""
 
-    process: subprocess.Popen[bytes] | None = None
+    launched: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def of(cls, blog: Blog) -> Self:
+    def of(cls, blog: Blog, *, name: str = "") -> Self:
         """The copy; its database ends with the server, and its index with the blog."""
-        name = f"{blog.name}_{cls.__name__.lower()}"
+        name = f"{blog.name}_{name or cls.__name__.lower()}"
         peer = cls(sandbox=blog.sandbox, endpoints=blog.endpoints, folder=blog.folder, name=name)
         peer.posts, peer.large = blog.posts, blog.large
         with psycopg.connect(blog.endpoints.postgres_dsn, autocommit=True) as connection:
@@ -281,9 +291,9 @@ class Peer(Blog):
         return peer
 
     @property
-    def pid(self) -> int | None:
-        """The process that writes its index, if it runs."""
-        return self.process.pid if self.process else None
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """What writes its index, if it was started."""
+        return self.launched
 
     def launch(
         self,
@@ -297,7 +307,7 @@ class Peer(Blog):
         """Start it, and return once it is ready."""
         log_file, deadline = self.folder / f"{self.name}.log", time.monotonic() + seconds
         with log_file.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.launched = process = subprocess.Popen(
                 command,
                 env={**os.environ, **environment},
                 cwd=cwd or self.folder,
@@ -306,16 +316,16 @@ class Peer(Blog):
                 stderr=log,
             )
         while not is_ready():
-            if self.process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise SkippedError(f"{type(self).__name__} does not start: {log_file.read_text()[-1500:]}")
             time.sleep(0.05)
 
     def end(self) -> None:
         """End it, if it runs."""
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait()
-            self.process = None
+        if self.launched is not None:
+            self.launched.terminate()
+            self.launched.wait()
+            self.launched = None
 
 
 @dataclass

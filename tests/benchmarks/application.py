@@ -12,18 +12,16 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 import psycopg
 
-from tests.benchmarks import references
 from tests.benchmarks.contest import ratio
 from tests.benchmarks.report import Figure, memory, say
 from tests.benchmarks.world import Bench, Blog
 
-_CLIENTS, _BURNERS = 2, 2
+_CLIENTS = 2
 _WITHOUT, _LEAST, _WITH = "plain.posts", "least.posts", "public.posts"
 _SCRIPT = """
 \\set id random(1, {posts})
@@ -31,7 +29,7 @@ _SCRIPT = """
 UPDATE {table} SET title = 'Post ' || :id || ' ' || :number WHERE id = :id;
 """
 _BULK = "UPDATE {table} SET title = 'Post ' || id || ' {token}' WHERE id <= {posts}"
-_PLAIN, _FLOOR, _BURDENED = "no triggers", "the least trigger", "no triggers, cores as busy"
+_PLAIN, _FLOOR = "no triggers", "the least trigger"
 _TRIGGERS, _RUNNING = "triggers, no daemon", "triggers and daemon"
 
 
@@ -52,12 +50,6 @@ def application(bench: Bench) -> Iterator[Figure]:
         cores.append((sum(blog.cpu_seconds().values()) - sum(before.values())) / seconds)
         blog.wait_settled()
         peaks.append(blog.stop())
-        with ExitStack() as burning:  # processes that burn as much, and do nothing
-            for _ in range(_BURNERS):
-                process = subprocess.Popen(references.command("burner", cores[-1] / _BURNERS))
-                burning.callback(process.wait)
-                burning.callback(process.kill)
-            rates[_BURDENED].append(_pgbench(blog, _BURDENED, _WITHOUT, seconds))
         blog.start_idle()
         for name, table in ((_PLAIN, _WITHOUT), (_RUNNING, _WITH)):
             bulk[name].append(_large_update(blog, name, table))
@@ -67,14 +59,11 @@ def application(bench: Bench) -> Iterator[Figure]:
     rows += [[f"at once, {name}", "", f"{median(found):.2f}"] for name, found in bulk.items()]
     bench.report.table(("", "transactions/s", "seconds"), rows)
     bench.report.record |= {"transactions_per_second": rates, "bulk_seconds": bulk, "cores": cores}
-    bench.report.remarks += [
-        f"daemon, Kafka, Elasticsearch and syncer's backends took {median(cores):.2f} of {os.cpu_count()} cores",
-        f"'{_BURDENED}' runs beside processes that burn as much and do nothing",
-    ]
+    cores_taken = f"{median(cores):.2f} of {os.cpu_count()} cores"
+    bench.report.remarks.append(f"daemon, Kafka, Elasticsearch and syncer's backends took {cores_taken}")
     goals = {_TRIGGERS: 0.9}
-    pairs = ((_RUNNING, _PLAIN), (_TRIGGERS, _PLAIN), (_FLOOR, _PLAIN), (_BURDENED, _PLAIN), (_RUNNING, _BURDENED))
-    for name, other in pairs:
-        yield Figure(f"{name} / {other}", ratio(rates[name], rates[other]), at_least=goals.get(name))
+    for name in (_RUNNING, _TRIGGERS, _FLOOR):
+        yield Figure(f"{name} / {_PLAIN}", ratio(rates[name], rates[_PLAIN]), at_least=goals.get(name))
     slower = ratio(bulk[_RUNNING], bulk[_PLAIN])
     yield Figure(f"{blog.large:,} rows at once, seconds with / without", slower, at_most=2.5)
     yield memory("peak memory", max(peaks))

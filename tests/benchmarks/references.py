@@ -8,8 +8,6 @@ each after its length, so that a million documents need no more memory than a fe
 
 The *polling loop* is the simplest script that keeps an index: every 50 ms, it reads the posts that say they have
 changed since, composes them, and sends them in one request. It misses deletes, late commits and other tables' changes.
-
-The *burner* uses a share of one core and does nothing with it.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ import psycopg
 
 _IN_FLIGHT, _PAGE = 4, 1000
 _LENGTH_BYTES = 8
-_PERIOD_SECONDS = 0.01
 _SOURCE = """
 (SELECT row_to_json(f) FROM (SELECT d.title, d.body, d.tags, d.created, d."user", d.comments) AS f)::text
 """
@@ -136,15 +133,6 @@ def ceiling(url: str, index: str, file: str, in_flight: str) -> None:
     with ThreadPoolExecutor(int(in_flight)) as pool:
         for future in [pool.submit(send) for _ in range(int(in_flight))]:
             future.result()
-
-
-def burner(share: str) -> None:
-    """Use this share of one core until killed."""
-    while True:
-        began, used = time.monotonic(), time.thread_time()
-        while time.thread_time() - used < float(share) * _PERIOD_SECONDS:
-            pass
-        time.sleep(max(0.0, began + _PERIOD_SECONDS - time.monotonic()))
 
 
 def command(name: str, *arguments: object) -> list[str]:

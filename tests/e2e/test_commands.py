@@ -125,24 +125,15 @@ def test_verify_names_every_kind_of_drift_and_repairs(drifted: World) -> None:
     assert (loaded["document"], loaded["job"]["state"], loaded["job"]["dead_lettered"]) == ("blogpost", "done", 0)
 
 
-def add_document(world: World, name: str, select: str) -> None:
-    """Another document beside the blogpost."""
-    folder = world.document_folder.with_name(name)
-    folder.mkdir()
-    (folder / "document.yaml").write_text(f"index: {world.alias}-{name}\n")
-    (folder / "select.sql").write_text(select)
-    (folder / "index.json").write_text("{}")
-
-
 def test_a_document_is_applied_alone(world: World) -> None:
     """The others stay as they are and captured, though one has changed and another is broken."""
-    add_document(world, "writer", "SELECT u.id AS _id, u.email FROM users AS u")
+    world.define("writer", "SELECT u.id AS _id, u.email FROM users AS u")
     world.apply()
     before = world.sql("SELECT * FROM syncer.capture WHERE relation <> 'public.posts'")
     select = world.document_folder / "select.sql"
     select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
     (world.config / "documents" / "writer" / "select.sql").write_text("SELECT u.id AS _id FROM users AS u")
-    add_document(world, "broken", "SELECT nonsense")
+    world.define("broken", "SELECT nonsense")
     assert "writer" not in done(world, "--config", str(world.config), "apply", "blogpost", "--yes")
     assert world.sql("SELECT name, revision FROM syncer.document ORDER BY 1") == [("blogpost", 2), ("writer", 1)]
     assert world.sql("SELECT * FROM syncer.capture WHERE relation <> 'public.posts'") == before

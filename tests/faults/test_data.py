@@ -18,7 +18,7 @@ from syncer.verify.compare import verify
 from syncer.verify.diff import DriftKind
 from tests.faults import harness
 from tests.faults.harness import DEAD_LETTERS, POSTS, SUSPENDED, USER, require_holds
-from tests.support.capture import define, install, written
+from tests.support.capture import install, written
 from tests.support.world import BLOG_SCHEMA, World, wait_until
 
 TOO_OLD = "UPDATE posts SET created = 'infinity' WHERE id = {}"
@@ -272,7 +272,7 @@ def test_no_value_is_too_large_to_be_captured(empty_world: World, type_: str, va
     """Its row is captured, without images unless they are small enough; what comes in between is captured in full."""
     affects = "SELECT c.id AS _id FROM %(rows)s AS c WHERE c.place IS NOT NULL"
     shutil.rmtree(empty_world.document_folder)
-    define(empty_world, "thing", "SELECT t.id AS _id, t.name FROM things AS t", things=affects)
+    empty_world.define("thing", "SELECT t.id AS _id, t.name FROM things AS t", things=affects)
     empty_world.sql(f"CREATE TABLE things (id int PRIMARY KEY, place {type_}, name text);")
     empty_world.migrate()
     install(empty_world)
@@ -312,7 +312,7 @@ def test_a_row_that_is_too_large_is_set_aside_by_itself(world: World, monkeypatc
 def test_an_id_that_no_row_can_have_is_an_orphan(empty_world: World) -> None:
     """Verify calls it extra, a cleanup removes it, and no document is suspended."""
     shutil.rmtree(empty_world.document_folder)
-    define(empty_world, "thing", "SELECT id AS _id, name FROM things")
+    empty_world.define("thing", "SELECT id AS _id, name FROM things")
     empty_world.documents = ("thing",)
     empty_world.sql("CREATE DOMAIN small AS int CHECK (value < 100)")
     empty_world.sql("CREATE TABLE things (id small PRIMARY KEY, name text); INSERT INTO things VALUES (1, 'a row')")

@@ -21,7 +21,6 @@ from syncer.jobs.model import JobKind, unfinished
 from syncer.monitoring.daemons import SILENT_SECONDS
 from tests.faults import harness
 from tests.faults.harness import require_holds
-from tests.support.capture import define
 from tests.support.elasticsearch_proxy import Proxy
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
@@ -113,7 +112,7 @@ def deployment(shared_world: World) -> Iterator[Operator]:
     """Two documents, a daemon at work, and an operator who looks."""
     world = shared_world
     harness.add_posts(world, 40)
-    define(world, "author", "SELECT id AS _id, name FROM users")
+    world.define("author", "SELECT id AS _id, name FROM users")
     world.apply()
     world.backfill()
     world.documents = ("blogpost", "author")

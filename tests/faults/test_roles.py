@@ -19,7 +19,7 @@ from syncer.capture.triggers import Capture
 from syncer.documents import analyze
 from syncer.documents.definition import Definition
 from tests.faults import harness
-from tests.support.capture import capture_only, define, install, written
+from tests.support.capture import capture_only, install, written
 from tests.support.in_process import assign
 from tests.support.world import World, wait_until
 
@@ -230,7 +230,7 @@ def test_no_role_writes_the_outbox_from_a_table_of_its_own(empty_world: World, l
     assert written(empty_world) == []
     lesser.execute("CREATE TABLE parted (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)")
     shutil.rmtree(empty_world.config / "documents" / "thing")
-    define(empty_world, "parted", "SELECT t.id AS _id, t.name FROM mine.parted AS t")
+    empty_world.define("parted", "SELECT t.id AS _id, t.name FROM mine.parted AS t")
     install(empty_world)
     lesser.execute("CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)")
     lesser.execute("INSERT INTO parted VALUES (1, 'a')")

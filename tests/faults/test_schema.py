@@ -26,7 +26,6 @@ from syncer.recovery.schema_watch import Watch, WatchReport
 from tests.faults import harness
 from tests.faults.harness import SUSPENDED, index_settings, require_holds
 from tests.support.breakpoints import Plan, Point
-from tests.support.capture import define
 from tests.support.world import Daemon, World, wait_until
 from tests.support.writers import altering, at_work
 
@@ -54,7 +53,7 @@ PAGES = "SELECT id AS _id, text FROM pages"
 def two(world: World) -> World:
     """The blog, and the pages as a second document on a table of its own."""
     world.sql(BLOG)
-    define(world, "page", PAGES)
+    world.define("page", PAGES)
     world.apply()
     world.documents = ("blogpost", "page")
     return world

@@ -19,7 +19,7 @@ from syncer.documents import analyze, definition
 from syncer.lineage import routes
 from syncer.recovery.schema_watch import Watch
 from tests.support import capture as support
-from tests.support.capture import capture_only, define, forget, plan, triggers, written
+from tests.support.capture import capture_only, forget, plan, triggers, written
 from tests.support.world import DEADLINE_SECONDS, World
 
 UPDATED: support.Change = ("public.things", "U", {"id": "1"}, {"id": "1"})
@@ -179,7 +179,7 @@ def things(empty_world: World) -> World:
     tables = "CREATE TABLE things (id int PRIMARY KEY, name text); INSERT INTO things VALUES (1, 'first')"
     capture_only(empty_world, tables, "SELECT id AS _id FROM things")
     forget(empty_world)
-    define(empty_world, "thing", "SELECT id AS _id, name FROM things")
+    empty_world.define("thing", "SELECT id AS _id, name FROM things")
     return empty_world
 
 
@@ -305,11 +305,11 @@ def test_each_is_refused_with_what_to_do(empty_world: World) -> None:
     empty_world.sql(TABLES)
     empty_world.migrate()
     for relation, (reason, hint) in REFUSED.items():
-        define(empty_world, "thing", f"SELECT t.{IDS.get(relation, 'id')} AS _id FROM {relation} AS t")
+        empty_world.define("thing", f"SELECT t.{IDS.get(relation, 'id')} AS _id FROM {relation} AS t")
         with pytest.raises(DefinitionError, match=reason) as refused:
             plan(empty_world)
         assert hint in refused.value.hint, relation
-    define(empty_world, "thing", "SELECT t.id AS _id FROM passing AS t")
+    empty_world.define("thing", "SELECT t.id AS _id FROM passing AS t")
     with empty_world.connect() as connection:
         connection.execute("CREATE TEMPORARY TABLE passing (id int PRIMARY KEY)")
         with pytest.raises(DefinitionError, match="a temporary table"):
@@ -368,7 +368,7 @@ def test_an_unlogged_partition_that_comes_later_suspends(empty_world: World) -> 
     shutil.rmtree(empty_world.document_folder)
     empty_world.sql("CREATE TABLE whole (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)")
     empty_world.migrate()
-    define(empty_world, "thing", "SELECT t.id AS _id, t.name FROM whole AS t")
+    empty_world.define("thing", "SELECT t.id AS _id, t.name FROM whole AS t")
     empty_world.apply()
     with closing(Watch(connect=empty_world.connect)) as watch:
         empty_world.sql("CREATE TABLE logged PARTITION OF whole FOR VALUES FROM (0) TO (9)")

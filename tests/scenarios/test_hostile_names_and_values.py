@@ -37,15 +37,6 @@ def execute(world: World, statement: str, **names: tuple[str, ...] | sql.Composa
         connection.execute(sql.SQL(statement).format(**parts))
 
 
-def define(world: World, name: str, select: str, mappings: str) -> None:
-    """A document of its own alias."""
-    folder = world.config / "documents" / name
-    folder.mkdir(parents=True)
-    (folder / "document.yaml").write_text(f"index: {world.alias_of(name)}\n")
-    (folder / "select.sql").write_text(select)
-    (folder / "index.json").write_text(f'{{"mappings": {mappings}}}')
-
-
 def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
     """Tables and columns of any name are captured, derived, composed and repaired; and so drafted."""
     world = empty_world
@@ -81,8 +72,8 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
     """Every id that Elasticsearch takes is written, found, explained and deleted, whatever it shows."""
     world = empty_world
     shutil.rmtree(world.config / "documents")
-    data = '{"properties": {"data": {"enabled": false, "type": "object"}}}'
-    define(world, "posts", "SELECT p.id AS _id, p.body, p.data FROM posts AS p\n", data)
+    data = {"properties": {"data": {"enabled": False, "type": "object"}}}
+    world.define("posts", "SELECT p.id AS _id, p.body, p.data FROM posts AS p\n", data)
     world.documents = ("posts",)
     world.sql("CREATE TABLE posts (id text PRIMARY KEY, body text, data jsonb)")
     world.migrate()
@@ -111,7 +102,7 @@ def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: W
     shutil.rmtree(world.config / "documents")
     world.documents = ("user",)
     select = "SELECT u.email || u.id::text AS _id, u.name FROM users AS u"
-    define(world, "user", select, '{"properties": {"name": {"type": "text"}}}')
+    world.define("user", select, {"properties": {"name": {"type": "text"}}})
     world.migrate()
     world.apply()
     with following(world):
@@ -167,7 +158,7 @@ def test_names_that_syncer_uses_itself(empty_world: World) -> None:
             f"SELECT t.id AS _id, {each('t.{}')}, (SELECT f.label FROM fields AS f WHERE f.id = t.parent) AS label_of, "
             f"(SELECT d.label FROM d WHERE d.id = t.parent) AS label_too FROM {table} AS t"
         )
-        define(world, table, select, '{"enabled": false}')
+        world.define(table, select, {"enabled": False})
     world.migrate()
     world.sql("INSERT INTO fields VALUES (1, 'one'); INSERT INTO d VALUES (1, 'two')")
     planned = world.syncer("plan")

@@ -8,7 +8,7 @@ import pytest
 
 from syncer.capture import table_files
 from syncer.indexing import version
-from tests.support.capture import define, written
+from tests.support.capture import written
 from tests.support.world import World
 
 TABLES = {
@@ -49,8 +49,7 @@ def people(request: pytest.FixtureRequest, empty_world: World) -> World:
     world.sql("INSERT INTO people SELECT n, 'John' FROM generate_series(1, 3) AS n")
     world.sql("INSERT INTO notes SELECT n, 1 + n % 3 FROM generate_series(1, 20) AS n")
     for name, select in DOCUMENTS.items():
-        define(world, name, select)
-        (world.config / "documents" / name / "document.yaml").write_text(f"index: {world.alias_of(name)}\n")
+        world.define(name, select)
     world.documents = tuple(DOCUMENTS)
     world.migrate()
     world.apply()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,16 +62,6 @@ def edit(world: World, file: str, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def add_document(world: World, name: str, select: str, mappings: dict[str, Any] | None = None) -> Path:
-    """Another document beside the blogpost."""
-    folder = world.config / "documents" / name
-    folder.mkdir(exist_ok=True)
-    (folder / "document.yaml").write_text(f"index: {world.alias}-{name}\n")
-    (folder / "select.sql").write_text(select)
-    (folder / "index.json").write_text(json.dumps({"mappings": mappings or {}}))
-    return folder
-
-
 def attempt(world: World, kind: type[Index]) -> Trial:
     """A trial of the blogpost, written in a way of its own."""
     with servers(world) as (connection, _, indices), world.elasticsearch() as client:
@@ -118,7 +106,7 @@ REBUILT = (
 
 def test_plan_and_apply_agree(blog: World) -> None:
     """What plan calls in place is done in place by apply; what needs a new index gets one, beside the others."""
-    adored = add_document(blog, "adored", "SELECT p.id AS _id, p.title FROM posts AS p", {"properties": {}})
+    adored = blog.define("adored", "SELECT p.id AS _id, p.title FROM posts AS p", {"properties": {}})
     blog.apply()
     before = physical(blog).keys()
     edit(blog, "select.sql", "-- A blog post", "-- A post")
@@ -255,7 +243,7 @@ def test_what_is_wrong_with_documents_is_found_by_trying(blog: World) -> None:
     blog.sql("DELETE FROM posts WHERE id > 100")
     for select, change, properties, expected in FOUND:
         blog.sql(change or "SELECT")
-        add_document(blog, "tried", select, {"dynamic": True, "properties": properties})
+        blog.define("tried", select, {"dynamic": True, "properties": properties})
         found = of(blog, "tried")
         assert found.outcome is PlannedChange.NEW
         assert found.tables
@@ -290,8 +278,7 @@ ANALYZE;
 def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> None:
     """What leads to very many documents needs none; one that exists is not proposed; each statement can be run."""
     blog.sql(LARGE)
-    add_document(
-        blog,
+    blog.define(
         "entry",
         """SELECT e.id AS _id, (SELECT a.name FROM authors AS a WHERE a.id = e.author) AS author,
         (SELECT k.name FROM kinds AS k WHERE k.id = e.kind) AS kind,
@@ -318,10 +305,10 @@ def test_a_cast_that_fails_on_other_rows_is_a_warning(blog: World) -> None:
     """)
     select = """SELECT a.id AS _id, (SELECT u.name FROM users AS u WHERE {}) AS name
         FROM "Acts" AS a WHERE a."Subject" !~ 'x'"""
-    add_document(blog, "act", select.format('u.id = a."Subject"::bigint'), {"dynamic": True})
+    blog.define("act", select.format('u.id = a."Subject"::bigint'), {"dynamic": True})
     (warning,) = of(blog, "act").warnings
     assert "a change of public.users writes every document again" in warning.message
-    add_document(blog, "act", select.format('u.id::text = a."Subject"'), {"dynamic": True})
+    blog.define("act", select.format('u.id::text = a."Subject"'), {"dynamic": True})
     assert of(blog, "act").problems == ()
 
 
@@ -342,10 +329,10 @@ def test_every_refusal_of_every_document_is_listed(blog: World) -> None:
     blog.sql("CREATE TABLE log (line text); CREATE TABLE tags (name text PRIMARY KEY)")
     blog.apply()
     for name, (select, _) in WRONG.items():
-        add_document(blog, name, select)
+        blog.define(name, select)
     edit(blog, "select.sql", "p.title", "p.tilte")
-    (add_document(blog, "torn", "SELECT p.id AS _id FROM posts AS p") / "index.json").write_text("{")
-    add_document(blog, "well", "SELECT u.id AS _id, u.name FROM users AS u")
+    (blog.define("torn", "SELECT p.id AS _id FROM posts AS p") / "index.json").write_text("{")
+    blog.define("well", "SELECT u.id AS _id, u.name FROM users AS u")
     seen = look(blog)
     refusals = {document.name: [problem.message for problem in document.problems] for document in seen.documents}
     assert refusals.pop("well") == []
@@ -362,14 +349,14 @@ def test_apply_changes_nothing_if_one_of_many_is_wrong(blog: World) -> None:
     """One bad definition leaves every alias, index, trigger and revision as it was, though others have changed."""
     blog.apply()
     before = (traces(blog), physical(blog))
-    add_document(blog, "user", "SELECT u.id AS _id, u.name FROM users AS u")
+    blog.define("user", "SELECT u.id AS _id, u.name FROM users AS u")
     edit(blog, "select.sql", "p.body,", "upper(p.body) AS body,")
     for select, mappings, expected in (
         ("SELECT u.id AS _id, u.name AS _source FROM users AS u", None, "_source cannot be a field"),
         ("SELECT u.id AS _id, u.name FROM users AS u", {"dynamic": "strict"}, "50 of 50 sampled documents"),
         ("SELECT u.id AS _id, 1 / (u.id % 2) AS n FROM users AS u", None, "division by zero"),
     ):
-        add_document(blog, "user", select, mappings)
+        blog.define("user", select, mappings)
         applied = blog.syncer("apply", "--yes")
         assert applied.returncode == 1
         assert expected in applied.stderr
@@ -394,7 +381,7 @@ def test_a_function_that_names_another_without_its_schema_is_explained(
     """It works in psql, where public is in the search_path."""
     blog.sql("CREATE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT lower(t)'")
     blog.sql(f"CREATE FUNCTION slug(t text) RETURNS text {body}")
-    add_document(blog, "slugs", f"SELECT p.id AS _id, {select}", {"dynamic": True})
+    blog.define("slugs", f"SELECT p.id AS _id, {select}", {"dynamic": True})
     (problem,) = of(blog, "slugs").errors
     assert "names something without its schema" in f"{problem.message} {problem.action}"
     assert f"ALTER FUNCTION {named} SET search_path = …;" in problem.action

@@ -155,7 +155,6 @@ def test_a_long_transaction_does_not_keep_the_outbox_from_shrinking(world: World
 FOREIGN = {
     "alike": (1, "snapshot", "xid"),
     "far_ahead": (1, "'900000000:900000000:'", "899999999"),
-    "far_behind": (1, "'5:5:'", "4"),
     "rows_ahead_of_their_cursor": (1, "'5:5:'", "900000000"),
     "of_this_cluster_and_ahead": (0, "'900000000:900000000:'", "xid"),
 }

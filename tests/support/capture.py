@@ -27,17 +27,6 @@ def written(world: World, session: psycopg.Connection[Any] | None = None) -> lis
     return sorted(((str(relation), str(operation), old, new) for relation, operation, old, new in changes), key=repr)
 
 
-def define(world: World, name: str, select: str, **affects: str) -> None:
-    """Write a document's folder."""
-    folder = world.config / "documents" / name
-    (folder / "affects").mkdir(parents=True, exist_ok=True)
-    (folder / "document.yaml").write_text(f"index: {world.alias}-{name}\n")
-    (folder / "index.json").write_text("{}")
-    (folder / "select.sql").write_text(select)
-    for table, query in affects.items():
-        (folder / "affects" / f"{table}.sql").write_text(query)
-
-
 def plan(world: World) -> apply_plan.Plan:
     """What apply would do."""
     with world.connect() as connection, world.indices() as indices:
@@ -47,7 +36,7 @@ def plan(world: World) -> apply_plan.Plan:
 def capture_only(world: World, tables: str, select: str, **affects: str) -> None:
     """A database with these tables, captured for one document; Elasticsearch and Kafka have no part in it."""
     shutil.rmtree(world.document_folder)
-    define(world, "thing", select, **affects)
+    world.define("thing", select, None, **affects)
     world.sql(tables)
     world.migrate()
     install(world)

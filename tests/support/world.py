@@ -356,6 +356,17 @@ class World:
             (folder / "document.yaml").write_text(f"index: {self.alias_of(name)}\n")
         self.documents = documents
 
+    def define(self, name: str, select: str, mappings: dict[str, Any] | None = None, **affects: str) -> Path:
+        """Write the folder of a document, with an alias of this world; affects queries are named by their tables."""
+        folder = self.config / "documents" / name
+        (folder / "affects").mkdir(parents=True, exist_ok=True)
+        (folder / "document.yaml").write_text(f"index: {self.alias_of(name)}\n")
+        (folder / "select.sql").write_text(select)
+        (folder / "index.json").write_text(json.dumps({"mappings": mappings} if mappings else {}))
+        for table, query in affects.items():
+            (folder / "affects" / f"{table}.sql").write_text(query)
+        return folder
+
     def unmake(self) -> None:
         """End the daemons; drop the indices, the topic and the database; see what they have logged."""
         for daemon in self.daemons:

@@ -117,8 +117,6 @@ def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: W
         [(id_, error)] = world.sql(LETTERS)
         assert len(id_) < 200
         assert "512 bytes" in error
-        verified = json.loads(world.syncer("verify", "--json").stdout)
-        assert [(drift["kind"], drift["cause"]) for drift in verified[0]["drifts"]] == [("missing", "dead_lettered")]
         assert "characters) missing" in world.syncer("verify").stdout
         world.sql("UPDATE users SET email = 'short' WHERE id = 2")
         wait_until(

@@ -123,26 +123,19 @@ def test_another_cluster_identity_assigns_greater_versions(database: World, inde
     before = assign_alone(database)
     database.sql(change)
     entered = enter(database, index)
-    assert entered.epoch == 4
-    assert index.read_epoch(installation(database)) == 4
-    assert database.sql(EPOCH) == [(4,)]
+    assert (entered.epoch, index.read_epoch(installation(database)), database.sql(EPOCH)) == (4, 4, [(4,)])
     assert assign_alone(database) > before
     again = enter(database, index)
-    assert not again.has_changed
-    assert again.epoch == 4
+    assert (again.epoch, again.has_changed) == (4, False)
 
 
 def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index: Index) -> None:
     """When Elasticsearch was set up anew and has no record, Postgres's own epoch is exceeded."""
     entered = enter(database, index)
-    assert (entered.epoch, entered.has_changed) == (1, False)
-    before = assign_alone(database)
-    assert before >> EPOCH_SHIFT == 1
+    assert (entered.epoch, entered.has_changed, assign_alone(database) >> EPOCH_SHIFT) == (1, False, 1)
     database.sql(f"{OTHER_TIMELINE}, installation = gen_random_uuid(), epoch = 7")
-    assert index.read_epoch(installation(database)) == 0
-    assert enter(database, index).epoch == 8
-    assert index.read_epoch(installation(database)) == 8
-    assert assign_alone(database) > before
+    assert (enter(database, index).epoch, index.read_epoch(installation(database))) == (8, 8)
+    assert assign_alone(database) >> EPOCH_SHIFT == 8
 
 
 def test_writers_that_find_the_change_together_enter_one_epoch(database: World, index: Index) -> None:

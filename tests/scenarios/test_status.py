@@ -74,7 +74,7 @@ def deaf() -> Iterator[str]:
 
 
 def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
-    """It comes within two seconds, with what the other says; once the server answers, its answer is there at once."""
+    """It comes within two seconds, with what the other one says."""
     world.sql(BLOG)
     with deaf() as address:
         postgres = PostgresSettings(dsn=SecretStr(f"postgresql://x@{address}/x"))
@@ -89,21 +89,6 @@ def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
             assert not any(server.hint.startswith("Start it") for server in found.servers)
         assert found.stored is not None
         assert found.stored.outbox_waiting == 2
-    reader = Reader(world.settings)
-    fresh = reader.read()
-    assert not fresh.silent
-    with world.connect() as other, other.transaction():
-        other.execute("LOCK TABLE syncer.document IN ACCESS EXCLUSIVE MODE")
-        wait_until(lambda: reader.read().silent == {"postgres"}, what="it hangs")
-        old = reader.read()
-        assert (old.stored, old.lag_seconds > fresh.lag_seconds) == (fresh.stored, True)
-        (postgres_age,) = [server.age_seconds for server in old.servers if server.server == "postgres"]
-        assert postgres_age
-        assert postgres_age > 1
-    began = time.monotonic()
-    wait_until(lambda: not reader.read().silent, what="it answers")
-    assert time.monotonic() - began < 2
-    reader.close()
 
 
 def test_a_connection_that_was_lost_meanwhile_is_no_outage(world: World) -> None:

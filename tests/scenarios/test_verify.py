@@ -171,22 +171,6 @@ def test_a_dead_letter_is_named(blog: World) -> None:
     assert blog.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
 
 
-def test_elements_in_another_order_are_told_from_other_elements(world: World) -> None:
-    """Rows that have moved on disk come in another order: nothing changed that a trigger could see."""
-    select, index = world.document_folder / "select.sql", world.document_folder / "index.json"
-    text = "p.title, (SELECT array_agg(n.name) FROM comments AS n WHERE n.post_id = p.id) AS names,"
-    select.write_text(select.read_text().replace("p.title,", text, 1))
-    index.write_text(index.read_text().replace('"tags": {', '"names": { "type": "keyword" }, "tags": {', 1))
-    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
-    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (7, 1, 'title', 'body')")
-    world.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (1, 7, 'Ann', ''), (2, 7, 'Bob', '')")
-    world.apply()
-    handled(world)
-    world.sql("DROP INDEX comments_post_id; UPDATE comments SET name = name WHERE id = 1")
-    (drift,) = run(world).drifts
-    assert (drift.differences[0].path, drift.cause) == ("names[0]", Cause.REORDERED)
-
-
 def test_no_extra_hides(blog: World, client: Elasticsearch) -> None:
     """Whatever their order, all are found; those that lack another document's place, too: totals prove nothing."""
     extras = {str(number) for number in range(1000, 1040)} | {"ghost", "007", "99999999999999999999"}

@@ -129,10 +129,10 @@ class Blog(World):
         """Its number."""
         return self.process.pid if self.process else None
 
-    def start(self, *, program: tuple[str, ...] = ("syncer",), environment: Mapping[str, str] | None = None) -> None:
-        """Start a daemon, unless one runs; another program may run it in its own way."""
+    def start(self, *, environment: Mapping[str, str] | None = None) -> None:
+        """Start a daemon, unless one runs."""
         if self.running is None:
-            self.running = self.daemon(program=program, environment={**_QUIET, **(environment or {})})
+            self.running = self.daemon(environment={**_QUIET, **(environment or {})})
 
     def start_idle(self, *, environment: Mapping[str, str] | None = None) -> None:
         """Start a daemon, let it write something, and wait until nothing is on its way."""

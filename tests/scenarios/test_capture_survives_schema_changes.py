@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -177,30 +176,6 @@ def test_a_transaction_whose_snapshot_is_older_than_the_migration_goes_on(things
         application.execute("SELECT 1")
         things.sql("ALTER TABLE things RENAME COLUMN name TO title")
         application.execute("UPDATE things SET title = 'x', views = 5")
-    assert written(things) == [UPDATED]
-
-
-def test_capture_survives_dump_and_restore(things: World) -> None:
-    """A database that was dumped and restored captures as before, and its partitions are looked at once."""
-    make_anew(things, PARTITIONED)
-    bin_folder = things.sandbox.postgres.bin_folder
-
-    def run(program: str, *options: str, given: bytes | None = None) -> bytes:
-        command = [str(bin_folder / program), things.dsn, *options]
-        return subprocess.run(command, input=given, check=True, capture_output=True, timeout=DEADLINE_SECONDS).stdout
-
-    dump = run("pg_dump").replace(b"CREATE SCHEMA public;", b"")
-    things.sql("DROP SCHEMA public, syncer, elsewhere CASCADE; CREATE SCHEMA public")
-    run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", given=dump)
-    assert is_installed(things, RELATION)
-    assert plan(things).captures == ()
-    with things.connect() as connection:
-        assert table_files.note(connection) == [RELATION]
-    forget(things)
-    things.sql("UPDATE things SET name = 'z'; UPDATE things SET views = 8")
-    assert written(things) == [UPDATED]
-    things.sql("ALTER TABLE things RENAME COLUMN name TO title")
-    things.sql("UPDATE things SET views = 9")
     assert written(things) == [UPDATED]
 
 

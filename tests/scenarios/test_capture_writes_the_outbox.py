@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 
 import psycopg
@@ -20,7 +19,7 @@ from syncer.lineage import routes
 from syncer.recovery.schema_watch import Watch
 from tests.support import capture as support
 from tests.support.capture import capture_only, forget, plan, triggers, written
-from tests.support.world import DEADLINE_SECONDS, World
+from tests.support.world import World
 
 UPDATED: support.Change = ("public.things", "U", {"id": "1"}, {"id": "1"})
 
@@ -228,24 +227,6 @@ def test_a_table_that_stays_in_use_is_an_error_that_names_the_user(things: World
 
 
 # What a change of definitions must not lose
-
-
-def test_a_write_in_flight_is_not_lost_to_a_wider_definition(blog: World) -> None:
-    """A transaction that wrote a column before it was watched, and commits after apply, is in the document."""
-    for name, before, after in (
-        ("select.sql", "p.body,", "p.body, p.views,"),
-        ("index.json", '"body":', '"views": {"type": "long"}, "body":'),
-    ):
-        file = blog.document_folder / name
-        file.write_text(file.read_text().replace(before, after))
-    write = "UPDATE posts SET views = 7 WHERE id = 2"
-    with ThreadPoolExecutor(1) as threads, open_transaction(blog, write) as application:
-        applying = threads.submit(blog.apply)
-        wait([applying], timeout=1)  # it may wait for the transaction, or not: the guarantee is the same
-        application.commit()
-        applying.result(timeout=DEADLINE_SECONDS)
-    with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
-        blog.drain(relay, worker)
 
 
 def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(blog: World) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import psycopg
 import pytest
 from psycopg import sql
 
 from tests.support.capture import Change, capture_only, written
-from tests.support.world import DEADLINE_SECONDS, World
+from tests.support.world import World
 
 FAMILY = """
 CREATE TABLE parents (id int PRIMARY KEY, code int UNIQUE, name text);
@@ -124,18 +122,6 @@ def test_each_way_leaves_what_it_did(family: World, way: str, expected: str) -> 
         application.execute(f"ALTER TABLE children ALTER id RESTART WITH 3; {way}".encode())
         assert written(family, application) == left(expected)
         application.rollback()
-
-
-def test_copy_is_captured(family: World) -> None:
-    """COPY FROM a file as text, in psql, and in binary."""
-    psql = [str(family.sandbox.postgres.bin_folder / "psql"), family.dsn, "-X", "-q", "-v", "ON_ERROR_STOP=1"]
-    script = "\\copy children (id, name) FROM stdin WITH (FORMAT csv)\n50,Ann\n51,Bo\n\\.\n"
-    subprocess.run(psql, input=script, text=True, check=True, capture_output=True, timeout=DEADLINE_SECONDS)
-    command = "COPY children (id, name) FROM STDIN (FORMAT BINARY)"
-    with family.application() as application, application.cursor().copy(command) as copy:
-        copy.set_types(["int4", "text"])
-        copy.write_row((52, "copied"))
-    assert written(family) == left("I50 I51 I52")
 
 
 def test_a_role_without_privileges_is_captured(empty_world: World) -> None:

@@ -1,4 +1,4 @@
-"""The guide's models answer the guide's questions on the guide's data; files follow the directories above them."""
+"""The guide's models answer the guide's questions on the guide's data."""
 
 from __future__ import annotations
 
@@ -90,102 +90,10 @@ def test_a_change_writes_one_document(
         assert {document for document, version in versions().items() if version != before[document]} == written
 
 
-Follow = Callable[..., None]
-
-
-@pytest.fixture(scope="module")
-def grown(module_world: World) -> World:
-    """The guide's files, with the document active."""
-    module_world.use("file")
-    module_world.sql(schema("filesystem"))
-    module_world.migrate()
-    module_world.apply()
-    return module_world
-
-
-@pytest.fixture(scope="module")
-def follow(grown: World) -> Iterator[Follow]:
-    """Commits transactions there, and writes what they affect."""
-    with grown.index() as index, grown.relay() as relay, grown.worker(index) as worker:
-
-        def commit(*transactions: str) -> None:
-            for transaction in transactions:
-                grown.sql(transaction)
-            grown.drain(relay, worker)
-
-        yield commit
-
-
-@pytest.fixture
-def replanted(grown: World, follow: Follow) -> World:
-    """The shared one with the guide's files as at first."""
-    follow(models()["files"].rows)
-    assert paths(grown) == AT_FIRST
-    return grown
-
-
-def paths(world: World) -> dict[str, str]:
-    """Where each file is, by id, as a search finds it."""
-    return {id_: f"{file['path']}: {file['name']}" for id_, file in world.held("file").items()}
-
-
-AT_FIRST = {
-    "1": "/clinton/projects/elasticsearch: README.txt",
-    "2": "/clinton/projects: ideas.txt",
-    "3": "/clinton: letter.txt",
-    "4": "/alice: photos.txt",
-}
-
-# Transactions, one after the other; what they leave; and what is not found any more.
-CHANGES: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
-    "directory_becomes_a_tree_of_its_own": (
-        ("UPDATE directories SET parent_id = NULL, name = 'backup:' WHERE id = 3",),
-        {"1": "backup:/elasticsearch: README.txt", "2": "backup:: ideas.txt"},
-    ),
-    "directory_deleted_with_all_in_it": (("DELETE FROM directories WHERE id = 3",), {"1": None, "2": None}),
-    "everything_deleted": (("TRUNCATE directories CASCADE",), {"1": None, "2": None, "3": None, "4": None}),
-    "directory_renamed_then_moved_from_under_it": (
-        (
-            "UPDATE directories SET name = 'bill' WHERE id = 2",
-            "UPDATE directories SET parent_id = 5 WHERE id = 3",
-            "UPDATE files SET directory_id = 3 WHERE id = 1",
-        ),
-        {"1": "/alice/projects: README.txt", "2": "/alice/projects: ideas.txt", "3": "/bill: letter.txt"},
-    ),
-    "directory_replaced_by_one_with_another_key": (
-        (
-            """
-            INSERT INTO directories (id, parent_id, name) VALUES (30, 2, 'work');
-            UPDATE directories SET parent_id = 30 WHERE parent_id = 3;
-            UPDATE files SET directory_id = 30 WHERE directory_id = 3;
-            DELETE FROM directories WHERE id = 3
-            """,
-        ),
-        {"1": "/clinton/work/elasticsearch: README.txt", "2": "/clinton/work: ideas.txt"},
-    ),
-    "two_directories_swap_places": (
-        ("UPDATE directories SET parent_id = CASE id WHEN 5 THEN 2 WHEN 2 THEN 1 ELSE 5 END WHERE id IN (2, 3, 5)",),
-        {
-            "1": "/clinton/alice/projects/elasticsearch: README.txt",
-            "2": "/clinton/alice/projects: ideas.txt",
-            "4": "/clinton/alice: photos.txt",
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize(("transactions", "leaves"), CHANGES.values(), ids=CHANGES.keys())
-def test_every_file_has_the_path_of_its_directory(
-    replanted: World, follow: Follow, transactions: tuple[str, ...], leaves: dict[str, str | None]
-) -> None:
-    """Whatever is renamed, moved or deleted, on whatever level, the files below it have the right path afterwards."""
-    follow(*transactions)
-    assert paths(replanted) == {id_: path for id_, path in (AT_FIRST | leaves).items() if path is not None}
-
-
-def test_a_cycle_that_was_made_all_the_same_hangs_nothing(replanted: World, follow: Follow) -> None:
+def test_a_cycle_of_directories_hangs_nothing(playing: Callable[[Model], World]) -> None:
     """With the application's rule switched off, files in a cycle have some path, and the others theirs."""
-    replanted.sql("ALTER TABLE directories DISABLE TRIGGER USER; UPDATE directories SET parent_id = 4 WHERE id = 2")
-    replanted.sql("ALTER TABLE directories ENABLE TRIGGER USER")
-    follow("UPDATE directories SET name = 'bill' WHERE id = 2; UPDATE files SET name = 'seen' WHERE id = 4")
-    assert paths(replanted)["4"] == "/alice: seen"
+    world = playing(models()["files"])
+    world.sql("ALTER TABLE directories DISABLE TRIGGER USER; UPDATE directories SET parent_id = 4 WHERE id = 2")
+    world.sql("ALTER TABLE directories ENABLE TRIGGER USER; UPDATE files SET name = 'seen' WHERE id = 4")
+    settle(world)
+    assert world.held("file")["4"]["name"] == "seen"

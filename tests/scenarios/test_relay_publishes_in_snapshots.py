@@ -95,25 +95,6 @@ def test_a_backlog_beside_open_transactions_is_published_in_pages(
 # Giving rows back
 
 
-def test_a_segment_of_an_open_transaction_is_left_and_found_later(world: World) -> None:
-    """Trimming goes round the segment that a transaction still writes, without waiting; its rows arrive."""
-    with world.relay() as relay:
-        with transaction(world, 1) as long:
-            insert(world, 2)
-            relay.run_once()
-            for id_ in range(3, 15):
-                relay.trim()
-                insert(world, id_)
-                assert relay.run_once().published == 1
-            assert world.sql("SELECT new ->> 'id' FROM syncer.outbox_0") == [("2",)]
-            long.execute(USER.format(id=15))
-            long.execute("COMMIT")
-        assert relay.run_once().published == 2
-        assert relay.trim() >= 1
-        assert world.sql("TABLE syncer.outbox_0") == []
-    assert published(world) == list(range(1, 16))
-
-
 def test_a_writer_with_an_old_segment_number_loses_nothing(world: World) -> None:
     """A row that goes, late, into a segment that was emptied in between is published, and given back later."""
     waiting = "SELECT pid FROM pg_locks WHERE relation = 'syncer.outbox_0'::regclass AND NOT granted"

@@ -204,25 +204,6 @@ def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None
 # Beside live traffic
 
 
-def test_what_is_in_flight_is_not_drift(blog: World) -> None:
-    """A document that lags is compared again once its change is handled; what has drifted beside it is found."""
-    blog.sql("UPDATE posts SET title = 'new' WHERE id < 30; DELETE FROM posts WHERE id > 50")
-    with blog.elasticsearch() as client:
-        client.delete(index=blog.alias, id="40")
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
-                relay.run_once()
-                blog.handle(worker)
-
-    report = run(blog, settle=30, pause=pause)
-    assert ([drift.id for drift in report.drifts], report.busy) == (["40"], [])
-    assert len(pauses) == 3
-
-
 def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) -> None:
     """Whether it has drifted is undecided, unless no write replaces it; a repair writes it."""
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")

@@ -21,7 +21,7 @@ from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.wait import Waiter
 from tests.faults.harness import elsewhere, require_holds
-from tests.scenarios.test_fan_outs import BLOG, follow, worker
+from tests.scenarios.test_fan_outs import BLOG, MANY, follow
 from tests.scenarios.test_jobs import new_revision
 from tests.support.in_process import let_expire, refreshes
 from tests.support.routing import document
@@ -91,7 +91,7 @@ def test_each_component_is_waited_for(blog: World, waiter: Waiter) -> None:
         assert relay.run_once().published == 1
     assert component(waiter, token) == "workers"
     with blog.index() as index:
-        with worker(blog, index) as made:
+        with blog.worker(index, many=MANY) as made:
             wait_until(lambda: made.run_once() == 1, what="the worker has handled it")
         second = renamed(blog, 2, "second")
         follow(blog, index)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import pytest
 
-from syncer import daemon
 from syncer.apply import reindex
 from syncer.base.model import Change, Image, Operation, Role
 from syncer.base.postgres import Connection
@@ -17,7 +15,6 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
 from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
-from syncer.worker.loop import Worker
 from tests.faults.harness import the_document
 from tests.faults.test_rebuild import begin, require_done
 from tests.scenarios.test_jobs import list_
@@ -63,30 +60,11 @@ def listed(world: World, job: Job) -> list[str]:
     return [row[0] for row in world.sql("SELECT unnest(ids) FROM syncer.job_chunk WHERE job = %s", job.id)]
 
 
-@contextmanager
-def worker(world: World, index: Index, *, many: int = MANY) -> Iterator[Worker]:
-    """Run a worker that turns only when the test says so, and to which more documents than so many are many."""
-    limits = world.settings.worker.model_copy(update={"batch_documents_max": many})
-    made = daemon.worker(world.settings.model_copy(update={"worker": limits}), index, name="worker-test")
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def follow(world: World, index: Index, *, many: int = MANY) -> None:
-    """Turn a relay and a worker until nothing is on its way to them; what is left is left to jobs."""
-    with world.relay() as relay, worker(world, index, many=many) as made:
-        published = relay.run_once().published
-        handled = 0
-
-        def is_handled() -> bool:
-            nonlocal handled
-            handled += made.run_once()
-            return handled >= published
-
-        wait_until(is_handled, what="the worker has handled all that was published")
-        wait_until(lambda: made.run_once() == 0, what="it has nothing more to do")
+    """Let a relay and a worker handle what was changed; what is left is left to jobs."""
+    with world.relay() as relay, world.worker(index, many=many) as worker:
+        relay.run_once()
+        world.handle(worker)
 
 
 def renamed(*users: int) -> list[Change]:

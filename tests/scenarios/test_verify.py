@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +13,8 @@ from rich.console import Console
 from syncer.cli.verify import compared
 from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
-from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
-from tests.support.routing import document, put, put_shards
+from tests.support.routing import document, put, put_shards, verified
 from tests.support.world import World
 
 USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
@@ -25,8 +23,6 @@ COMMENTS = (
     "INSERT INTO comments (id, post_id, name, comment) SELECT g, g % 60, 'c', 'x' FROM generate_series(0, 119) AS g"
 )
 FAR_AHEAD = 1 << 62
-
-Pause = Callable[[float], None]
 
 
 @pytest.fixture
@@ -57,18 +53,6 @@ def fill(world: World) -> None:
         writer.write(world.index_of(), ["7"])
     with world.elasticsearch() as client:
         client.indices.refresh(index=world.alias)
-
-
-def run(
-    world: World, *, repair: bool = False, settle: float = 0, pause: Pause | None = None, **options: Any
-) -> VerifyReport:
-    """Verify in small pages."""
-    with ExitStack() as stack:
-        index = stack.enter_context(world.index())
-        writer = stack.enter_context(world.writer(index))
-        options |= {"pause": pause} if pause else {}
-        options |= {"repair": lambda ids: writer.write(world.index_of(), ids, everywhere=True)} if repair else {}
-        return verify(world.connect, document(world), index=index, settle_seconds=settle, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -148,13 +132,13 @@ def test_drift_is_found_named_and_repaired(name: str, request: pytest.FixtureReq
     world: World = request.getfixturevalue("shared_blog" if is_fixed else "blog")
     with world.elasticsearch() as client:
         plant(client, world, source(client, world))
-    (found,) = run(world).drifts
+    (found,) = verified(world).drifts
     assert (found.id, found.kind, found.cause) == (id_, kind, cause)
     assert tuple(difference.path for difference in found.differences) == paths
-    report = run(world, repair=True)
+    report = verified(world, repair=True)
     assert report.holds is is_fixed
     assert [drift.id for drift in (report.repaired if is_fixed else report.drifts)] == [id_]
-    assert run(world).holds is is_fixed
+    assert verified(world).holds is is_fixed
     assert bool(world.differences()) is not is_fixed
 
 
@@ -163,11 +147,11 @@ def test_a_dead_letter_is_named(blog: World) -> None:
     blog.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
     handled(blog)
     for _ in range(2):
-        (found,) = run(blog, repair=True).drifts
+        (found,) = verified(blog, repair=True).drifts
         assert (found.id, found.cause) == ("7", Cause.DEAD_LETTERED)
         assert "document_parsing_exception" in (found.error or "")
     blog.sql("UPDATE posts SET created = now() WHERE id = 7")
-    assert run(blog, repair=True).holds
+    assert verified(blog, repair=True).holds
     assert blog.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
 
 
@@ -178,8 +162,8 @@ def test_no_extra_hides(blog: World, client: Elasticsearch) -> None:
         client.index(index=blog.alias, id=id_, document={})
     client.delete(index=blog.alias, id="7")
     kinds = dict.fromkeys(extras, DriftKind.EXTRA) | {"7": DriftKind.MISSING}
-    assert {drift.id: drift.kind for drift in run(blog).drifts} == kinds
-    assert run(blog, repair=True).holds
+    assert {drift.id: drift.kind for drift in verified(blog).drifts} == kinds
+    assert verified(blog, repair=True).holds
     assert blog.differences() == []
 
 
@@ -195,7 +179,7 @@ def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None
         for routing in map(str, range(10)):
             put(client, empty_world, "7", routing, found)
             put(client, empty_world, "99", routing, found)
-    report = run(empty_world, repair=True)
+    report = verified(empty_world, repair=True)
     assert {drift.id: drift.kind for drift in report.repaired} == {"7": DriftKind.MISPLACED, "99": DriftKind.EXTRA}
     assert report.holds
     assert empty_world.differences() == []
@@ -210,12 +194,12 @@ def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) ->
     client.delete(index=blog.alias, id="8")
     _overwrite(client, blog, source(client, blog, "9") | {"title": "other"}, FAR_AHEAD, id_="9")
     for _ in range(2):
-        report = run(blog)
+        report = verified(blog)
         assert [(drift.id, drift.cause) for drift in report.drifts] == [("9", Cause.FOREIGN_AHEAD)]
         assert ([drift.id for drift in report.busy], report.are_changes_handled) == (["7", "8"], False)
         with blog.relay() as relay:
             relay.run_once()
-    report = run(blog, repair=True)
+    report = verified(blog, repair=True)
     assert ({drift.id for drift in report.repaired}, report.busy) == ({"7", "8"}, [])
 
 
@@ -249,17 +233,17 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_comparison_ends_where_too_many_differ(blog: World, client: Elasticsearch) -> None:
     """It says so, whichever side they are on; each repair takes back so many."""
     client.delete_by_query(index=blog.alias, query={"match_all": {}}, refresh=True)
-    report = run(blog)
+    report = verified(blog)
     assert (report.is_complete, report.holds) == (False, False)
     assert 10 <= len(report.drifts) < 60
     fill(blog)
     for number in range(1000, 1030):
         client.index(index=blog.alias, id=str(number), document={})
-    report = run(blog)
+    report = verified(blog)
     assert not report.is_complete
     assert {drift.kind for drift in report.drifts} == {DriftKind.EXTRA}
     rounds = 1
-    while not (report := run(blog, repair=True)).is_complete:
+    while not (report := verified(blog, repair=True)).is_complete:
         assert (10 <= len(report.repaired) < 20, report.drifts) == (True, [])
         rounds += 1
     assert rounds == 3
@@ -281,7 +265,7 @@ def test_more_suspects_than_fit_are_settled_on_the_way(blog: World, client: Elas
             handled(blog)
         done.append(documents)
 
-    report = run(blog, progress=change)
+    report = verified(blog, progress=change)
     assert ([drift.id for drift in report.drifts], report.is_complete) == (["59"], True)
 
 
@@ -298,7 +282,7 @@ def test_no_snapshot_lasts_longer_than_a_range(blog: World) -> None:
         )
         open_.append({began for (began,) in rows if began is not None})
 
-    assert run(blog, progress=look).holds
+    assert verified(blog, progress=look).holds
     assert len(open_) > 10
     assert not any(earlier & later for earlier, later in pairwise(open_))
 

@@ -42,10 +42,12 @@ def document(world: World) -> Document:
         return current(connection)["blogpost"]
 
 
-def verified(world: World, *, settle_seconds: float = 0) -> VerifyReport:
-    """What verify finds."""
-    with world.index() as index:
-        return verify(world.connect, document(world), index=index, settle_seconds=settle_seconds)
+def verified(world: World, *, repair: bool = False, **options: Any) -> VerifyReport:
+    """What verify finds, without patience; a repair writes at once."""
+    with world.index() as index, world.writer(index) as writer:
+        if repair:
+            options["repair"] = lambda ids: writer.write(world.index_of(), ids, everywhere=True)
+        return verify(world.connect, document(world), index=index, settle_seconds=0, **options)
 
 
 def put(client: Elasticsearch, world: World, id_: str, routing: str | None, source: dict[str, Any]) -> None:

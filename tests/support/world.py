@@ -531,9 +531,10 @@ class World:
         return OutboxSource(connect=self.connect, settings=self.settings.relay, pause=pause)
 
     @contextmanager
-    def worker(self, index: Index, *, name: str = "worker-test") -> Iterator[Worker]:
-        """A worker that turns only when the test says so."""
-        made = syncer_daemon.worker(self.settings, index, name=name)
+    def worker(self, index: Index, *, name: str = "worker-test", many: int | None = None) -> Iterator[Worker]:
+        """A worker that turns only when the test says so; more documents than so many are many to it."""
+        limits = self.settings.worker.model_copy(update={"batch_documents_max": many} if many else {})
+        made = syncer_daemon.worker(self.settings.model_copy(update={"worker": limits}), index, name=name)
         try:
             yield made
         finally:

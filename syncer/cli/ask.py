@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated
@@ -27,7 +28,7 @@ _MARKS = {
     Severity.UNSEEN: ("?", "cyan"),
     Severity.WELL: ("✔", "green"),
 }
-_PLACES = {How.SQL: "in psql:", How.SHELL: "in a shell:"}
+_PLACES = {How.SQL: "in psql:", How.SHELL: "in a shell:", How.REQUEST: "in the console of Kibana, or by curl:"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LEVELS = {"warning": "yellow", "error": "red"}
 
@@ -43,17 +44,19 @@ def doctor(*, as_json: parameters.AsJson = False) -> None:
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
     with render.asking():
-        report = checks.examine(loaded, settings.config_folder())
+        findings = checks.examine(loaded)
+    found = Counter(finding.severity for finding in findings)
+    numbers, is_well = {severity: found[severity] for severity in Severity}, not found[Severity.WRONG]
     if as_json:
-        render.print_json({"is_well": report.is_well, **report.numbers, "findings": report.findings})
+        render.print_json({"is_well": is_well, **numbers, "findings": findings})
     else:
         console = render.console(sys.stdout)
-        for _, findings in groupby(report.findings, key=lambda finding: finding.id):
-            _show_findings(console, list(findings))
-        counts = ", ".join(f"{number} {severity}" for severity, number in report.numbers.items() if number)
-        verdict = ("Nothing is wrong", "bold green") if report.is_well else ("Not all is well", "bold red")
+        for _, of_check in groupby(findings, key=lambda finding: finding.id):
+            _show_findings(console, list(of_check))
+        counts = ", ".join(f"{number} {severity}" for severity, number in numbers.items() if number)
+        verdict = ("Nothing is wrong", "bold green") if is_well else ("Not all is well", "bold red")
         say(console, "\n", verdict, f": {counts}")
-    if not report.is_well:
+    if not is_well:
         raise typer.Exit(1)
 
 
@@ -68,7 +71,7 @@ def _show_findings(console: Console, findings: Sequence[Finding]) -> None:
     for finding in findings:
         say(console, f"    {unseen}{finding.found}")
     # Grouped by place, so that they are pasted at once.
-    fixes: dict[tuple[How | None, str | None], list[str]] = {}
+    fixes: dict[tuple[How | None, str], list[str]] = {}
     for finding in findings:
         if finding.fix and finding.fix not in fixes.setdefault((finding.how, finding.note), []):
             fixes[finding.how, finding.note].append(finding.fix)

@@ -2,8 +2,10 @@
 
 Asking yields a finding, with its fix, for each problem. Mostly it is a query whose rows are these, or a setting of an
 index or of the topic. A check that a missing server, schema or privilege prevents is unseen; the others are still made.
-docs/operating.md says why each matters. Of what `syncer status` and `plan` report, only a suspended document and a
-lost index are checked again here.
+What `syncer status` finds wrong with a document is one of the checks. docs/operating.md says why each matters.
+
+Guarantees that nothing is changed: every transaction in Postgres is read-only and every statement bounded in time, and
+Kafka and Elasticsearch are only read.
 
 The checks ``reach`` ask what guards the start of a daemon: see `syncer.daemon.checked`.
 """
@@ -11,28 +13,42 @@ The checks ``reach`` ask what guards the start of a daemon: see `syncer.daemon.c
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from syncer.base import migrations
+import psycopg
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._metadata import TopicMetadata
+from elastic_transport import TransportError
+from elasticsearch import ApiError
+
+from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain
 from syncer.base.errors import SourceError, SyncerError
 from syncer.base.model import Role, Target
-from syncer.base.postgres import LOCK_SECONDS_MAX
+from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.capture import install
-from syncer.documents import definition, registry
+from syncer.documents import registry
+from syncer.documents.registry import Document
+from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import GC_DELETES_SECONDS, PIPELINES, seconds
 from syncer.indexing import failover
 from syncer.kafka import topic
-from syncer.monitoring.deployment import ANSWER_SECONDS, ERRORS, Deployment, UnseenError
+from syncer.monitoring.problems import problems
+from syncer.monitoring.status import Reader
+
+ANSWER_SECONDS = 5
+"""How long a server may take to be reached, and to answer."""
+_ERRORS = (psycopg.Error, KafkaException, ApiError, TransportError, SyncerError)
+"""What keeps a check from being made."""
+_READ_ONLY = f"SET default_transaction_read_only = on; SET statement_timeout = '{ANSWER_SECONDS}s'"
 
 
 class Severity(StrEnum):
@@ -54,6 +70,8 @@ class How(StrEnum):
     """Statements for psql, one a line."""
     SHELL = "shell"
     """A command."""
+    REQUEST = "request"
+    """A request to Elasticsearch as Kibana's console takes it: method and path, and its body in the next line."""
     ADVICE = "advice"
     """For a person to decide."""
 
@@ -62,16 +80,83 @@ class How(StrEnum):
 class Finding:
     """What a check found: the problem, or why it could not be made, as a sentence without a full stop; else empty.
 
-    What is empty or None is as the check says.
+    What is None or empty is as the check says. ``note`` is what to know about the fix.
     """
 
     found: str = ""
     fix: str = ""
+    note: str = ""
     how: How | None = None
-    note: str | None = None
     severity: Severity | None = None
     id: str = ""
     expected: str = ""
+
+
+class UnseenError(Exception):
+    """A check cannot be made; the message says why."""
+
+
+class Deployment:
+    """The servers that the settings name, and what several checks ask of them."""
+
+    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+        self.settings = settings
+        self.servers: dict[str, Any] = {}
+        """A client of each server that is used, or the `SyncerError` that kept it from being opened."""
+        self._stack = stack
+        connects: dict[str, Callable[[], Any]] = {"postgres": self._connect}
+        if settings.kafka.is_used:
+            connects["kafka"] = self._administer
+        connects["elasticsearch"] = lambda: stack.enter_context(
+            elastic.connect(settings.elasticsearch, timeout_seconds=ANSWER_SECONDS)
+        )
+        for name, connect in connects.items():
+            try:
+                self.servers[name] = connect()
+            except _ERRORS as error:
+                self.servers[name] = explain(error) or SyncerError(str(error))
+        with suppress(UnseenError, psycopg.errors.InsufficientPrivilege):  # postgres.privileges names it
+            self.settings = settings.of(registry.installation(self.schema))
+
+    def _connect(self) -> Connection:
+        connection = self._stack.enter_context(postgres.connect(self.settings.postgres, name="doctor"))
+        connection.execute(_READ_ONLY)
+        return connection
+
+    def _administer(self) -> AdminClient:
+        admin = self._stack.enter_context(AdminClient(topic.common(self.settings.kafka) | {"log_level": 0}))
+        admin.list_topics(timeout=ANSWER_SECONDS)
+        return admin
+
+    def server(self, name: str) -> Any:
+        """A client of a server."""
+        if isinstance(self.servers[name], SyncerError):
+            raise UnseenError(f"{name.title()} cannot be reached")
+        return self.servers[name]
+
+    def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """The rows that a query of Postgres returns."""
+        connection: Connection = self.server("postgres")
+        return connection.execute(query, parameters).fetchall()
+
+    @property
+    def schema(self) -> Connection:
+        """The connection to Postgres, if it has the syncer schema."""
+        if self.rows("SELECT to_regclass('syncer.document') IS NOT NULL") != [(True,)]:
+            raise UnseenError("the database has no syncer schema")
+        connection: Connection = self.server("postgres")
+        return connection
+
+    @cached_property
+    def documents(self) -> list[Document]:
+        """The active definitions, with one entry for each index that they write to."""
+        return registry.documents(self.schema)
+
+    @cached_property
+    def topics(self) -> dict[str, TopicMetadata]:
+        """The topics that Kafka has."""
+        found: dict[str, TopicMetadata] = self.server("kafka").list_topics(timeout=ANSWER_SECONDS).topics
+        return found
 
 
 Ask = Callable[[Deployment], Iterable[Finding]]
@@ -85,7 +170,6 @@ class Check(NamedTuple):
     how: How
     ask: Ask
     severity: Severity = Severity.WRONG
-    note: str = ""
 
     @property
     def server(self) -> str:
@@ -102,24 +186,16 @@ FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND reset_val = 'of
 """
 _COMMITS_OFF = """
 WITH off AS (
-    SELECT CASE WHEN r.rolname IS NOT NULL THEN quote_ident(r.rolname) WHEN s.setdatabase = 0 THEN 'ALL' END AS role,
-           quote_ident(d.datname) AS database
-    FROM pg_db_role_setting AS s CROSS JOIN unnest(s.setconfig) AS setting
-    LEFT JOIN pg_roles AS r ON r.oid = s.setrole LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
-    WHERE setting = 'synchronous_commit=off' AND (s.setdatabase = 0 OR d.datname = current_database())
+    SELECT concat_ws(' IN ', CASE WHEN setrole <> 0 THEN 'ROLE ' || quote_ident(r.rolname)
+                                  WHEN setdatabase = 0 THEN 'ROLE ALL' END,
+                     'DATABASE ' || quote_ident(d.datname)) AS part
+    FROM pg_db_role_setting LEFT JOIN pg_roles AS r ON r.oid = setrole LEFT JOIN pg_database AS d ON d.oid = setdatabase
+    WHERE 'synchronous_commit=off' = ANY (setconfig) AND (setdatabase = 0 OR d.datname = current_database())
 )
-SELECT 'synchronous_commit is off for ' || coalesce(role, database),
-       format('ALTER %s RESET synchronous_commit;', concat_ws(' IN ', 'ROLE ' || role, 'DATABASE ' || database))
-FROM off
+SELECT 'synchronous_commit is off for ' || part, format('ALTER %s RESET synchronous_commit;', part) FROM off
 UNION ALL
 SELECT 'synchronous_commit is off', E'ALTER SYSTEM SET synchronous_commit = on;\\nSELECT pg_reload_conf();'
 FROM pg_settings WHERE name = 'synchronous_commit' AND reset_val = 'off' AND NOT EXISTS (SELECT FROM off)
-ORDER BY 1
-"""
-_DEADLOCK_TIMEOUT = f"""
-SELECT format('deadlock_timeout is %s ms', reset_val),
-       E'ALTER SYSTEM SET deadlock_timeout = ''1s'';\\nSELECT pg_reload_conf();'
-FROM pg_settings WHERE name = 'deadlock_timeout' AND reset_val::integer <= {LOCK_SECONDS_MAX * 1000:.0f}
 """
 _FUNCTIONS = """
 SELECT format('%s, which owns the function %s, may not write the outbox', owner, name),
@@ -137,13 +213,16 @@ WHERE NOT (has_schema_privilege(proowner, 'syncer', 'USAGE')
                 OR has_sequence_privilege(proowner, 'syncer.outbox_segment', 'SELECT'))
            AND has_function_privilege(proowner, 'syncer.text_of(anyelement,integer)', 'EXECUTE'))
 """
-_MAY_NOT_USE = "SELECT FROM pg_namespace WHERE nspname = 'syncer' AND NOT has_schema_privilege(oid, 'USAGE')"
-# One privilege for each group role in docs/roles.sql that a daemon's role has.
+# One privilege for each group role in docs/roles.sql that a daemon's role has; not every daemon needs all.
 _LACKING = """
-SELECT format('%I has no %s on syncer.%s', current_user, privilege, c.relname)
+SELECT current_user || ' may not use the schema syncer', true
+FROM pg_namespace WHERE nspname = 'syncer' AND NOT has_schema_privilege(oid, 'USAGE')
+UNION ALL
+SELECT format('%I has no %s on syncer.%s', current_user, privilege, c.relname), false
 FROM (VALUES ('outbox_0', 'TRUNCATE'), ('cursor', 'INSERT'), ('daemon', 'INSERT'), ('job_chunk', 'INSERT'),
              ('version', 'USAGE')) AS needed (name, privilege)
-JOIN pg_class AS c ON c.relnamespace = 'syncer'::regnamespace AND c.relname = needed.name
+JOIN pg_namespace AS n ON n.nspname = 'syncer' AND has_schema_privilege(n.oid, 'USAGE')
+JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = needed.name
 WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, privilege)
                ELSE has_table_privilege(c.oid, privilege) END
 """
@@ -167,15 +246,14 @@ FROM r WHERE is_filtered
 _IS_WORKER = "SELECT has_sequence_privilege('syncer.version', 'USAGE')"
 
 
-def _sql(id_: str, expected: str, query: str, severity: Severity = Severity.WRONG) -> Check:
+def _query(query: str) -> Ask:
     """A query that returns problems and their fixes."""
 
     def ask(deployment: Deployment) -> Iterable[Finding]:
         connection = deployment.schema if "syncer" in query else deployment.server("postgres")
         return [Finding(found, fix) for found, fix in connection.execute(query)]
 
-    note = "If nothing changes, the setting is on the server's command line." if "pg_reload_conf" in query else ""
-    return Check(id_, expected, How.SQL, ask, severity, note)
+    return ask
 
 
 def _reach(server: str, further: Ask = lambda _: ()) -> Ask:
@@ -190,17 +268,24 @@ def _reach(server: str, further: Ask = lambda _: ()) -> Ask:
 
 def _is_usable(deployment: Deployment) -> Iterator[Finding]:
     if deployment.rows("SELECT pg_is_in_recovery()") == [(True,)]:
-        yield Finding(
-            "The server at postgres.dsn is a standby",
-            "Set SYNCER_POSTGRES_DSN to the primary. To choose it from several hosts, add "
-            "target_session_attrs=read-write.",
-        )
+        fix = "Set SYNCER_POSTGRES_DSN to the primary; from several hosts, target_session_attrs=read-write chooses it."
+        yield Finding("The server at postgres.dsn is a standby", fix)
         return
     try:
         migrations.require_current(deployment.server("postgres"))
     except SourceError as error:
-        command = error.hint.removeprefix("Run: ")
-        yield Finding(error.message, command, How.ADVICE if command == error.hint else How.SHELL)
+        yield Finding(error.message, error.hint)
+
+
+def _documents(deployment: Deployment) -> Iterator[Finding]:
+    assert deployment.schema
+    with closing(Reader(deployment.settings)) as reader:
+        status = reader.read()
+    if "postgres" in status.silent:
+        raise UnseenError(str(status.servers[0].error))
+    for problem in problems(status):
+        if problem.about is not None and not problem.is_passing:
+            yield Finding(problem.message.rstrip("."), problem.action)
 
 
 def _triggers(deployment: Deployment) -> Iterator[Finding]:
@@ -214,11 +299,9 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _may_use(deployment: Deployment) -> Iterator[Finding]:
-    if deployment.rows(_MAY_NOT_USE):
-        yield Finding("The role may not use the schema syncer", _ROLES)
-    else:
-        lacking = deployment.schema.execute(_LACKING)
-        yield from (Finding(found, _ROLES, severity=Severity.CONSIDER) for (found,) in lacking)
+    roles = "If this is a daemon's role: run docs/roles.sql, and make it a member of the group roles of its duties."
+    for found, is_wrong in deployment.rows(_LACKING):
+        yield Finding(found, roles, severity=Severity.WRONG if is_wrong else Severity.CONSIDER)
 
 
 def _may_read(deployment: Deployment) -> Iterator[Finding]:
@@ -238,151 +321,94 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
     yield from (Finding(found, fix, severity=severity) for found, fix in problems.items())
 
 
-# Kafka: settings of the topic
-
+# Kafka and Elasticsearch: settings
 
 _DAY_MILLISECONDS = 86_400_000
-_TOPIC: dict[str, tuple[Callable[[str], bool], str]] = {
-    "cleanup.policy": (lambda value: "compact" in value, "delete"),
-    "unclean.leader.election.enable": (lambda value: value == "true", "false"),
-    "retention.ms": (lambda value: 0 <= int(value) < _DAY_MILLISECONDS, "604800000"),
-    "retention.bytes": (lambda value: int(value) >= 0, "-1"),
-    "min.insync.replicas": (lambda value: value == "1", "2"),
+_TOPIC: dict[str, tuple[Callable[[str], bool], str, Severity]] = {
+    "cleanup.policy": (lambda value: "compact" in value, "delete", Severity.WRONG),
+    "unclean.leader.election.enable": (lambda value: value == "true", "false", Severity.WRONG),
+    "retention.ms": (lambda value: 0 <= int(value) < _DAY_MILLISECONDS, "604800000", Severity.CONSIDER),
+    "retention.bytes": (lambda value: int(value) >= 0, "-1", Severity.CONSIDER),
+    "min.insync.replicas": (lambda value: value == "1", "2", Severity.CONSIDER),
 }
-"""Whether the value of a setting of the topic is wrong, and the right one."""
-
-
-def _topic(*names: str) -> Ask:
-    """Settings of the topic."""
-
-    def ask(deployment: Deployment) -> Iterator[Finding]:
-        settings = deployment.settings.kafka
-        credentials = " --command-config client.properties" if settings.properties else ""
-        note = "client.properties holds the credentials, as Java clients read them." if credentials else ""
-        found = topic.configuration(deployment.server("kafka"), deployment.topic.topic or "", seconds=ANSWER_SECONDS)
-        for name in names:
-            is_wrong, right = _TOPIC[name]
-            if is_wrong(found[name]):
-                command = (
-                    f"kafka-configs.sh --bootstrap-server {settings.bootstrap_servers}{credentials} "
-                    f"--alter --entity-type topics --entity-name {settings.topic} --add-config {name}={right}"
-                )
-                yield Finding(f"{name} is {found[name]}", command, note=note)
-
-    return ask
+"""Whether the value of a setting of the topic is wrong, the right one, and how bad that is."""
 
 
 def _has_topic(deployment: Deployment) -> Iterator[Finding]:
     name = deployment.settings.kafka.topic
     if not name:
-        deployment.server("postgres")
         raise UnseenError("the name of the topic is unknown: it is in the database")
     if name not in deployment.topics:
-        yield Finding(f"Kafka has no topic {name}", "syncer apply", How.SHELL)
+        yield Finding(f"Kafka has no topic {name}", "syncer apply", how=How.SHELL)
 
 
-def _replicas(deployment: Deployment) -> Iterable[Finding]:
-    least = list(_topic("min.insync.replicas")(deployment))
-    if min(len(partition.replicas) for partition in deployment.topic.partitions.values()) > 1:
-        return least
-    more = (
-        "Use three brokers. kafka.replication_factor applies to a topic that syncer creates; "
-        "kafka-reassign-partitions.sh adds replicas to an existing one."
-    )
-    return [Finding("The topic has one replica: if its broker is lost, so are its changes", more, How.ADVICE)]
+def _topic(deployment: Deployment) -> Iterator[Finding]:
+    settings, name = deployment.settings.kafka, deployment.settings.kafka.topic
+    if name not in deployment.topics:
+        raise UnseenError(f"Kafka has no topic {name}".rstrip())
+    has_copies = min(len(partition.replicas) for partition in deployment.topics[name].partitions.values()) > 1
+    if not has_copies:
+        more = (
+            "Use three brokers. kafka.replication_factor applies to a topic that syncer creates; "
+            "kafka-reassign-partitions.sh adds replicas to an existing one."
+        )
+        found = "The topic has one replica: if its broker is lost, so are its changes"
+        yield Finding(found, more, how=How.ADVICE, severity=Severity.CONSIDER)
+    values = topic.configuration(deployment.server("kafka"), name, seconds=ANSWER_SECONDS)
+    for setting, (is_wrong, right, severity) in _TOPIC.items():
+        if is_wrong(values[setting]) and (has_copies or setting != "min.insync.replicas"):
+            credentials = " --command-config client.properties" if settings.properties else ""
+            command = (
+                f"kafka-configs.sh --bootstrap-server {settings.bootstrap_servers}{credentials} "
+                f"--alter --entity-type topics --entity-name {name} --add-config {setting}={right}"
+            )
+            yield Finding(f"{setting} is {values[setting]}", command, severity=severity)
 
 
-# Documents
-
-
-def _suspended(deployment: Deployment) -> Iterator[Finding]:
-    for document in deployment.documents:
-        if document.suspended is not None:
-            what, _, hint = document.suspended.partition("\n")
-            found = f"{document.name} is suspended, in {document.index_name}: {what.rstrip('; .')}"
-            yield Finding(found, hint or "Fix it, then run: syncer apply")
-
-
-def _lost(deployment: Deployment) -> Iterator[Finding]:
-    names = {document.index_name for document, _ in deployment.indices}
-    for document in deployment.documents:
-        if document.index_name not in names:
-            abort = f"syncer index abort {document.name}"
-            fix = "syncer apply" if document.role is Role.CURRENT else abort
-            yield Finding(f"The index {document.index_name} of {document.name} is gone", fix)
-
-
-# Elasticsearch: settings of the indices
-
-
-def _request(deployment: Deployment, method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
-    """A request to Elasticsearch as a command, with credentials named rather than shown."""
-    settings = deployment.settings.elasticsearch
-    words = ["curl -sS --fail-with-body -X", method]
-    if settings.api_key:
-        words.append('-H "Authorization: ApiKey $SYNCER_ELASTICSEARCH_API_KEY"')
-    elif settings.username:
-        words.append('-u "$SYNCER_ELASTICSEARCH_USERNAME:$SYNCER_ELASTICSEARCH_PASSWORD"')
-    if settings.ca_certs:
-        words.append(f"--cacert {settings.ca_certs}")
-    node = "${SYNCER_ELASTICSEARCH_URL%%,*}" if len(settings.urls) > 1 else "$SYNCER_ELASTICSEARCH_URL"
-    words.append(f'"{node}{path}"')
-    if body is not None:
-        words.append(f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'")
-    return " ".join(words)
-
-
-_KEPT = f"{GC_DELETES_SECONDS}s"
 _INDEX: dict[str, tuple[str, Callable[[str], bool], str | None]] = {
-    "index.gc_deletes": ("60s", lambda value: seconds(value) < GC_DELETES_SECONDS, _KEPT),
+    "index.gc_deletes": ("60s", lambda value: seconds(value) < GC_DELETES_SECONDS, f"{GC_DELETES_SECONDS}s"),
     "index.translog.durability": ("request", lambda value: value == "async", "request"),
     "index.refresh_interval": ("1s", lambda value: value.startswith("-1"), None),
     "index.lifecycle.name": ("", bool, None),
     **dict.fromkeys(PIPELINES, ("_none", lambda value: value != "_none", None)),
 }
 """The default of a setting of an index, whether a value is wrong, and the right one."""
+_OF_A_LOAD = ("index.translog.durability", "index.refresh_interval")
+"""An index that is being built may have another value."""
 
 
-def _index(*names: str, is_current: bool = False) -> Ask:
-    """Settings of each index, or of each current one."""
+def _request(method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
+    return f"{method} {path}" + ("" if body is None else f"\n{json.dumps(body)}")
 
-    def ask(deployment: Deployment) -> Iterator[Finding]:
-        for document, settings in deployment.indices:
-            for name in names if document.role is Role.CURRENT or not is_current else ():
-                default, is_wrong, right = _INDEX[name]
-                value = str(settings.get(name, default)).lower()
-                if is_wrong(value):
-                    fix = _request(deployment, "PUT", f"/{document.index_name}/_settings", {name: right})
-                    yield Finding(f"{name} of {document.index_name} is {value}", fix)
 
-    return ask
+def _indices(deployment: Deployment) -> Iterator[Finding]:
+    found = deployment.server("elasticsearch").indices.get_settings(
+        index=[document.index_name for document in deployment.documents] or ["none"],
+        flat_settings=True,
+        ignore_unavailable=True,
+        expand_wildcards="all",
+    )
+    for document in (each for each in deployment.documents if each.index_name in found):
+        for name, (default, is_wrong, right) in _INDEX.items():
+            value = str(found[document.index_name]["settings"].get(name, default)).lower()
+            if is_wrong(value) and (document.role is Role.CURRENT or name not in _OF_A_LOAD):
+                fix = _request("PUT", f"/{document.index_name}/_settings", {name: right})
+                again = f"Then run: syncer backfill {document.name}" if name in PIPELINES else ""
+                yield Finding(f"{name} of {document.index_name} is {value}", fix, again)
 
 
 def _guard(deployment: Deployment) -> Iterator[Finding]:
     for document in deployment.documents[:1]:
-        alias = document.target.write_alias
-        fitting = [
-            template
-            for template in deployment.server("elasticsearch").indices.get_index_template()["index_templates"]
-            if any(_fits(pattern, alias) for pattern in template["index_template"]["index_patterns"])
-        ]
-        first = max(fitting, key=_priority, default=None)
-        if first is None or first["index_template"].get("allow_auto_create") is not False:
-            priority = 500 if first is None else max(500, _priority(first) + 1)
-            body = {"index_patterns": ["*-syncer-write"], "allow_auto_create": False, "priority": priority}
+        indices = deployment.server("elasticsearch").indices
+        is_missing = not indices.exists_index_template(name="syncer")
+        hidden = indices.simulate_index_template(name=document.target.write_alias).get("overlapping", ())
+        if is_missing or "syncer" in {template["name"] for template in hidden}:
+            body = {"index_patterns": ["*-syncer-write"], "allow_auto_create": False, "priority": 10**9}
             yield Finding(
                 "syncer's index template, which forbids to create an index named like a write alias, is "
-                + ("missing" if first is None else f"overridden by {first['name']}"),
-                _request(deployment, "PUT", "/_index_template/syncer", body),
+                + ("missing" if is_missing else "overridden by another one"),
+                _request("PUT", "/_index_template/syncer", body),
             )
-
-
-def _priority(template: Mapping[str, Any]) -> int:
-    return int(template["index_template"].get("priority", 0))
-
-
-def _fits(pattern: str, name: str) -> bool:
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
 def _orphans(deployment: Deployment) -> Iterator[Finding]:
@@ -398,23 +424,17 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
         if mark.get("installation") != installation or name in known:
             continue
         aliases = index.get("aliases", {}).keys() - {Target.of_index(name).write_alias}
-        delete = _request(deployment, "DELETE", f"/{name}")
         made_for = f"{name}, made for {mark.get('document')},"
         if not aliases:
-            yield Finding(f"{made_for} is not active any more", delete, severity=Severity.CONSIDER)
+            found = f"{made_for} is not active any more"
+            yield Finding(found, _request("DELETE", f"/{name}"), severity=Severity.CONSIDER)
         elif searched := sorted(aliases - active):  # status reports an alias that leads to two indices
-            is_defined = not _defined(deployment).isdisjoint(searched)
-            note = "It takes the index over, or makes another, and writes every document." if is_defined else ""
-            found = f"Searches of {' and '.join(searched)} find {made_for} which Postgres does not know"
-            yield Finding(found, "syncer apply" if is_defined else delete, note=note)
-
-
-def _defined(deployment: Deployment) -> set[str]:
-    """The indices of the definitions in the config folder."""
-    try:
-        return {each.index for each in definition.load_all(deployment.config_folder)}
-    except SyncerError:
-        return set()
+            yield Finding(
+                f"Searches of {' and '.join(searched)} find {made_for} which Postgres does not know",
+                "syncer apply",
+                f"It takes the index over, or makes another. Without a definition: DELETE /{name}",
+                How.SHELL,
+            )
 
 
 def _epoch(deployment: Deployment) -> Iterator[Finding]:
@@ -426,8 +446,7 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
             yield Finding(
                 f"Postgres is in epoch {epoch}, and Elasticsearch has recorded {recorded or 'none'}: syncer-state was "
                 "deleted, or this database is a copy",
-                _request(deployment, "PUT", path, {"epoch": epoch}),
-                How.SHELL,
+                _request("PUT", path, {"epoch": epoch}),
                 "Not if this database is a copy: then set kafka.topic. "
                 "For a minute after the record was deleted, Elasticsearch may answer 409.",
             )
@@ -436,93 +455,59 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
             yield Finding(
                 f"Elasticsearch has recorded epoch {recorded}, and Postgres is in {epoch}: its disk was restored",
                 "UPDATE syncer.cluster_identity SET sequence = 0;",
-                How.SQL,
                 "Then restart the daemons, which enter a new epoch, and run for each document: "
                 "syncer verify DOCUMENT --repair",
+                How.SQL,
             )
 
 
-_ROLES = "If this is a daemon's role: run docs/roles.sql, and make the role a member of the group roles of its duties."
-_CATCHES_UP = "It installs them, and writes the documents again that may have missed changes."
-_AGAIN = "Then write the documents again: syncer backfill DOCUMENT"
-_SQL, _SHELL, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.ADVICE, Severity.CONSIDER
-_ANSWERS = "Postgres answers, takes writes and has this schema"
-_COMMITS = "No application commits with synchronous_commit off"
-_DEADLOCKS = f"deadlock_timeout is longer than {LOCK_SECONDS_MAX:g} s"
-_FORGETS = f"Every index remembers deletes for {_KEPT}"
-_TRANSLOG = "No current index has an asynchronous translog"
-_REFRESH = "Every current index is refreshed"
-_ELECTION = "No broker that lacks records can lead"
-_RETENTION = "The topic keeps changes for longer than an outage"
+_SQL, _SHELL, _REQUEST, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.REQUEST, How.ADVICE, Severity.CONSIDER
+_USABLE = _reach("postgres", _is_usable)
+_SETTINGS = "Every index keeps what is written to it, and shows it"
+_FUNCTION = "The owner of the trigger functions may write the outbox"
+_GUARDED = "No late delete can create an index named like a write alias"
 CHECKS: tuple[Check, ...] = (
-    Check("postgres.reach", _ANSWERS, _ADVICE, _reach("postgres", _is_usable)),
-    _sql("postgres.durability", "fsync and full_page_writes are on", _OFF),
-    _sql("postgres.synchronous_commit", _COMMITS, _COMMITS_OFF, _CONSIDER),
-    _sql("postgres.deadlock_timeout", _DEADLOCKS, _DEADLOCK_TIMEOUT, _CONSIDER),
-    Check("postgres.triggers", "Every table that documents read has its triggers", _SHELL, _triggers, note=_CATCHES_UP),
-    _sql("postgres.functions", "The owner of the trigger functions may write the outbox", _FUNCTIONS),
+    Check("postgres.reach", "Postgres answers, takes writes and has this schema", _ADVICE, _USABLE),
+    Check("postgres.durability", "fsync and full_page_writes are on", _SQL, _query(_OFF)),
+    Check("postgres.synchronous_commit", "No commit is asynchronous", _SQL, _query(_COMMITS_OFF), _CONSIDER),
+    Check("postgres.triggers", "Every table that documents read has its triggers", _SHELL, _triggers),
+    Check("postgres.functions", _FUNCTION, _SQL, _query(_FUNCTIONS)),
     Check("postgres.privileges", "The role may do what a daemon does", _ADVICE, _may_use),
-    Check("postgres.suspended", "No document is suspended", _ADVICE, _suspended),
     Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
+    Check("postgres.documents", "Status finds nothing wrong with a document", _ADVICE, _documents),
     Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
-    Check("kafka.replication", "Every record is on at least two brokers", _SHELL, _replicas, _CONSIDER),
-    Check("kafka.cleanup_policy", "The topic is not compacted", _SHELL, _topic("cleanup.policy")),
-    Check("kafka.unclean_election", _ELECTION, _SHELL, _topic("unclean.leader.election.enable")),
-    Check("kafka.retention", _RETENTION, _SHELL, _topic("retention.ms", "retention.bytes"), _CONSIDER),
+    Check("kafka.topic", "The topic keeps every change until it is handled", _SHELL, _topic),
     Check("elasticsearch.reach", "Elasticsearch answers", _ADVICE, _reach("elasticsearch")),
-    Check("elasticsearch.indices", "Every active index exists", _SHELL, _lost),
-    Check("elasticsearch.gc_deletes", _FORGETS, _SHELL, _index("index.gc_deletes")),
-    Check("elasticsearch.durability", _TRANSLOG, _SHELL, _index("index.translog.durability", is_current=True)),
-    Check("elasticsearch.refresh", _REFRESH, _SHELL, _index("index.refresh_interval", is_current=True)),
-    Check("elasticsearch.pipelines", "No ingest pipeline changes documents", _SHELL, _index(*PIPELINES), note=_AGAIN),
-    Check("elasticsearch.lifecycle", "No lifecycle policy manages an index", _SHELL, _index("index.lifecycle.name")),
-    Check("elasticsearch.guard", "No late delete can create an index named like a write alias", _SHELL, _guard),
-    Check("elasticsearch.orphans", "Every index that this installation made is known to Postgres", _SHELL, _orphans),
-    Check("elasticsearch.epoch", "Elasticsearch has recorded the epoch", _SHELL, _epoch),
+    Check("elasticsearch.settings", _SETTINGS, _REQUEST, _indices),
+    Check("elasticsearch.guard", _GUARDED, _REQUEST, _guard),
+    Check("elasticsearch.orphans", "Postgres knows every index that this installation made", _REQUEST, _orphans),
+    Check("elasticsearch.epoch", "Elasticsearch has recorded the epoch", _REQUEST, _epoch),
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The result of an examination: at least one finding of each check, in the order of the table."""
-
-    findings: tuple[Finding, ...]
-
-    @property
-    def numbers(self) -> dict[Severity, int]:
-        """How many findings there are of each severity."""
-        found = Counter(finding.severity for finding in self.findings)
-        return {severity: found[severity] for severity in Severity}
-
-    @property
-    def is_well(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.numbers[Severity.WRONG]
-
-
-def examine(settings: Settings, config_folder: Path, *, checks: Sequence[Check] = CHECKS) -> Report:
-    """Make these checks, or all, of the servers that are used."""
-    with Deployment(settings, config_folder) as deployment:
+def examine(settings: Settings, *, checks: Sequence[Check] = CHECKS) -> list[Finding]:
+    """Make these checks, or all, of the servers that are used: at least one finding of each, in their order."""
+    with ExitStack() as stack:
+        deployment = Deployment(settings, stack)
         used = [check for check in checks if check.server in deployment.servers]
-        return Report(findings=tuple(finding for check in used for finding in _made(check, deployment)))
+        return [finding for check in used for finding in _made(check, deployment)]
 
 
 def _made(check: Check, deployment: Deployment) -> list[Finding]:
     """Return what a check found, with what the table says of it."""
-    made = partial(Finding, id=check.id, expected=check.expected)
     try:
-        found = list(check.ask(deployment))
+        found = list(check.ask(deployment)) or [Finding(severity=Severity.WELL)]
     except UnseenError as error:
-        return [made(str(error), severity=Severity.UNSEEN)]
-    except ERRORS as error:
-        return [made((explain(error) or SyncerError(str(error))).message, severity=Severity.UNSEEN)]
+        found = [Finding(str(error), severity=Severity.UNSEEN)]
+    except _ERRORS as error:
+        found = [Finding((explain(error) or SyncerError(str(error))).message, severity=Severity.UNSEEN)]
     return [
-        made(
-            finding.found,
-            finding.fix,
-            how=finding.how or check.how,
-            note=check.note if finding.note is None else finding.note,
+        replace(
+            finding,
+            id=check.id,
+            expected=check.expected,
+            how=finding.how or (check.how if finding.fix else None),
             severity=finding.severity or check.severity,
         )
         for finding in found
-    ] or [made(severity=Severity.WELL)]
+    ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import psycopg
 
@@ -24,26 +25,32 @@ exec {python} -m syncer "$@"
 """
 
 
-def look(world: World, id_: str, *, settings: Settings | None = None) -> tuple[Finding, ...]:
+def look(world: World, id_: str, *, settings: Settings | None = None) -> list[Finding]:
     """What one check finds in a world."""
     (check,) = [check for check in CHECKS if check.id == id_]
-    return examine(settings or world.settings, world.config, checks=[check]).findings
+    return examine(settings or world.settings, checks=[check])
 
 
-def is_well(findings: tuple[Finding, ...]) -> bool:
+def is_well(findings: Sequence[Finding]) -> bool:
     """Whether a check found nothing."""
     return {finding.severity for finding in findings} == {Severity.WELL}
 
 
 def fix(world: World, finding: Finding, environment: Mapping[str, str] | None = None) -> None:
-    """Do what a finding says, to the letter: in psql as the superuser, or in a shell with this world's settings."""
-    assert finding.how in (How.SQL, How.SHELL), finding
+    """Do what a finding says, to the letter: in psql as the superuser, as a request, or in a shell."""
+    assert finding.how in (How.SQL, How.SHELL, How.REQUEST), finding
     if finding.how is How.SQL:
         with psycopg.connect(world.dsn, autocommit=True) as connection:
             for line in finding.fix.splitlines():
                 assert line.endswith(";"), line
                 connection.execute(line)
         return
+    if finding.how is How.REQUEST:
+        request, _, body = finding.fix.partition("\n")
+        method, _, path = request.partition(" ")
+        url, sent = f"{world.endpoints.elasticsearch_url}{path}", {"Content-Type": "application/json"}
+        with urlopen(Request(url, body.encode() or None, sent, method=method)):  # noqa: S310 - our own server
+            return
     path = f"{_tools(world)}:/usr/local/bin:/usr/bin:/bin"
     done = subprocess.run(
         ["/bin/bash", "-euc", finding.fix],

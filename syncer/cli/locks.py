@@ -28,20 +28,22 @@ app = typer.Typer(help="List and break locks made of Elasticsearch documents.", 
 def list_(*, index: parameters.Index = INDEX, as_json: parameters.AsJson = False) -> None:
     """List locks and their holders."""
     table = Table.find(_connect(), index)
-    holders, entries = table.read_all() if table else ([], [])
+    holders = [*table.holders().values()] if table else []
+    locks = [(lock, mode, holder) for holder in holders for lock, mode in holder.locks.items()]
     if as_json:
-        locks = [asdict(entry) | {"name": readable(entry.lock)} for entry in entries]
-        render.print_json({"locks": locks, "holders": [asdict(holder) for holder in holders]})
+        listed = [
+            {"lock": lock, "name": readable(lock), "mode": mode, "holder": holder.id} for lock, mode, holder in locks
+        ]
+        render.print_json({"locks": listed, "holders": [asdict(holder) for holder in holders]})
         return
     console = render.console(sys.stdout)
-    shown = [
-        (readable(entry.lock), entry.mode, _time(entry.since), entry.owner, entry.holder[:_SHORT_ID])
-        for entry in sorted(entries, key=lambda entry: (entry.lock, entry.since))
-    ]
-    if shown:
-        console.print(render.table(("lock", "mode", "since", "owner", "holder"), shown))
-    else:
+    if not holders:
         render.say(console, "No locks are held." if table else f"No lock was ever taken: there is no index {index}.")
+        return
+    shown = [
+        (readable(lock), mode, _time(holder.since), holder.owner, holder.id[:_SHORT_ID]) for lock, mode, holder in locks
+    ]
+    console.print(render.table(("lock", "mode", "since", "owner", "holder"), sorted(shown)))
     rows = [
         (
             holder.id[:_SHORT_ID],
@@ -53,9 +55,8 @@ def list_(*, index: parameters.Index = INDEX, as_json: parameters.AsJson = False
         )
         for holder in holders
     ]
-    if rows:
-        render.say(console)
-        console.print(render.table(("holder", "owner", "where", "lease", "renewed", "changing"), rows))
+    render.say(console)
+    console.print(render.table(("holder", "owner", "where", "lease", "renewed", "changing"), rows))
 
 
 @app.command("break")
@@ -75,14 +76,12 @@ def break_(
     table = Table.find(client, index)
     if table is None:
         raise LockError(f"There is no index {index}", hint="Use --index to name another index.")
-    holders, entries = table.read_all()
-    found = _choose(holders, holder)
+    found = _choose([*table.holders().values()], holder)
     name = f"{found.owner} ({found.id[:_SHORT_ID]})"
     if not yes:
-        count = sum(entry.holder == found.id for entry in entries)
         change = "its unfinished change will be rolled back" if found.undo else "it has no unfinished change"
         typer.echo(
-            f"{name}, process {found.process} on {found.host}, holds {count} locks; {change}.\n"
+            f"{name}, process {found.process} on {found.host}, holds {len(found.locks)} locks; {change}.\n"
             f"It last renewed its lease at {_time(found.renewed)}, by its own clock."
         )
     parameters.confirm("Break all its locks?", yes=yes)

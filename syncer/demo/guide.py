@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from syncer.base.errors import SyncerError
-from syncer.demo.stage import Encore, Stage
+from syncer.demo.stage import Stage
 
 _NAMED_MAX = 3
 _STRICT = ConfigDict(extra="forbid")
@@ -91,8 +91,8 @@ def models() -> dict[str, Model]:
     return {model.name: model for model in TypeAdapter(list[Model]).validate_python(content)}
 
 
-def play(stage: Stage, shown: Sequence[Model]) -> Encore:
-    """Show models one after the other, each with its own rows in the same tables.
+def play(stage: Stage, shown: Sequence[Model]) -> str:
+    """Show models one after the other, each with its own rows in the same tables; return another change to try.
 
     Raises:
         SyncerError: An answer differs from the guide's, or the daemon has ended.
@@ -108,12 +108,7 @@ def play(stage: Stage, shown: Sequence[Model]) -> Encore:
         stage.wait(stage.commit(model.rows))
         _play(stage, model)
         stage.console.print(f"\n[bold]Its price:[/] {escape(model.price)}\n{escape(model.choice)}")
-    asked = [step for step in shown[-1].steps if isinstance(step, Ask) and "$ids" not in step.request][-1]
-    body = json.dumps(json.loads(asked.request_after(())))
-    return Encore(
-        change=shown[-1].encore,
-        search=f"'{{url}}/{asked.document}/_search?pretty' -H 'Content-Type: application/json' -d '{body}'",
-    )
+    return shown[-1].encore
 
 
 def _play(stage: Stage, model: Model) -> None:

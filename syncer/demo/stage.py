@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +43,6 @@ Try next:
 _ANSWER_SECONDS = 60
 _WAIT_SECONDS = 300
 _CONNECTIONS_MAX = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encore:
-    """What to try by hand on a kept demo: SQL, and a search that shows the change.
-
-    The search is given as arguments to curl; ``{url}`` stands for Elasticsearch.
-    """
-
-    change: str
-    search: str
 
 
 class Daemon(EmbeddedServer):
@@ -190,14 +178,14 @@ class Stage:
         """Print text that can be pasted: without breaking lines."""
         self.console.print(text, markup=False, soft_wrap=True, style=style)
 
-    def say_how_to_go_on(self, encore: Encore) -> None:
-        """Print how to use what is left running, and how to end it."""
+    def say_how_to_go_on(self, change: str) -> None:
+        """Print how to use what is left running, with a change to begin with, and how to end it."""
         exports = [f"  export {name}={value}\n" for name, value in os.environ.items() if name.startswith("SYNCER_")]
         self.paste(f"""
 Everything is left running, and shown at {self.daemon.address}. To play with it:
 {"".join(exports)}\
-  {self.sandbox.postgres.bin_folder / "psql"} "$SYNCER_POSTGRES_DSN" -c "{encore.change}"
-  curl {encore.search.replace("{url}", os.environ["SYNCER_ELASTICSEARCH_URL"])}
+  {self.sandbox.postgres.bin_folder / "psql"} "$SYNCER_POSTGRES_DSN" -c "{change}"
+  curl "$SYNCER_ELASTICSEARCH_URL/_search?pretty"
   {_COMMAND} status --watch
   {_COMMAND} verify
   tail -f {self.daemon.log_file}
@@ -213,10 +201,10 @@ To end it, or by starting another demo:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
-def perform(console: Console, play: Callable[[Stage], Encore], *, keep: bool, with_kafka: bool) -> bool:
+def perform(console: Console, play: Callable[[Stage], str], *, keep: bool, with_kafka: bool) -> bool:
     """Play a demo on servers of its own; return whether `syncer verify` found every document equal to its SELECT.
 
-    If ``keep``, leave the servers and the daemon running, and print how to use them.
+    If ``keep``, leave the servers and the daemon running, and print how to use them; ``play`` returns SQL to try first.
 
     Raises:
         SyncerError: A part of it failed; the servers are stopped. Or another demo is running.
@@ -235,7 +223,7 @@ def perform(console: Console, play: Callable[[Stage], Encore], *, keep: bool, wi
         held.enter_context(_ended_like_ctrl_c())
         try:
             with stage.started(with_kafka=with_kafka):
-                encore = play(stage)
+                change = play(stage)
                 stage.heading("Every document is compared with its SELECT")
                 holds = stage.syncer("verify", may_fail=True)
         except BaseException:  # including Ctrl-C
@@ -243,7 +231,7 @@ def perform(console: Console, play: Callable[[Stage], Encore], *, keep: bool, wi
             stage.end()
             raise
         if keep:
-            stage.say_how_to_go_on(encore)
+            stage.say_how_to_go_on(change)
         else:
             stage.end()
             stage.paste(_AFTER)

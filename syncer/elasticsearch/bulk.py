@@ -17,7 +17,7 @@ of every document, ordered by version, and no copy stays on a former shard.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -94,8 +94,6 @@ class Index:
         self.holdings = Holdings(client)
         """Reads documents back."""
 
-    # Writing
-
     def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
         """Write documents to one target, in requests of bounded size.
 
@@ -106,32 +104,26 @@ class Index:
                 have been written; writing them again is harmless.
         """
         outcome = BulkOutcome()
-        for part in self._parts(self._tasks(target, compositions, outcome)):
-            self._write_part(target, part, outcome)
-        return outcome
-
-    def _tasks(self, target: Target, compositions: Iterable[Composition], outcome: BulkOutcome) -> Iterator[_Task]:
-        for composition in compositions:
-            if _has_valid_id(composition, outcome):
-                has_routing = composition.routing is not None
-                # Every other shard may hold a copy.
-                others = self.holdings.shards(target).others(composition.place.routing) if has_routing else ()
-                yield _Task(composition, 1 + len(others), _lines(composition, others))
-
-    def _parts(self, tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
         part: list[_Task] = []
         size = 0
-        for task in tasks:
-            length = len(task.lines)
-            if part and size + length > self._bytes_max:
-                yield part
+        for composition in compositions:
+            if not _has_valid_id(composition, outcome):
+                continue
+            has_routing = composition.routing is not None
+            # Every other shard may hold a copy.
+            others = self.holdings.shards(target).others(composition.place.routing) if has_routing else ()
+            task = _Task(composition, 1 + len(others), _lines(composition, others))
+            if part and size + len(task.lines) > self._bytes_max:
+                self._send(target, part, outcome)
                 part, size = [], 0
             part.append(task)
-            size += length
+            size += len(task.lines)
         if part:
-            yield part
+            self._send(target, part, outcome)
+        return outcome
 
-    def _write_part(self, target: Target, part: list[_Task], outcome: BulkOutcome) -> None:
+    def _send(self, target: Target, part: list[_Task], outcome: BulkOutcome) -> None:
+        """Send a request, in two halves if it is too large; reject a document that is too large by itself."""
         body = b"".join([task.lines for task in part])
         try:
             response = self._client.bulk(
@@ -144,7 +136,17 @@ class Index:
         except elasticsearch.ApiError as error:
             if not _never_fits(error):
                 raise
-            self._write_smaller(target, part, outcome, size=len(body))
+            if middle := len(part) // 2:
+                self._send(target, part[:middle], outcome)
+                self._send(target, part[middle:], outcome)
+                return
+            why = (
+                f"a request of {len(body)} bytes with nothing but this document is larger than Elasticsearch takes: "
+                "http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
+            )
+            outcome.rejections.append(
+                Rejection(composition=part[0].composition, status=_TOO_LARGE, kind="too_large", reason=why)
+            )
             return
         items = response.body.get("items", []) if isinstance(response.body, dict) else []
         operations = sum(task.operations for task in part)
@@ -156,21 +158,6 @@ class Index:
         answers = (next(iter(item.values())) for item in items)
         for task in part:
             _settle(task.composition, list(islice(answers, task.operations)), outcome)
-
-    def _write_smaller(self, target: Target, part: list[_Task], outcome: BulkOutcome, *, size: int) -> None:
-        """Split a request that is too large in two; reject a document that is too large by itself."""
-        if len(part) == 1:
-            why = (
-                f"a request of {size} bytes with nothing but this document is larger than Elasticsearch takes: "
-                "http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
-            )
-            outcome.rejections.append(
-                Rejection(composition=part[0].composition, status=_TOO_LARGE, kind="too_large", reason=why)
-            )
-            return
-        middle = len(part) // 2
-        self._write_part(target, part[:middle], outcome)
-        self._write_part(target, part[middle:], outcome)
 
     # The epoch and the last assigned version: kept here, where a restore of Postgres cannot set them back.
 

@@ -68,15 +68,10 @@ def require_supported(info: Mapping[str, Any]) -> None:
     version = info.get("version", {})
     number = str(version.get("number", "0"))
     product = version.get("distribution", "elasticsearch")
-    if product != "elasticsearch":
+    if product != "elasticsearch" or int(number.split(".", maxsplit=1)[0]) < OLDEST_SUPPORTED_VERSION:
         raise IndexingError(
-            f"The server is {product} {number}, not Elasticsearch",
+            f"{product.capitalize()} {number} is not supported",
             hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Check elasticsearch.url.",
-        )
-    if int(number.split(".", maxsplit=1)[0]) < OLDEST_SUPPORTED_VERSION:
-        raise IndexingError(
-            f"Elasticsearch {number} is not supported",
-            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
         )
 
 

@@ -1,7 +1,8 @@
-"""Held: the locks that a process holds or waits for, and the changes that it makes under them.
+"""Held: the locks that a process holds, and the changes that it makes under them.
 
-They stand in a *holder's* document, which a thread renews. Each write of it is conditional on the previous one. So it
-fails if another process has taken the document over, and a process that does so later sees what was written.
+They stand in a *holder* in the table, which a thread renews. Each write of it is conditional on the state of the table
+that it was decided from. So it fails if another process has taken the holder over, and a process that does so later
+sees what was written.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Self, TypeVar
@@ -23,9 +24,9 @@ from syncer.base.error_policy import Action, decide, is_refused
 from syncer.base.errors import LockError, LockLostError, LockTimeoutError, UnavailableError
 from syncer.base.lifecycle import clock
 from syncer.base.retry import Backoff
-from syncer.locks import edits, table
-from syncer.locks.edits import CONFLICT, Edit
-from syncer.locks.table import Entry, Holder, Mode, Table, Version
+from syncer.locks import edits
+from syncer.locks.edits import Edit
+from syncer.locks.table import Holder, Holders, Table, now
 
 _Result = TypeVar("_Result")
 
@@ -42,17 +43,14 @@ class HeldLocks:
         term: Greater than the terms of all earlier holders of these locks.
     """
 
-    def __init__(
-        self, client: Elasticsearch, index: Table, holder: Holder, version: Version, *, retry_until: float
-    ) -> None:
-        """Store a new holder, or take one over whose document still has this version.
+    def __init__(self, client: Elasticsearch, table: Table, holder: Holder, *, retry_until: float) -> None:
+        """Prepare to hold what this holder names, by `take` or `take_over`.
 
         Failed requests are repeated until ``retry_until``, on the monotonic clock.
         """
         self._client = client.options(request_timeout=holder.lease_seconds)
-        self._table = index.within(holder.lease_seconds * _TIMEOUT_PER_LEASE)
+        self._table = table.within(holder.lease_seconds * _TIMEOUT_PER_LEASE)
         self._holder = replace(holder, writer=uuid.uuid4().hex)
-        self._version = version
         self._mutex = threading.Lock()
         self._has_ended = threading.Event()
         self._is_lost = False
@@ -60,10 +58,79 @@ class HeldLocks:
         """Whether documents may be changed in part."""
         self._renewed_at = math.inf
         self._last_term = self.term = 0
-        self.retry_until = retry_until
-        self.persist(self._write)
+        self._retry_until = retry_until
         self._thread = threading.Thread(target=self._renew, name="lock-lease", daemon=True)
-        self._thread.start()
+
+    # Taking and releasing locks
+
+    def take(self) -> list[Holder]:
+        """Acquire all locks or none; return the holders in the way."""
+        in_the_way: list[Holder] = []
+
+        def add(holders: Holders) -> bool:
+            # Ours is there already if an earlier answer was lost.
+            others = [holder for holder in holders.values() if holder.writer != self._holder.writer]
+            in_the_way[:] = [holder for holder in others if holder.excludes(self._holder)]
+            self._beat(holders)
+            return not in_the_way
+
+        self._begin(add)
+        if not in_the_way:
+            self._retry_until = math.inf
+        return in_the_way
+
+    def take_over(self) -> None:
+        """Acquire the locks of a holder that is as it was seen.
+
+        Raises:
+            LockLostError: It was renewed, or is gone.
+        """
+
+        def replace_writer(holders: Holders) -> bool:
+            found = holders.get(self._holder.id)
+            if found is None or (found.writer != self._holder.writer and found.beat != self._holder.beat):
+                raise self._lost()
+            self._beat(holders)
+            return True
+
+        self._begin(replace_writer)
+
+    def _begin(self, change: Callable[[Holders], bool]) -> None:
+        """Make a change that enters this holder into the table, and renew it from then on."""
+
+        def attempt() -> None:
+            begun_at = clock()
+            if term := self._table.update(change):
+                self._renewed_at, self._last_term, self.term = begun_at, term, term
+
+        self._persist(attempt)
+        if self.term:
+            self._thread.start()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Release the locks. If Elasticsearch does not answer, others take them over in time.
+
+        After an unfinished change they remain held: the process that takes them over rolls the change back.
+        """
+        self._has_ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        is_lost = self._is_over or self._is_unfinished
+        if not self._is_unfinished:
+            try:
+                self._write(is_last=True)
+            except LockLostError:
+                is_lost = True
+            except _FAILURES:
+                pass
+        if is_lost and kind is None:
+            raise self._lost()
+
+    # Changing documents
 
     def require(self) -> None:
         """Check that the locks are still held.
@@ -107,15 +174,14 @@ class HeldLocks:
     def _change(self, changes: Sequence[Edit]) -> None:
         """Store documents as they are, and write them in the term of that request.
 
-        A process that takes our document over later restores them in a greater term, before it releases the locks.
+        A process that takes the holder over later restores them in a greater term, before it releases the locks.
         """
-        before = self.persist(partial(edits.read, self._client, changes))
+        before = self._persist(partial(edits.read, self._client, changes))
         page = uuid.uuid4().hex
         self._is_unfinished = True
         self._holder = replace(self._holder, undo=(*self._holder.undo, page))
-        stored = {"kind": "undo", "before": [asdict(edit) for edit in before]}
-        self.persist(partial(self._write, {"index": {"_id": page}}, stored))
-        refused = self.persist(partial(edits.write, self._client, changes, term=self._last_term))
+        self._persist(partial(self._write, before=before, page=page))
+        refused = self._persist(partial(edits.write, self._client, changes, term=self._last_term))
         if refused is not None:
             raise refused
 
@@ -126,79 +192,28 @@ class HeldLocks:
         document that is refused was written without a lock, which cannot be fixed here.
         """
         for page in reversed(self._holder.undo):
-            hits = self.persist(partial(self._table.get, [page]))  # none: it was not stored, and nothing was changed
-            before = [Edit(**edit) for hit in hits for edit in hit["_source"]["before"]]
-            self.persist(self._write)
-            self.persist(partial(edits.write, self._client, before, term=self._last_term))
+            before = self._persist(partial(self._table.page, page))  # none: it was not stored, and nothing was changed
+            self._persist(self._write)
+            self._persist(partial(edits.write, self._client, before, term=self._last_term))
         self._finish()
 
     def _finish(self) -> None:
         """Forget the documents as they were: the change is complete, or rolled back."""
         pages, self._holder = self._holder.undo, replace(self._holder, undo=())
-        self.persist(self._write)
+        self._persist(self._write)
         self._is_unfinished = False
         with suppress(*_FAILURES):
-            self._table.send([{"delete": {"_id": page}} for page in pages])
+            self._table.forget(pages)
 
-    # Taking and releasing locks
-
-    def take(self, *, gone: Collection[str]) -> list[Entry]:
-        """Acquire all locks or none; return the entries in the way. Holders in ``gone`` have no document.
-
-        The last operation of the request writes our document. If it succeeds, no process had taken it over when the
-        locks were acquired, and its term is that of the locks.
-        """
-        wanted = self._holder.wanted
-        items = self._write(*(line for lock in wanted for line in table.take(lock, self._holder, gone=gone)))
-        self.term = self._last_term
-        in_the_way: list[Entry] = []
-        for entries in (table.entries_of(item["get"]) for item in items):
-            if all(entry.holder != self._holder.id for entry in entries):
-                in_the_way += entries
-        if in_the_way:
-            self._table.send(self._releases())
-        return in_the_way
-
-    def in_the_way(self) -> list[Entry]:
-        """Return the entries of others that conflict with the wanted locks."""
-        wanted = self._holder.wanted
-        others = [entry for entry in self._table.entries(wanted) if entry.holder != self._holder.id]
-        return [entry for entry in others if Mode.EXCLUSIVE in (entry.mode, wanted[entry.lock])]
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Release the locks and delete the document. If Elasticsearch does not answer, others take it over in time.
-
-        After an unfinished change both remain: the process that takes the document over rolls the change back.
-        """
-        self._has_ended.set()
-        self._thread.join()
-        is_lost = self._is_over or self._is_unfinished
-        if not self._is_unfinished:
-            try:
-                self._write(*self._releases(), is_last=True)
-            except LockLostError:
-                is_lost = True
-            except _FAILURES:
-                pass
-        if is_lost and kind is None:
-            raise self._lost()
-
-    def _releases(self) -> list[dict[str, Any]]:
-        return [line for lock in self._holder.wanted for line in table.release(lock, self._holder)]
-
-    # The holder's document
+    # The holder in the table
 
     @property
     def _is_over(self) -> bool:
-        """Whether another process has taken the document over, or may have: it was not renewed in time."""
+        """Whether another process has taken the holder over, or may have: it was not renewed in time."""
         return self._is_lost or clock() - self._renewed_at > self._holder.lease_seconds
 
     def _lost(self) -> LockLostError:
-        """Write the document no more; return the error to raise."""
+        """Write the holder no more; return the error to raise."""
         self._is_lost = True
         return LockLostError(
             f"{self._holder.owner} has lost its locks",
@@ -206,7 +221,7 @@ class HeldLocks:
             "They roll its unfinished change back. Lock again, and read the documents again.",
         )
 
-    def persist(self, action: Callable[[], _Result]) -> _Result:
+    def _persist(self, action: Callable[[], _Result]) -> _Result:
         """Repeat an action until Elasticsearch has answered, the lease is over, or it is later than ``retry_until``."""
         backoff = Backoff(first_seconds=0.05, longest_seconds=1)
         while True:
@@ -217,36 +232,32 @@ class HeldLocks:
                     raise
                 if self._is_over:
                     raise self._lost() from error
-                left = self.retry_until - time.monotonic()
+                left = self._retry_until - time.monotonic()
                 if left <= 0:
                     raise LockTimeoutError(f"Elasticsearch did not complete a request in time: {error}") from error
             time.sleep(min(backoff.next_seconds(), left))
 
-    def _write(self, *operations: dict[str, Any], is_last: bool = False) -> list[dict[str, Any]]:
-        """Send operations and then write the document, if no other process has; return the answers to the operations.
+    def _write(self, *, is_last: bool = False, **stored: Any) -> None:
+        """Write the holder, unless another process has taken it over.
 
-        Operations must be safe to repeat. The last write deletes the document, and is allowed after the lease is over.
+        The last write removes it, and is allowed after the lease is over.
         """
+
+        def change(holders: Holders) -> bool:
+            found = holders.pop(self._holder.id, None)
+            if found is None or found.writer != self._holder.writer or (self._is_over and not is_last):
+                raise self._lost()
+            if not is_last:
+                self._beat(holders)
+            return True
+
         with self._mutex:
-            while True:
-                if self._is_over and not is_last:
-                    raise self._lost()
-                if not self._version:  # another id at each attempt: one that was used may have been deleted already
-                    self._holder = replace(self._holder, id=uuid.uuid4().hex)
-                begun_at = clock()
-                where = {"_id": self._holder.id, **self._version}
-                document = {"kind": "holder", "holder": asdict(replace(self._holder, renewed=table.now()))}
-                write = [{"delete": where}] if is_last else [{"index": where}, document]
-                *answers, own = self._table.send([*operations, *write], may_conflict=True)
-                if own["status"] != CONFLICT:
-                    self._version, self._last_term = table.version_of(own), self._table.term(own)
-                    self._renewed_at = begun_at
-                    return answers
-                # An earlier write may have succeeded although its answer was lost.
-                found = self._table.holders([self._holder.id])
-                if not found or found[0][0].writer != self._holder.writer:
-                    raise self._lost()
-                self._version = found[0][1]
+            begun_at = clock()
+            self._last_term = self._table.update(change, **stored)
+            self._renewed_at = begun_at
+
+    def _beat(self, holders: Holders) -> None:
+        holders[self._holder.id] = replace(self._holder, beat=uuid.uuid4().hex, renewed=now())
 
     def _renew(self) -> None:
         with suppress(LockError):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from uuid import uuid4
 
 from elasticsearch import Elasticsearch
 
@@ -16,7 +16,7 @@ from syncer.base.errors import LockError, LockLostError, LockTimeoutError
 from syncer.base.lifecycle import clock
 from syncer.base.retry import Backoff
 from syncer.locks.held import HeldLocks
-from syncer.locks.table import INDEX, Entry, Holder, Mode, Table, Version, Wanted, lock_id, readable
+from syncer.locks.table import INDEX, Holder, Mode, Table, lock_id, readable
 
 _MARGIN = 1.25
 """How much longer than its lease a holder must be silent, because clocks run at slightly different speeds."""
@@ -49,8 +49,8 @@ class Locks:
         self._owner = owner
         self._lease_seconds = lease_seconds
         self._thread = threading.local()
-        self._seen: dict[str, tuple[Version, float]] = {}
-        """The versions of other holders' documents, and since when they are unchanged, by our own clock."""
+        self._seen: dict[str, tuple[str, float]] = {}
+        """The beats of other holders, and since when they are unchanged, by our own clock."""
 
     def everything(self, name: str = "everything", *, timeout: float | None = 30) -> AbstractContextManager[HeldLocks]:
         """Acquire the global lock of that name.
@@ -82,7 +82,7 @@ class Locks:
             name: Tells several trees apart.
             timeout: As for `everything`, and so are the errors.
         """
-        wanted: Wanted = {}
+        wanted: dict[str, Mode] = {}
         for path in paths:
             parts = [part for part in path.split("/") if part]
             if not path.startswith("/") or {".", ".."} & set(parts):
@@ -101,11 +101,11 @@ class Locks:
         Raises:
             LockTimeoutError: Elasticsearch is unavailable.
         """
-        found = self._table.holders([holder])
-        return not found or self._bury(*found[0], retry_until=time.monotonic() + _BREAK_SECONDS)
+        found = self._table.holders().get(holder)
+        return found is None or self._bury(found, retry_until=time.monotonic() + _BREAK_SECONDS)
 
     @contextmanager
-    def _holding(self, wanted: Wanted, timeout: float | None) -> Iterator[HeldLocks]:
+    def _holding(self, wanted: dict[str, Mode], timeout: float | None) -> Iterator[HeldLocks]:
         if getattr(self._thread, "holds_locks", False):
             hint = "Request all locks at once."
             raise LockError(f"{self._owner} holds locks already, and requests {readable(min(wanted))}", hint=hint)
@@ -113,58 +113,51 @@ class Locks:
             hint = "Take a lock on the tree, or the global lock."
             raise LockError(f"{len(wanted):,} locks at once are too many", hint=hint)
         retry_until = math.inf if timeout is None else time.monotonic() + timeout
-        holder = Holder(id="", writer="", owner=self._owner, lease_seconds=self._lease_seconds, wanted=wanted)
-        with HeldLocks(self._client, self._table, holder, {}, retry_until=retry_until) as held:
+        holder = Holder(
+            id=uuid4().hex, writer="", beat="", owner=self._owner, lease_seconds=self._lease_seconds, locks=wanted
+        )
+        with HeldLocks(self._client, self._table, holder, retry_until=retry_until) as held:
             self._thread.holds_locks = True
             try:
-                self._acquire(held)
+                backoff = Backoff(first_seconds=0.01, longest_seconds=0.2)
+                while in_the_way := held.take():  # all or none, which prevents deadlocks
+                    if self._bury_the_dead(in_the_way, retry_until=retry_until):
+                        continue
+                    left = retry_until - time.monotonic()
+                    if left <= 0:
+                        names = sorted(lock for lock in in_the_way[0].locks if lock in wanted)
+                        hint = "Wait longer, or see: syncer locks list"
+                        raise LockTimeoutError(f"{readable(names[0])} is held by {in_the_way[0].owner}", hint=hint)
+                    time.sleep(min(backoff.next_seconds(), left))
                 yield held
             finally:
                 self._thread.holds_locks = False
 
-    def _acquire(self, held: HeldLocks) -> None:
-        """Acquire all locks at once; while waiting, hold none of them, which prevents deadlocks."""
-        gone: set[str] = set()
-        backoff = Backoff(first_seconds=0.01, longest_seconds=0.2)
-        while in_the_way := held.persist(partial(held.take, gone=gone)):
-            while in_the_way and (gone := self._find_gone(held, in_the_way)) != {entry.holder for entry in in_the_way}:
-                left = held.retry_until - time.monotonic()
-                if left <= 0:
-                    entry, hint = in_the_way[0], "Wait longer, or see: syncer locks list"
-                    raise LockTimeoutError(f"{readable(entry.lock)} is held by {entry.owner}", hint=hint)
-                time.sleep(min(backoff.next_seconds(), left))
-                in_the_way = held.persist(held.in_the_way)
-        held.retry_until = math.inf
-
-    def _find_gone(self, held: HeldLocks, in_the_way: Iterable[Entry]) -> set[str]:
-        """Return the holders in the way that are gone; bury those that have not renewed their leases.
+    def _bury_the_dead(self, holders: Iterable[Holder], *, retry_until: float) -> bool:
+        """Bury the holders that have not renewed their leases; return whether all of them are gone.
 
         What was seen is kept between calls. So repeated attempts that do not wait detect dead holders, too.
         """
-        ids = {entry.holder for entry in in_the_way}
-        found = held.persist(partial(self._table.holders, ids))
-        gone = ids - {holder.id for holder, _ in found}
-        for holder, version in found:
-            seen, since = self._seen.pop(holder.id, (version, clock()))
-            if seen != version:
-                since = clock()
-            elif clock() - since > holder.lease_seconds * _MARGIN:
-                if self._bury(holder, version, retry_until=held.retry_until):
-                    gone.add(holder.id)
-                continue
-            if len(self._seen) == _SEEN_MAX:
-                del self._seen[next(iter(self._seen))]  # the one that was seen least recently
-            self._seen[holder.id] = version, since
-        return gone
+        buried = []
+        for holder in holders:
+            beat, since = self._seen.pop(holder.id, (holder.beat, clock()))
+            is_silent = beat == holder.beat and clock() - since > holder.lease_seconds * _MARGIN
+            buried.append(is_silent and self._bury(holder, retry_until=retry_until))
+            if not is_silent:
+                if len(self._seen) == _SEEN_MAX:
+                    del self._seen[next(iter(self._seen))]  # the one that was seen least recently
+                self._seen[holder.id] = holder.beat, since if beat == holder.beat else clock()
+        return all(buried)
 
-    def _bury(self, dead: Holder, version: Version, *, retry_until: float) -> bool:
+    def _bury(self, dead: Holder, *, retry_until: float) -> bool:
         """Take a holder over, roll back its change and release its locks; return whether it is gone.
 
         If this process dies or is frozen meanwhile, another one takes over from it, and begins again.
         """
         dead = replace(dead, lease_seconds=self._lease_seconds)
         try:
-            with HeldLocks(self._client, self._table, dead, version, retry_until=retry_until) as taken_over:
+            with HeldLocks(self._client, self._table, dead, retry_until=retry_until) as taken_over:
+                taken_over.take_over()
                 taken_over.roll_back()
         except LockLostError:
             return False

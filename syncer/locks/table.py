@@ -1,39 +1,40 @@
-"""Table: the index of locks, the ids of its documents, and the requests that read and write them.
+"""Table: the document with all holders, in an index of its own; beside it, documents as they were before a change.
 
-    kind "lock"    a lock, with an entry for each of its holders
-    kind "holder"  a process that holds locks or waits for them
-    kind "undo"    documents as they were before a holder changed them
+A *holder* is a request of locks that was granted. Its entry names the locks; it exists until they are released. The
+table is read and written as a whole, and only if no other process has written it since it was read. So all that is
+decided from it (who may hold a lock, who is taken over) has one order.
 
-An entry counts only while its holder's document exists; the next holder of the lock removes the others.
-
-The index has one shard. So all writes to it, deletes included, have one order, and so have the operations of a bulk
-request. A *term* is the sequence number of a write and, above it, the second in which the index was created. So the
-terms of later writes are greater, even if the index is deleted and created again.
+The index has one shard. So the operations of a bulk request have one order, and all writes have: a *term* is the
+sequence number of a write of the table and, above it, the second in which the index was created. So the terms of later
+writes are greater, even if the index is deleted and created again.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote, unquote
 
 from elasticsearch import BadRequestError, Elasticsearch, NotFoundError
-from elasticsearch.helpers import scan
 
-from syncer.base.errors import LockError, UnavailableError
+from syncer.base.errors import LockError
+from syncer.base.retry import Backoff
 from syncer.locks import edits
-from syncer.locks.edits import CONFLICT
+from syncer.locks.edits import CONFLICT, Edit
 
 INDEX = "syncer-locks"
 """The default index of locks."""
+_TABLE = "holders"
+"""The id of the table's document."""
 _SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}
-_PROPERTIES = {"kind": {"type": "keyword"}, "entries": {"type": "object", "enabled": False}}
+_PROPERTIES = {"holders": {"type": "object", "enabled": False}}
 _CREATE_SECONDS = 60
 _SEQ_NO_BITS = 31
 _ID_BYTES_MAX = 512
@@ -44,26 +45,6 @@ class Mode(StrEnum):
 
     SHARED = "shared"
     EXCLUSIVE = "exclusive"
-
-
-Wanted = dict[str, Mode]
-"""How each of some locks is to be held."""
-Version = dict[str, int]
-"""The version of a document, as a conditional write names it."""
-
-_TAKE = """
-ctx._source.entries.removeIf(entry -> params.gone.contains(entry.holder));
-for (entry in ctx._source.entries) {
-  if (entry.holder == params.entry.holder || entry.mode == 'exclusive' || params.entry.mode == 'exclusive') {
-    ctx.op = 'none';
-  }
-}
-if (ctx.op != 'none') { ctx._source.entries.add(params.entry); }
-"""
-_RELEASE = """
-if (!ctx._source.entries.removeIf(entry -> entry.holder == params.holder)) { ctx.op = 'none'; }
-else if (ctx._source.entries.isEmpty()) { ctx.op = 'delete'; }
-"""
 
 
 def lock_id(*parts: str) -> str:
@@ -89,41 +70,40 @@ def now() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process that holds the ``wanted`` locks or waits for them. Its id is never reused.
+    """A request of locks that was granted. Its id is never reused.
 
-    If its document is unchanged for ``lease_seconds``, another process may take it over as its ``writer``. ``undo``
-    are the pages of documents as they were before an unfinished change.
+    Args:
+        writer: The process that may write this entry: who requested the locks, or has taken them over.
+        beat: Differs after each write of this entry. If it stays the same for ``lease_seconds``, another process may
+            take the holder over.
+        locks: How each lock is held.
+        undo: The ids of documents with the documents as they were before an unfinished change.
     """
 
     id: str
     writer: str
+    beat: str
     owner: str
     host: str = field(default_factory=socket.gethostname)
     process: int = field(default_factory=os.getpid)
     lease_seconds: float
+    since: str = field(default_factory=now)
     renewed: str = field(default_factory=now)
-    wanted: Wanted
-    undo: tuple[str, ...] = ()
+    locks: dict[str, Mode]
+    undo: Sequence[str] = ()
 
-    @classmethod
-    def of(cls, hit: Mapping[str, Any]) -> Self:
-        """Return the holder in a document."""
-        return cls(**{**hit["_source"]["holder"], "undo": tuple(hit["_source"]["holder"]["undo"])})
+    def excludes(self, other: Holder) -> bool:
+        """Whether the two hold a lock in ways that exclude each other."""
+        common = self.locks.keys() & other.locks.keys()
+        return any(Mode.EXCLUSIVE in (self.locks[lock], other.locks[lock]) for lock in common)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A holder's entry in a lock: how it is held and since when, by the holder's clock."""
-
-    lock: str
-    holder: str
-    owner: str
-    mode: Mode
-    since: str
+Holders = dict[str, Holder]
+"""By id."""
 
 
 class Table:
-    """The documents of the index of locks, which was created in the second ``born``."""
+    """The index of locks, which was created in the second ``born``."""
 
     def __init__(self, client: Elasticsearch, *, index: str, born: int) -> None:
         self._client = client
@@ -161,61 +141,46 @@ class Table:
         """Return the same table, with this request timeout."""
         return Table(self._client.options(request_timeout=seconds), index=self._index, born=self._born)
 
-    def term(self, answer: Mapping[str, Any]) -> int:
-        """Return the term of a write from its answer: greater than that of any earlier write."""
-        return (self._born << _SEQ_NO_BITS) + int(answer["_seq_no"])
+    def holders(self) -> Holders:
+        """Return all holders."""
+        return self._read()[0]
 
-    def send(self, operations: Sequence[dict[str, Any]], *, may_conflict: bool = False) -> list[dict[str, Any]]:
-        """Send a bulk request; return the answers. If it ``may_conflict``, that of the last one may be a conflict."""
-        items = edits.send(self._client, operations, index=self._index)
-        for item in items[:-1] if may_conflict and items[-1]["status"] == CONFLICT else items:
-            if item["status"] == CONFLICT:
-                raise UnavailableError(f"Too many processes write {item['_id']} at the same time")
-            if "error" in item and item["error"]["type"] != "document_missing_exception":
-                raise LockError(f"Elasticsearch refuses to write {item['_id']}: {item['error']['reason']}")
-        return items
+    def update(self, change: Callable[[Holders], bool], *, page: str = "", before: Sequence[Edit] = ()) -> int:
+        """Have a function change the holders, and write them if it returns True; return the term of that write, or 0.
 
-    def get(self, ids: Iterable[str]) -> list[dict[str, Any]]:
-        """Return those of the documents that exist."""
-        found = edits.multi_get(self._client, [{"_index": self._index, "_id": id_} for id_ in ids])
-        return [hit for hit in found if hit["found"]]
+        Safe to repeat, if the function is. If another process writes meanwhile, the function is called again. With a
+        page, these documents are stored first, under that id.
+        """
+        backoff = Backoff(first_seconds=0.005, longest_seconds=0.2)
+        while True:
+            holders, version = self._read()
+            if not change(holders):
+                return 0
+            operations: list[dict[str, Any]] = []
+            if page:
+                operations += [{"index": {"_id": page}}, {"before": [asdict(edit) for edit in before]}]
+            operations += [{"index": {"_id": _TABLE, **version}} if version else {"create": {"_id": _TABLE}}]
+            operations += [{"holders": {id_: asdict(holder) for id_, holder in holders.items()}}]
+            *others, own = edits.send(self._client, operations, index=self._index)
+            for item in others if own["status"] == CONFLICT else (*others, own):
+                if "error" in item:
+                    raise LockError(f"Elasticsearch refuses to write {item['_id']}: {item['error']['reason']}")
+            if own["status"] != CONFLICT:
+                return (self._born << _SEQ_NO_BITS) + int(own["_seq_no"])
+            time.sleep(backoff.next_seconds())
 
-    def entries(self, locks: Iterable[str]) -> list[Entry]:
-        """Return the entries of locks."""
-        return [entry for hit in self.get(locks) for entry in entries_of(hit)]
+    def _read(self) -> tuple[Holders, dict[str, int]]:
+        [found] = edits.multi_get(self._client, [{"_index": self._index, "_id": _TABLE}])
+        if not found["found"]:
+            return {}, {}
+        version = {"if_seq_no": found["_seq_no"], "if_primary_term": found["_primary_term"]}
+        return {id_: Holder(**holder) for id_, holder in found["_source"]["holders"].items()}, version
 
-    def holders(self, ids: Iterable[str]) -> list[tuple[Holder, Version]]:
-        """Return those of the holders that exist."""
-        return [(Holder.of(hit), version_of(hit)) for hit in self.get(ids)]
+    def page(self, id_: str) -> list[Edit]:
+        """Return the documents that were stored under this id; none if it was not stored."""
+        [found] = edits.multi_get(self._client, [{"_index": self._index, "_id": id_}])
+        return [Edit(**edit) for edit in found["_source"]["before"]] if found["found"] else []
 
-    def read_all(self) -> tuple[list[Holder], list[Entry]]:
-        """Return all holders, and all entries that count."""
-        self._client.indices.refresh(index=self._index)
-        hits = [*scan(self._client, index=self._index, query={"query": {"terms": {"kind": ["holder", "lock"]}}})]
-        holders = {hit["_id"]: Holder.of(hit) for hit in hits if hit["_source"]["kind"] == "holder"}
-        entries = [entry for hit in hits for entry in entries_of(hit) if entry.holder in holders]
-        return [*holders.values()], entries
-
-
-def version_of(answer: Mapping[str, Any]) -> Version:
-    """Return the version of a document that was read or written."""
-    return {"if_seq_no": answer["_seq_no"], "if_primary_term": answer["_primary_term"]}
-
-
-def entries_of(hit: Mapping[str, Any]) -> list[Entry]:
-    """Return the entries in the document of a lock."""
-    return [Entry(**entry) for entry in hit["_source"].get("entries", ())]
-
-
-def take(lock: str, holder: Holder, *, gone: Collection[str]) -> list[dict[str, Any]]:
-    """Return the operation that adds an entry unless another one conflicts; those of holders in ``gone`` do not."""
-    entry = Entry(lock=lock, holder=holder.id, owner=holder.owner, mode=holder.wanted[lock], since=now())
-    script = {"source": _TAKE, "params": {"entry": asdict(entry), "gone": [*gone]}}
-    change = {"scripted_upsert": True, "upsert": {"kind": "lock", "entries": []}, "script": script, "_source": True}
-    return [{"update": {"_id": lock, "retry_on_conflict": 20}}, change]
-
-
-def release(lock: str, holder: Holder) -> list[dict[str, Any]]:
-    """Return the operation that removes a holder's entry."""
-    script = {"source": _RELEASE, "params": {"holder": holder.id}}
-    return [{"update": {"_id": lock, "retry_on_conflict": 20}}, {"script": script}]
+    def forget(self, pages: Iterable[str]) -> None:
+        """Delete what was stored under these ids."""
+        edits.send(self._client, [{"delete": {"_id": page}} for page in pages], index=self._index)

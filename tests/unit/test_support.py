@@ -36,7 +36,7 @@ def test_elasticsearch_from_8_on_is_supported(number: str) -> None:
     [
         (info("7.17.29"), "Elasticsearch 7.17.29 is not supported"),
         (info("7.17.0-SNAPSHOT"), "Elasticsearch 7.17.0-SNAPSHOT is not supported"),
-        (info("8.0.0", distribution="opensearch"), "opensearch 8.0.0, not Elasticsearch"),
+        (info("8.0.0", distribution="opensearch"), "Opensearch 8.0.0 is not supported"),
         ({}, "."),
         ({"version": {}}, "."),
     ],

@@ -8,6 +8,5 @@ those of the client; `syncer.base.error_policy` says what they mean.
              large. To a write with routing, adds the deletes for all other shards. Keeps the greatest epoch, which a
              restore of Postgres cannot set back
     indices  create, configure, swap and delete indices and aliases, scratch indices too
-    reader   read documents back, by id or all of them
-    routing  computes the shard of a routing value
+    reader   read documents back, by id or all of them. Computes the shard of a routing value
 """

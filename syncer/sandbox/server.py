@@ -208,7 +208,8 @@ class EmbeddedServer(ABC):
         self._account.own(self.folder)
         ports = held.enter_context(chosen_ports(self.ports_needed, known=self._state.ports))
         self._save(version=self.version, ports=ports)
-        self._prepare()
+        with self._cache.step(f"preparing {self.name} {self.version}"):
+            self._prepare()
         if self.log_file.exists():
             self.log_file.rename(self.log_file.with_name("server.previous.log"))
         started = subprocess.run(

@@ -10,9 +10,9 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.errors import IndexingError
 from syncer.base.model import Target
-from syncer.elasticsearch import routing
+from syncer.elasticsearch import reader
 from syncer.elasticsearch.bulk import Index
-from syncer.elasticsearch.routing import Shards
+from syncer.elasticsearch.reader import Shards
 from syncer.verify.diff import DriftKind
 from tests.support.routing import (
     put,
@@ -140,7 +140,7 @@ def test_an_unknown_function_is_refused(empty_world: World, monkeypatch: pytest.
     with empty_world.elasticsearch() as client:
         client.indices.create(index=name, settings={"number_of_shards": 3, "number_of_replicas": 0})
         for since in (0, 10**9):  # whichever of its two functions Elasticsearch has, syncer takes the other one once
-            monkeypatch.setattr(routing, "MODULO_SINCE", since)
+            monkeypatch.setattr(reader, "MODULO_SINCE", since)
             try:
                 shards_of(client, name)
             except IndexingError as error:

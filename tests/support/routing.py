@@ -9,7 +9,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.documents.registry import Document, current
 from syncer.elasticsearch.bulk import Index
-from syncer.elasticsearch.routing import Shards
+from syncer.elasticsearch.reader import Shards
 from syncer.verify.compare import VerifyReport, verify
 from tests.support.world import World
 

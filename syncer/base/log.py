@@ -54,12 +54,7 @@ def _note(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[
 
 
 def configure(settings: LogSettings, *, is_command: bool = False) -> None:
-    """Send the events of structlog and librdkafka to standard error.
-
-    Args:
-        settings: The format and the level.
-        is_command: Whether a command runs in the foreground; information is then left to the command's own output.
-    """
+    """Send the events of structlog and librdkafka to standard error; a command leaves information to its own output."""
     global _least, _is_json  # noqa: PLW0603 - structlog's configuration is global to the process too
     console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
     renderer: Any = (

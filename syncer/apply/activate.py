@@ -12,7 +12,7 @@ If an index cannot take a change in place, a new index is built beside the curre
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +62,7 @@ def carry_out(
         SyncerError: A step was refused. The steps before it do no harm; run apply again.
     """
     with alone(connection):
-        if not decided.active.is_like(read_active(connection)):  # it may have changed while the user was asked
+        if decided.active.state() != read_active(connection).state():  # it may have changed while the user was asked
             raise ConfigError(
                 "Another process changed the active definitions since the plan was made",
                 hint="Nothing was done. Run the same command again: it looks at what is active now.",
@@ -89,44 +89,30 @@ def carry_out(
             withdraw(connection, indices, document)
             report(f"index {document.index_name} of {document.name} is dropped")
         with connection.transaction():
-            initial_loads = [_activate(connection, step, missed) for step in steps]
-            _refresh(connection, missed, report)
+            initial_loads = [_activate(connection, step) for step in steps]
+            occasion = "triggers were gone, and are there again"
+            refreshes = [
+                queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
+                for document in missed
+                if document.suspended is None
+            ]
+        for job in refreshes:
+            if job is not None and job.kind is JobKind.REFRESH:  # not if it is being loaded, or gone
+                report(f"index {job.index_name} may have missed changes: job {job.id} writes all of it again")
         for capture in too_wide:
             install.install(connection, capture, timeout_seconds=timeout_seconds, waiting=report)
         for relation in decided.released:
             install.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=report)
             report(f"released {relation}")
-    _log_applied(steps, sorted({document.name for document in decided.removed}))
+    # A document whose new index is being built stays suspended until that is searched.
+    resumed = {step.document.name for step in steps if step.suspended and step.document.role is Role.CURRENT}
+    changes = {step.document.name: str(step.change) for step in steps}
+    changes |= {name: f"{changes[name]}, resumed" for name in resumed}
+    changes |= {document.name: "removed" for document in decided.removed}
+    what = ", ".join(f"{name} ({change})" for name, change in changes.items()) or "without a change"
+    structlog.get_logger().info("apply.finished", documents=changes, timeline=f"Applied {what}.")
     TIMELINE.write(connection)  # a command then follows the loads, which may take hours
     return initial_loads
-
-
-def _log_applied(steps: Sequence[Step], removed: Sequence[str]) -> None:
-    changes = {step.document.name: str(step.change) for step in steps}
-    # One whose new index is being built stays suspended until that is searched.
-    resumed = [
-        step.document.name for step in steps if step.suspended is not None and step.document.role is Role.CURRENT
-    ]
-    applied = [f"{name} ({change})" for name, change in changes.items() if name not in resumed]
-    parts = (("Applied", applied), ("Resumed", resumed), ("Removed", removed))
-    sentence = " ".join(f"{what} {', '.join(names)}." for what, names in parts if names)
-    structlog.get_logger().info(
-        "apply.finished",
-        documents=changes,
-        resumed=resumed,
-        removed=removed,
-        timeline=sentence or "Applied; no definition changed.",
-    )
-
-
-def _refresh(connection: Connection, missed: Iterable[Document], report: Callable[[str], None]) -> None:
-    """Create a refresh of each index that may have missed changes, unless it is being loaded, gone or suspended."""
-    for document in missed:
-        if document.suspended is not None:
-            continue
-        made = queue.create(connection, document, JobKind.REFRESH, occasion="triggers were gone, and are there again")
-        if made is not None and made.kind is JobKind.REFRESH:
-            report(f"index {document.index_name} may have missed changes: job {made.id} writes all of it again")
 
 
 def _capture(
@@ -194,15 +180,14 @@ def alone(connection: Connection) -> Iterator[None]:
         connection.execute("SELECT pg_advisory_unlock($1)", (int(AdvisoryLock.APPLY),))
 
 
-def _activate(connection: Connection, step: Step, missed: Collection[Document]) -> InitialLoad:
+def _activate(connection: Connection, step: Step) -> InitialLoad:
     document = step.document
     if step.change is PlannedChange.INDEX_GONE and step.before is not None and step.before.target != document.target:
         deactivate(connection, step.before)
     if step.is_new_revision:
         registry.put_document(connection, document)
         orphan_indices.forget(connection, document.target)
-    is_missing_changes = any(document.index_name == each.index_name for each in missed)
-    if document.is_loaded and not step.is_new_revision and (document.role is Role.BUILDING or not is_missing_changes):
+    if document.is_loaded and not step.is_new_revision:
         return InitialLoad(document=document, job=None)
     # Rules: load-the-new-index-after-the-commit, load-after-the-commit.
     job = queue.create(connection, document, JobKind.INITIAL_LOAD, resumes=not step.is_new_revision)

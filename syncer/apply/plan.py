@@ -59,12 +59,16 @@ NEEDS_INDEX = (PlannedChange.NEW, PlannedChange.REBUILD, PlannedChange.INDEX_GON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What apply will do to one document: from ``before``, as it is active, to ``document``, as it will be."""
+    """What apply will do to one document: from ``before``, as it is active, to ``document``, as it will be.
+
+    The reason says why it needs a new index. ``abandoned`` is being built and no longer matches the definition.
+    """
 
     document: Document
     change: PlannedChange
     before: Document | None
     reason: str | None = None
+    abandoned: Document | None = None
 
     @property
     def suspended(self) -> str | None:
@@ -86,7 +90,7 @@ class Plan:
         captures: The tables whose triggers are to be created or changed, and how.
         released: Tables that no document reads any more.
         forgotten: Active documents without a step; they are left as they are.
-        abandoned: New indices being built that no longer match their definition.
+        abandoned: New indices that are being built and no longer wanted.
         removed: Documents to withdraw, one for each of their indices, the current one last.
     """
 
@@ -125,7 +129,7 @@ class ActiveDefinitions:
     """What is active.
 
     Args:
-        documents: Documents with the index that is current, by name; ``others`` have one that is being built.
+        documents: Documents with their current index, by name; those in ``building`` with the one that is being built.
         revisions: The last revision of every document that was ever active.
         captured: The captured tables, by relation; of those in ``lost``, the triggers are gone.
         orphan_indices: Indices left behind by commands that died.
@@ -133,33 +137,26 @@ class ActiveDefinitions:
     """
 
     documents: dict[str, Document] = field(default_factory=dict)
-    others: tuple[Document, ...] = ()
+    building: dict[str, Document] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
     captured: dict[str, Capture] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
     orphan_indices: tuple[Target, ...] = ()
     installation: str = ""
 
-    def is_like(self, other: ActiveDefinitions) -> bool:
-        """Whether the same revisions are active for the same indices, loaded and suspended or not."""
-        return (self._rows, self.revisions) == (other._rows, other.revisions)
-
-    @property
-    def _rows(self) -> set[tuple[str, int, Role]]:
-        documents = (*self.documents.values(), *self.others)
-        return {(document.index_name, document.revision, document.role) for document in documents}
-
-    def building(self, name: str) -> Document | None:
-        """Return the document with its new index, if one is being built."""
-        return next((found for found in self.others if found.name == name and found.role is Role.BUILDING), None)
+    def state(self) -> tuple[object, ...]:
+        """Return which revisions are active for which indices, loaded and suspended or not: to notice a change."""
+        documents = (*self.documents.values(), *self.building.values())
+        rows = {(document.index_name, document.revision, document.role) for document in documents}
+        return rows, self.revisions
 
 
 def read_active(connection: Connection) -> ActiveDefinitions:
     """Return what is active now."""
-    captured = install.captured(connection)
+    captured, documents = install.captured(connection), registry.documents(connection)
     return ActiveDefinitions(
-        documents=registry.current(connection),
-        others=tuple(found for found in registry.documents(connection) if found.role is not Role.CURRENT),
+        documents={found.name: found for found in documents if found.role is Role.CURRENT},
+        building={found.name: found for found in documents if found.role is Role.BUILDING},
         revisions=registry.revisions(connection),
         captured=captured,
         lost=frozenset(install.lost(connection, captured)),
@@ -173,14 +170,15 @@ def assemble(
 ) -> Plan:
     """Combine steps into a plan, with what they mean for the tables."""
     steps = tuple(steps)
-    removed = tuple(found for found in (*active.others, *active.documents.values()) if found.name in remove)
+    both = (*active.building.values(), *active.documents.values())
+    removed = tuple(found for found in both if found.name in remove)
     forgotten = sorted(active.documents.keys() - {step.document.name for step in steps} - set(remove))
-    abandoned = tuple(building for step in steps if (building := _abandoned(step, active)) is not None)
+    abandoned = tuple(step.abandoned for step in steps if step.abandoned is not None)
     documents = [
         *(step.document for step in steps),
         *(step.before for step in steps if step.before is not None and step.document.role is Role.BUILDING),
         *(active.documents[name] for name in forgotten),
-        *(found for found in active.others if found not in (*abandoned, *removed)),
+        *(found for found in active.building.values() if found not in (*abandoned, *removed)),
     ]
     wanted = {capture.relation: capture for capture in captures(connection, documents)}
     return Plan(
@@ -231,14 +229,6 @@ def _aggregate(connection: Connection, relation: str, readers: list[Dependencies
     return relation, eligibility.primary_key(connection, relation)[0]
 
 
-def _abandoned(step: Step, active: ActiveDefinitions) -> Document | None:
-    """Return the document with the new index being built, if that no longer matches what is wanted."""
-    building = active.building(step.document.name)
-    if building is None or building is step.document:
-        return None
-    return building if step.change is PlannedChange.REBUILD or _meaning(building) != _meaning(step.document) else None
-
-
 def step(connection: Connection, indices: Indices, definition: Definition, active: ActiveDefinitions) -> Step:
     """Decide what to do about one definition.
 
@@ -262,26 +252,30 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
             hint="Create a new document folder for the new index, and remove this one once the new one is loaded.",
         )
-    building = active.building(after.name)
+    building = active.building.get(after.name)
+    is_as_wanted = building is not None and _meaning(building) == _meaning(after)
     # A command may have died after it moved the alias to the new index and before it recorded the move.
     is_moved = building is not None and indices.exists(building.target, searched_as=before.index)
     is_there = indices.exists(before.target, searched_as=None if is_moved else before.index)
     reason = _obstacle(indices, before, after) if is_there and is_changed else None
     # A failover may have taken back the record of the move, after the index before was dropped.
     is_next = reason is not None or (is_moved and not is_there)
-    if building is not None and is_next and building.suspended is None and _meaning(building) == _meaning(after):
+    if building is not None and is_as_wanted and is_next and building.suspended is None:
         return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
     if reason is not None:
-        return Step(document=anew(after, after.revision), change=PlannedChange.REBUILD, before=before, reason=reason)
+        document = anew(after, after.revision)
+        return Step(document=document, change=PlannedChange.REBUILD, before=before, reason=reason, abandoned=building)
+    abandoned = None if is_as_wanted else building
     if not is_there:
         indices.require_free(after.index, active.installation)
-        return Step(document=after, change=PlannedChange.INDEX_GONE, before=before)
+        return Step(document=after, change=PlannedChange.INDEX_GONE, before=before, abandoned=abandoned)
     if is_changed:
-        return Step(document=after, change=PlannedChange.CHANGED, before=before)
+        return Step(document=after, change=PlannedChange.CHANGED, before=before, abandoned=abandoned)
     is_lost = bool(before.dependencies.tables.keys() & active.lost)
-    is_complete = before.is_loaded and not is_lost and indices.is_settled(before.target)
+    document = dataclasses.replace(before, is_loaded=before.is_loaded and not is_lost)
+    is_complete = document.is_loaded and indices.is_settled(before.target)
     change = PlannedChange.UNCHANGED if is_complete else PlannedChange.INCOMPLETE
-    return Step(document=before, change=change, before=before)
+    return Step(document=document, change=change, before=before, abandoned=abandoned)
 
 
 def _obstacle(indices: Indices, before: Document, after: Document) -> str | None:

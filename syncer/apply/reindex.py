@@ -46,7 +46,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
         SyncerError: The new index was not activated.
     """
     active = plan.read_active(connection)
-    current, building = active.documents[name], active.building(name)
+    current, building = active.documents[name], active.building.get(name)
     require_shape(connection, building or current)
     if current.suspended is not None:
         queries.require_unique(connection, current)
@@ -55,7 +55,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
     else:
         # The current index may be suspended: a new one is the way out if a shard is gone for good.
         document = plan.anew(building or current, active.revisions[name] + 1)
-        step = Step(document=document, change=PlannedChange.REBUILD, before=current)
+        step = Step(document=document, change=PlannedChange.REBUILD, before=current, abandoned=building)
     decided = plan.assemble(connection, [step], active)
     (initial_load,) = activate.carry_out(connection, indices, decided, report=report)
     return initial_load

@@ -51,7 +51,7 @@ def test_what_happened_is_shown_in_order_and_delays_nothing(world: World) -> Non
     wait_for(world, "document.suspended", "blogpost was suspended")
     world.sql("ALTER TABLE posts RENAME headline TO title")
     assert world.syncer("apply", "--yes").returncode == 0
-    wait_for(world, "apply.finished", "Resumed blogpost.")
+    wait_for(world, "apply.finished", "Applied blogpost (in_place, resumed).")
     assert world.syncer("verify").returncode == 0
     wait_for(world, "verify.finished", f"Verified {world.index_of()}: 1 document, 0 drifted, 0 repaired.")
     assert daemon.stop() == 0

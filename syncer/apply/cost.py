@@ -24,7 +24,8 @@ SAMPLE_ROWS = 20
 """How many rows of a table are tried."""
 SECONDS_MAX = 2.0
 """How long one query may run; after that, no other row is tried."""
-_FEW_PAGES = 1_000
+_FEW_PAGES = 200
+"""A query that reads fewer needs no index, nor does a smaller table."""
 _PAGES_PER_DOCUMENT = 100
 """To read so many takes about as long as to write a document: an index does not help a change that leads to many."""
 
@@ -36,35 +37,33 @@ SELECT set_config(name, 'off', true) FROM unnest('{enable_seqscan,enable_hashjoi
 _CONDITIONS = ("Index Cond", "Recheck Cond", "Filter", "Join Filter", "Hash Cond", "Merge Cond")
 # A partition stands for its table, whose index every partition gets.
 _TABLE = """
-SELECT format('%I.%I', n.nspname, c.relname), c.relkind = 'p'
+SELECT format('%I.%I', n.nspname, c.relname), c.relkind = 'p',
+       coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(c.oid)), pg_relation_size(c.oid))
+       / current_setting('block_size')::int
 FROM (SELECT to_regclass(format('%I.%I', $1::text, $2::text))::oid AS oid) AS given
 JOIN pg_class AS c ON c.oid = coalesce(pg_partition_root(given.oid), given.oid)
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 """
+_MADE_ID = re.compile(r"\((.+) = ANY \('\{.*\}'::.*\)\)", re.DOTALL)
+"""How a build finds documents by an ``_id`` that is an expression."""
+_FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
 _EQUAL = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+)\)*(?:::[^=<>]*)? = |= \(*(?:{0})\.("[^"]+"|\w+)'
 """A column of a table by its alias, as a side of an equality; perhaps cast."""
-_FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """What a query costs for the row with the most results, of those that were tried.
 
-    If it did not finish, ``seconds`` is None, and the documents are those that the planner expects. The pages are those
-    of tables and indexes, in memory or not. The failure is Postgres' message, if the query fails on the data.
+    If it did not finish, ``seconds`` is None, and the documents are those that the planner expects. It is slow if an
+    index may help: it reads many pages, and longer than to write the documents. The failure is Postgres' message, if
+    the query fails on the data.
     """
 
     documents: int
     seconds: float | None
-    pages: int = 0
+    is_slow: bool
     failure: str = ""
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether an index may help: it reads many pages, and longer than to write the documents."""
-        if self.seconds is None:
-            return not self.failure
-        return self.pages >= max(_FEW_PAGES, self.documents * _PAGES_PER_DOCUMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +108,13 @@ def measure(connection: Connection, query: sql.Composable, tries: Iterable[tuple
         except psycopg.Error as error:
             if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
                 raise
-            expected = _explain(connection, query, parameters)["Plan"]["Plan Rows"]
+            expected = int(_explain(connection, query, parameters)["Plan"]["Plan Rows"])
             failure = str(error.diag.message_primary) if is_of_data(error) else ""
-            return Cost(documents=int(expected), seconds=None, failure=failure)
+            return Cost(documents=expected, seconds=None, is_slow=not failure, failure=failure)
         root = plan["Plan"]
-        pages = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
-        costs.append(Cost(documents=int(root["Actual Rows"]), seconds=plan["Execution Time"] / 1000, pages=pages))
+        documents, pages = int(root["Actual Rows"]), root["Shared Hit Blocks"] + root["Shared Read Blocks"]
+        is_slow = pages >= max(_FEW_PAGES, documents * _PAGES_PER_DOCUMENT)
+        costs.append(Cost(documents=documents, seconds=plan["Execution Time"] / 1000, is_slow=is_slow))
         if clock() - began >= SECONDS_MAX:
             break
     return max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)
@@ -129,7 +129,7 @@ def missing_indexes(
     document: str,
     change_of: str = "",
 ) -> Iterator[MissingIndex]:
-    """Yield the indexes without which a query of this cost reads whole tables."""
+    """Yield the indexes that a query of this cost lacks."""
     with bounded(connection, seconds=SECONDS_MAX):
         connection.execute(_PREFER_INDEXES)
         nodes = list(_nodes(_explain(connection, query, parameters)["Plan"]))
@@ -139,17 +139,21 @@ def missing_indexes(
             continue
         row = connection.execute(_TABLE, (node["Schema"], node["Relation Name"])).fetchone()
         assert row is not None  # it was just planned
-        relation, is_partitioned = row
+        relation, is_partitioned, pages = row
         # A condition above the partitions names their table.
         aliases = {node["Alias"], node["Alias"].rpartition("_")[0] if is_partitioned else node["Alias"]}
         equal = re.compile(_EQUAL.format("|".join(map(re.escape, aliases))))
         own = {condition: equal.findall(condition) for condition in conditions if equal.search(condition)}
-        columns = dict.fromkeys(left or right for found in own.values() for left, right in found)
+        columns = list(dict.fromkeys(left or right for found in own.values() for left, right in found))
+        condition = " AND ".join(own)
+        if made := _MADE_ID.fullmatch(node.get("Filter", "")):
+            columns = ["(" + re.sub(rf'(?<![\w."]){re.escape(node["Alias"])}\.', "", made[1]) + ")"]
+            condition = "_id; Postgres refuses to index it if a column in it is not cast to text, as in id::text"
         how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
-        if columns:
+        if columns and pages >= _FEW_PAGES:
             yield MissingIndex(
                 statement=f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});",
-                condition=" AND ".join(own),
+                condition=condition,
                 document=document,
                 change_of=change_of,
                 documents=cost.documents,

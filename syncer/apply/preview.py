@@ -5,7 +5,6 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -22,17 +21,16 @@ from syncer.apply.trial import Problem, Severity
 from syncer.base import migrations
 from syncer.base.error_policy import explain
 from syncer.base.errors import DefinitionError, SyncerError
-from syncer.base.formatting import whole_number
 from syncer.base.postgres import Connection
 from syncer.documents import definition, queries
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
+from syncer.lineage.dependencies import TableUse
 
 # Errors of one definition; a failing connection is none of these.
 _REFUSALS = (SyncerError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
-_WORST_FIRST = {severity: place for place, severity in enumerate(Severity)}
 _BUILD = "SELECT to_jsonb(d.*) FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 
 
@@ -64,7 +62,6 @@ class DocumentPreview:
         outcome: None if the definition is refused.
         reason: Why it needs a new index, if it does.
         documents: How many there are; None if counting took too long or failed, in which case a problem says so.
-        sampled: How many documents were tried; ``sample`` is one of them.
         problems: The worst first.
     """
 
@@ -74,10 +71,8 @@ class DocumentPreview:
     outcome: PlannedChange | None = None
     reason: str | None = None
     documents: int | None = None
-    sampled: int = 0
     tables: tuple[TablePreview, ...] = ()
     problems: tuple[Problem, ...] = ()
-    sample: dict[str, Any] | None = None
 
     @property
     def errors(self) -> list[Problem]:
@@ -224,52 +219,47 @@ class _Previewed:
 
     def document(self, step: Step, *, is_tried: bool) -> DocumentPreview:
         """Try a definition and its queries, unless nothing of it changes."""
-        document = step.document
-        found = DocumentPreview(
+        document, tried, tables = step.document, None, list[TablePreview]()
+        if is_tried:
+            with self.refusals(document.name):
+                tried = trial.attempt(self.connection, self.index, self.indices, step)
+                self._measure(queries.query_of(_BUILD, document), [([id_],) for id_ in tried.sample], document)
+            with self.refusals(document.name):
+                tables = [self._table(document, use) for _, use in sorted(document.dependencies.tables.items())]
+        problems = (*(tried.problems if tried else ()), *_failing(tables))
+        return DocumentPreview(
             name=document.name,
             index=document.index,
             suspended=step.suspended,
             outcome=step.change,
             reason=step.reason,
+            documents=tried.documents if tried else None,
+            tables=tuple(tables),
+            problems=tuple(sorted(problems, key=lambda problem: list(Severity).index(problem.severity))),
         )
-        if is_tried:
-            with self.refusals(document.name):
-                tried = trial.attempt(self.connection, self.index, self.indices, step)
-                sample = [
-                    {"id": id_, "routing": row.routing, "source": json.loads(row.source, parse_int=whole_number)}
-                    for id_, row in list(tried.sample.items())[:1]
-                ]
-                found = replace(
-                    found,
-                    documents=tried.documents,
-                    sampled=len(tried.sample),
-                    problems=tried.problems,
-                    sample=sample[0] if sample else None,
-                )
-                rows: list[tuple[object, ...]] = [([id_],) for id_ in list(tried.sample)[: cost.SAMPLE_ROWS]]
-                self._measure(queries.query_of(_BUILD, document), rows, document)
-            with self.refusals(document.name):
-                tables = tuple(self._tables(document))
-                problems = sorted((*found.problems, *_failing(tables)), key=lambda each: _WORST_FIRST[each.severity])
-                found = replace(found, tables=tables, problems=tuple(problems))
-        return found
 
-    def _tables(self, document: Document) -> Iterator[TablePreview]:
-        for relation, use in sorted(document.dependencies.tables.items()):
-            rows = cost.rows(self.connection, relation, use.routing) if use.affected else []
-            affects = []
-            for query in use.affected:
-                documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
-                measured = self._measure(documents, rows, document, change_of=relation)
-                affects.append(AffectsQuery(query=query, cost=measured))
-            watched = tuple(sorted(use.watched))
-            yield TablePreview(relation=relation, watched=watched, id_columns=use.id_columns, affects=tuple(affects))
+    def _table(self, document: Document, use: TableUse) -> TablePreview:
+        """Try the queries from changed rows of a table on rows that it has."""
+        rows = cost.rows(self.connection, use.relation, use.routing) if use.affected else []
+        distinct = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched")
+        costs = [
+            self._measure(distinct.format(sql.SQL(query)), rows, document, change_of=use.relation)
+            for query in use.affected
+        ]
+        return TablePreview(
+            relation=use.relation,
+            watched=tuple(sorted(use.watched)),
+            id_columns=use.id_columns,
+            affects=tuple(
+                AffectsQuery(query=query, cost=each) for query, each in zip(use.affected, costs, strict=True)
+            ),
+        )
 
     def _measure(
         self, query: sql.Composable, tries: list[tuple[object, ...]], document: Document, *, change_of: str = ""
     ) -> Cost | None:
         """Return what a query costs; note the indexes that it lacks."""
-        measured = cost.measure(self.connection, query, tries)
+        measured = cost.measure(self.connection, query, tries[: cost.SAMPLE_ROWS])
         if measured is not None and measured.is_slow:
             self.missing += cost.missing_indexes(
                 self.connection, query, tries[0], measured, document=document.name, change_of=change_of
@@ -280,13 +270,11 @@ class _Previewed:
 def _failing(tables: Iterable[TablePreview]) -> Iterator[Problem]:
     """Yield a warning for each query from changes to documents that fails on the data."""
     for table in tables:
-        for path in table.affects:
-            if path.cost is None or not path.cost.failure:
-                continue
+        for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
             yield Problem(
                 severity=Severity.WARNING,
                 message=f"a change of {table.relation} writes every document again: the query that finds those that "
-                f"it touches fails on the data: {path.cost.failure}",
+                f"it touches fails on the data: {failure}",
                 action="It meets rows that WHERE leaves out, too. In select.sql, compare what cannot fail on any row:\n"
                 "texts, as in posts.id::text = events.subject_id, instead of a cast of the text.",
             )

@@ -55,8 +55,7 @@ def plan(
     Shows for each document whether its index would be created, changed in place or rebuilt.
     Writes a sample of documents to a scratch index to find what Elasticsearch rejects. Shows
     how many documents one changed row of each table leads to, and lists missing indexes. The
-    first line is the verdict. --json adds the queries from changed rows to documents, and a
-    document.
+    first line is the verdict. --json adds the queries from changed rows to documents.
     Exit code 1 if a definition is invalid or a sampled document is rejected.
     """
     _require_either(document, remove)

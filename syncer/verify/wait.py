@@ -8,10 +8,9 @@ Guarantee: once the wait is over, reads by id show the transaction, and what it 
 searchable, searches show it too. Why this holds for a transaction T:
 
 *Changes.* If no saved cursor sees T and the outbox has no row of T, T has no changes: rows are deleted only after a
-saved cursor has seen them. A cursor counts as handled only once each document that its changes touch is in one of these
-states. It is written; it was skipped for a newer version, which shows T by the version rule; it is dead-lettered; it is
-left to an existing job; or its definition is suspended. If Kafka loses records, a job makes up for that, and exists
-before they count as handled.
+saved cursor has seen them. A cursor counts as handled only once each document that its changes touch is written; or was
+skipped for a newer version, which shows T; or is dead-lettered, left to an existing job, or suspended. If Kafka loses
+records, a job makes up for that, and exists before they count as handled.
 
 *Jobs.* So T's jobs exist when they are now looked up. A job records before which transaction id its causes were
 committed; it can be T's only if T's id is lower. If a job of T is cancelled or fails, another one may have replaced it,
@@ -34,8 +33,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
-
-from elasticsearch import Elasticsearch
 
 from syncer.base import error_policy, migrations, postgres
 from syncer.base.error_policy import Action
@@ -104,10 +101,9 @@ class Waiter:
         self._settings = settings
         self._pause = pause
         self._idle: list[tuple[Connection, Catalogue]] = []
-        self._client: Elasticsearch | None = None
 
     def __enter__(self) -> Self:
-        """Return the waiter, for a with statement."""
+        """Return the waiter."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,9 +114,6 @@ class Waiter:
         """Close all connections."""
         while self._idle:
             self._idle.pop()[0].close()
-        if self._client is not None:
-            self._client.close()
-        self._client = None
 
     def wait(self, token: str, *, timeout_seconds: float = TIMEOUT_SECONDS, searchable: bool = False) -> Waited:
         """Return once everything that a transaction has committed is indexed.
@@ -184,35 +177,27 @@ class Waiter:
 
     def _refresh(self, documents: Sequence[Document], clock: _Clock) -> None:
         patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
-        if self._client is None:
-            self._client = elastic.connect(self._settings.elasticsearch, timeout_seconds=patience)
-        holdings = Holdings(self._client.options(request_timeout=patience))
-        for document in documents:
-            holdings.refresh(document.target)
+        with elastic.connect(self._settings.elasticsearch, timeout_seconds=patience) as client:
+            for document in documents:
+                Holdings(client).refresh(document.target)
 
     @contextmanager
     def _session(self) -> Iterator[tuple[Connection, Catalogue]]:
         """Lend an idle connection with its definitions, or a new one; after an error it is closed."""
+        is_new = False
         try:
             session = self._idle.pop()
         except IndexError:  # no check before the pop: another thread might take the session in between
-            session = (self._connect(), Catalogue())
+            session, is_new = (postgres.connect(self._settings.postgres, name="wait"), Catalogue()), True
         try:
+            if is_new:
+                migrations.require_current(session[0])
+                outbox.prepare(session[0])
             yield session
         except BaseException:
             session[0].close()
             raise
         self._idle.append(session)
-
-    def _connect(self) -> Connection:
-        connection = postgres.connect(self._settings.postgres, name="wait")
-        try:
-            migrations.require_current(connection)
-            outbox.prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
 
 @dataclass(slots=True)

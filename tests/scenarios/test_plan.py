@@ -265,6 +265,8 @@ CREATE TABLE parts (id text, entry int, PRIMARY KEY (id, entry)) PARTITION BY HA
 CREATE TABLE parts0 PARTITION OF parts FOR VALUES WITH (MODULUS 2, REMAINDER 0);
 CREATE TABLE parts1 PARTITION OF parts FOR VALUES WITH (MODULUS 2, REMAINDER 1);
 CREATE TABLE codes (code text PRIMARY KEY, name text);
+CREATE TABLE lines (id int PRIMARY KEY, entry int);
+INSERT INTO lines SELECT i, i FROM generate_series(1, 60000) AS i;
 INSERT INTO authors SELECT i, 'author ' || i FROM generate_series(1, 3000) AS i;
 INSERT INTO kinds SELECT i, 'kind ' || i FROM generate_series(1, 5) AS i;
 INSERT INTO codes SELECT 'c' || i, 'code ' || i FROM generate_series(1, 1000) AS i;
@@ -283,18 +285,30 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
         """SELECT e.id AS _id, (SELECT a.name FROM authors AS a WHERE a.id = e.author) AS author,
         (SELECT k.name FROM kinds AS k WHERE k.id = e.kind) AS kind,
         (SELECT c.name FROM codes AS c WHERE c.code = e.code) AS code,
+        (SELECT count(*) FROM lines AS l WHERE l.entry = e.id) AS lines,
         (SELECT count(*) FROM parts AS p WHERE p.entry = e.id) AS parts FROM entries AS e""",
     )
     needed = {missing.statement: missing for missing in look(blog, "entry").missing_indexes}
     by_author = "CREATE INDEX CONCURRENTLY ON public.entries (author);"
     by_code, by_entry = by_author.replace("author", "code"), "CREATE INDEX ON public.parts (entry);"
-    assert needed.keys() == {by_author, by_code, by_entry}
+    by_line = "CREATE INDEX CONCURRENTLY ON public.lines (entry);"
+    assert needed.keys() == {by_author, by_code, by_entry, by_line}
     assert (needed[by_author].change_of, needed[by_author].documents) == ("public.authors", 10)
-    assert needed[by_entry].change_of == ""
+    assert {needed[by_entry].change_of, needed[by_line].change_of} == {""}
+    require_helpful(blog, "entry", *needed)
+    add_document(blog, "pair", "SELECT l.id::text || ':' || l.entry::text AS _id, l.entry FROM lines AS l")
+    (made,) = look(blog, "pair").missing_indexes
+    assert "lines (((((id)::text || ':'::text) || (entry)::text)));" in made.statement
+    require_helpful(blog, "pair", made.statement)
+
+
+def require_helpful(blog: World, name: str, *statements: str) -> None:
+    """The statements can be run, and nothing is missing then."""
     with blog.connect() as connection:
-        for statement in needed:
+        for statement in statements:
             connection.execute(statement.encode())
-    assert look(blog, "entry").missing_indexes == ()
+    blog.sql("ANALYZE")
+    assert look(blog, name).missing_indexes == ()
 
 
 def test_a_cast_that_fails_on_other_rows_is_a_warning(blog: World) -> None:

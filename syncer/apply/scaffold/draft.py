@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from syncer.apply.scaffold import mapping, table as tables
+from syncer.apply.scaffold.table import Drafter
 from syncer.base.errors import ConfigError
 from syncer.base.postgres import Connection
 from syncer.base.settings import shipped
@@ -39,7 +40,7 @@ def from_table(
     referring: Sequence[str],
     force: bool,
 ) -> Draft:
-    """Draft a document from a table, named after it by default: see `syncer.apply.scaffold.table.draft`.
+    """Draft a document from a table, named after it by default: see `syncer.apply.scaffold.table`.
 
     Raises:
         ConfigError: The folder is not empty, and existing files are not to be written over (``force``).
@@ -48,10 +49,11 @@ def from_table(
     """
     found = tables.find(connection, table)
     folder = _folder(config_folder, name or found.name, force=force)
-    query, properties, remarks = tables.draft(connection, found, referring=referring)
+    drafter = Drafter(connection)
+    query, properties = drafter.select(found, referring)
     given = {**mapping.EMPTY_BODY, "mappings": {"dynamic": "strict", "properties": properties}}
     body, more = mapping.completed(connection, query, folder.name, given)
-    remarks = [*remarks, *more]
+    remarks = [*drafter.remarks, *more]
     title = f"Rows of {found.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
     files = {"document.yaml": _options(folder), "select.sql": comments + query, "index.json": _text(body)}

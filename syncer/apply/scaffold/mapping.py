@@ -94,8 +94,6 @@ def column_type(connection: Connection, declared: str) -> ColumnType:
     return ColumnType(name=name, is_array=is_array, mapping=None if name == "json" else dict(mapping))
 
 
-_FIELDS_MAX = 1000
-"""How many fields an index has at most by default."""
 _KEYS_MAX = 50
 """Objects with more keys than this are taken for maps, whose keys are data."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?)?")
@@ -104,13 +102,12 @@ _DIMENSIONS = range(2, 4097)
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_SECONDS = 5.0
 _SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d LIMIT {limit}"
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PERSONAL = re.compile(
-    r"(?:^|_)(passw(or)?d|pwd|pass(phrase|code)|secrets?|tokens?|(api|private|access)_?key|salt|totp|otp|pin|cvv|cvc"
-    r"|e_?mails?|phones?|mobile|fax|msisdn|ssn|iban|passport|tax_id|national_id|card_?number|salary"
-    r"|gender|religion|ethnicity|(ip|remote)_addr(ess)?)(?:_|$)"
+    r"passw|passphrase|passcode|secret|token|(api|private|access).?key|e.?mail|phone|passport|(tax|national).?id"
+    r"|card.?number|salary|birth|gender|religion|ethnic|(ip|remote).?addr"
+    r"|(^|_)(pwd|salt|t?otp|pin|cvv|cvc|mobile|fax|msisdn|ssn|iban|born|dob)(_|$)",
+    re.IGNORECASE,
 )
-_BIRTH = re.compile(r"(?:^|_)(birth|birthday|birthdate|born|dob)(?:_|$)")
 
 EMPTY_BODY: Mapping[str, Any] = {
     "settings": {"number_of_shards": 1},
@@ -120,13 +117,8 @@ EMPTY_BODY: Mapping[str, Any] = {
 
 
 def is_personal(name: str, mapping: Mapping[str, Any]) -> bool:
-    """Whether a field looks like a secret or personal data, by its name.
-
-    When a password was changed, or whether an address is confirmed, is neither.
-    """
-    words = "_".join(_WORDS.findall(name)).lower()
-    is_state = mapping.get("type") in ("boolean", "date")
-    return _BIRTH.search(words) is not None or (not is_state and _PERSONAL.search(words) is not None)
+    """Whether a field looks like a secret or personal data, by its name; whether an address is confirmed is neither."""
+    return mapping.get("type") != "boolean" and _PERSONAL.search(name) is not None
 
 
 def completed(
@@ -171,11 +163,7 @@ def completed(
             remarks.append(f"{name}: its mapping is a guess from sampled documents; others may be rejected")
         elif type_.name == "numeric" and made["type"] == "double":
             remarks.append(f"{name}: double rounds to 15 digits; for money use scaled_float, for every digit keyword")
-    number = _number_of_fields(properties)
-    settings = body.get("settings", {})
-    if number > _FIELDS_MAX:
-        settings = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
-    return {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}, remarks
+    return {**body, "mappings": {**mappings, "properties": properties}}, remarks
 
 
 def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
@@ -247,11 +235,3 @@ def _united(given: Mapping[str, Any], derived: Mapping[str, Any]) -> dict[str, A
 
 def _is_open(mapping: Mapping[str, Any]) -> bool:
     return mapping.get("type", "object") in ("object", "nested") and not mapping.keys() & {"dynamic", "enabled"}
-
-
-def _number_of_fields(properties: Mapping[str, Any]) -> int:
-    """Return how many fields Elasticsearch counts: objects, and the ways in which a field is indexed, too."""
-    return sum(
-        1 + _number_of_fields(mapping.get("properties", {})) + len(mapping.get("fields", {}))
-        for mapping in properties.values()
-    )

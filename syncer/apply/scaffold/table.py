@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from textwrap import indent
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
 from syncer.apply.scaffold.mapping import CASTS, LEFT_OUT, STORED, ColumnType, column_type, is_personal
 from syncer.base.errors import DefinitionError, SourceError
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, names_as_written, value
 from syncer.capture import eligibility
 
 # Partitions are read through their table; `eligibility` refuses inherited and unlogged tables.
 _RELATIONS = """
-SELECT format('%I.%I', n.nspname, c.relname), format('%s.%s', n.nspname, c.relname), c.relname::text, c.oid,
+SELECT format('%I.%I', n.nspname, c.relname), c.relname::text, c.oid,
        c.relkind IN ('r', 'p'), c.relpersistence = 'p',
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -31,6 +34,7 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_(toast|temp)'
 ORDER BY n.nspname <> 'public', 1
 """
+_OID = "SELECT coalesce(to_regclass(quote_ident($1)), to_regclass($1))::oid"
 _COLUMNS = """
 SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
@@ -51,7 +55,7 @@ WHERE k.contype = 'f' AND k.conparentid = 0 AND to_regclass($1) IN (k.conrelid, 
 ORDER BY k.conkey, k.conname
 """
 _LISTED_MAX = 20
-_PART = re.compile(r'"(?:[^"]|"")*"|[^".]+')
+_INDENT = "    "
 _PAIRS_MAX = 50
 """How many fields jsonb_build_object takes at once: a function has at most 100 arguments."""
 _KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
@@ -91,25 +95,30 @@ class Table:
 def tables(connection: Connection) -> dict[str, bool]:
     """Return the tables to choose from, as SQL names them, schema public first, and whether this role may read each."""
     rows = connection.execute(_RELATIONS).fetchall()
-    return {relation: may_read for relation, _, _, _, is_table, is_logged, may_read in rows if is_table and is_logged}
+    return {relation: may_read for relation, _, _, is_table, is_logged, may_read in rows if is_table and is_logged}
 
 
 def find(connection: Connection, name: str) -> Table:
-    """Find a table by its name, quoted or not; without its schema, one in public is preferred.
+    """Find a table by its name, quoted or not; without its schema, by the role's search_path.
 
     Raises:
-        SourceError: There is no such table, several have the name, or this role may not read it.
+        SourceError: There is no such table, or this role may not read it.
         DefinitionError: It cannot be captured, or has no key.
     """
-    found = [row for row in connection.execute(_RELATIONS) if {name, bare(name)} & {*row[:3]}]
-    if len(found) > 1:
-        found = [row for row in found if row[1].startswith("public.")] or found
-    if not found:
-        raise SourceError(f"The database has no table {name or repr(name)}", hint=_listed(connection))
-    if len(found) > 1:
-        names = ", ".join(str(row[0]) for row in found)
-        raise SourceError(f"Several tables are called {name}: {names}", hint="Name one of them with its schema.")
-    relation, _, bare_name, oid, is_table, _, may_read = found[0]
+    oid = None
+    with suppress(psycopg.ProgrammingError, psycopg.NotSupportedError), names_as_written(connection):
+        oid = value(connection, _OID, (name,))
+    found = next((row for row in connection.execute(_RELATIONS) if row[2] == oid), None)
+    if found is None:
+        known = list(tables(connection))
+        more = f" and {len(known) - _LISTED_MAX:,} more" if len(known) > _LISTED_MAX else ""
+        raise SourceError(
+            f"The database has no table {name or repr(name)}",
+            hint=f"There are: {', '.join(known[:_LISTED_MAX])}{more}"
+            if known
+            else "It has no table at all. Check that this is the right database.",
+        )
+    relation, bare_name, oid, is_table, _, may_read = found
     if not is_table:
         raise SourceError(
             f"{relation} is a view or a foreign table, and a draft begins with a table",
@@ -137,20 +146,6 @@ def find(connection: Connection, name: str) -> Table:
     )
 
 
-def bare(relation: str) -> str:
-    """Return ``schema.table`` without quotes."""
-    parts = _PART.findall(relation)
-    return ".".join(part[1:-1].replace('""', '"') if part.startswith('"') else part for part in parts)
-
-
-def _listed(connection: Connection) -> str:
-    found = list(tables(connection))
-    if not found:
-        return "It has no table at all. Check that this is the right database."
-    more = f" and {len(found) - _LISTED_MAX:,} more" if len(found) > _LISTED_MAX else ""
-    return "There are: " + ", ".join(found[:_LISTED_MAX]) + more
-
-
 @dataclass(frozen=True, slots=True)
 class _Field:
     """A field of a draft: its expression in the SELECT, and its mapping."""
@@ -160,20 +155,8 @@ class _Field:
     mapping: dict[str, Any]
 
 
-def draft(
-    connection: Connection, table: Table, *, referring: Sequence[str] = ()
-) -> tuple[str, dict[str, Any], list[str]]:
-    """Return the SELECT of a table, the mapping of what it builds as JSON, and what to know of it.
-
-    ``referring`` names tables that refer to it, whose rows are added.
-    """
-    drafter = _Drafter(connection)
-    select, properties = drafter.select(table, referring)
-    return select, properties, drafter.remarks
-
-
-class _Drafter:
-    """Drafts one SELECT. A parameter ``line`` is a line break with the indentation of what surrounds an expression."""
+class Drafter:
+    """Drafts the SELECT of a table; ``remarks`` has what to know of it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -182,10 +165,11 @@ class _Drafter:
         self.remarks: list[str] = []
 
     def select(self, table: Table, referring: Sequence[str]) -> tuple[str, dict[str, Any]]:
+        """Return the SELECT of a table, with the rows of tables that refer to it, and the mapping of the JSON in it."""
         wanted = dict.fromkeys(reference for name in referring for reference in self._referring(table, name))
-        alias, line = self._alias(table.name), "\n    "
-        fields = self._fields(table, alias, line, "")
-        fields = _renamed([*fields, *(self._rows(reference, table, alias, line) for reference in wanted)])
+        alias = self._alias(table.name)
+        fields = self._fields(table, alias, "")
+        fields = _renamed([*fields, *(self._rows(reference, table, alias) for reference in wanted)])
         columns = [f"{self._id(table, alias)} AS _id"]
         for field in fields:
             is_column = field.expression == self._name(alias, field.name)
@@ -195,20 +179,14 @@ class _Drafter:
         others = sorted({found.relation for found in table.referred if found not in wanted})
         if others:
             self.remarks.append(f"--with adds rows of other tables: {', '.join(others)}")
-        listed = f",{line}".join(columns)
         built = {field.name: field.mapping for field in fields if "properties" in field.mapping}
-        return f"SELECT{line}{listed}\nFROM {table.relation} AS {self._name(alias)}\n", built
+        return f"SELECT\n{_listed(columns)}\nFROM {table.relation} AS {self._name(alias)}\n", built
 
     def _referring(self, table: Table, name: str) -> list[Reference]:
-        """Return the foreign keys to a table of the table that a name means, quoted or not."""
-        meant = {name, bare(name)}
-        found = [
-            reference
-            for reference in table.referred
-            if meant & {reference.table, bare(reference.relation), _array_name(reference, table)}
-        ]
+        """Return the foreign keys to a table of the table with this name."""
+        other = find(self._connection, name)
+        found = [reference for reference in table.referred if reference.relation == other.relation]
         if not found:
-            other = find(self._connection, name)
             known = sorted({reference.relation for reference in table.referred})
             raise DefinitionError(
                 f"{other.relation} has no foreign key to {table.relation}",
@@ -217,7 +195,7 @@ class _Drafter:
             )
         return found
 
-    def _fields(self, table: Table, alias: str, line: str, path: str, *, but: Reference | None = None) -> list[_Field]:
+    def _fields(self, table: Table, alias: str, path: str, *, but: Reference | None = None) -> list[_Field]:
         """Return the columns of a table's rows, and the rows that they refer to, except by one foreign key."""
         columns = {field.name: field for field in self._columns(table, alias, path)}
         objects = []
@@ -231,7 +209,7 @@ class _Drafter:
                 name, joined = _object_name(reference), [(theirs, own) for own, theirs in reference.pairs]
                 inside = self._alias(other.name)
                 fields = _renamed(list(self._columns(other, inside, f"{path}{name}.")))
-                shown = self._subquery(self._json(fields, line), other, inside, alias, joined, line=line)
+                shown = self._subquery(self._json(fields), other, inside, alias, joined)
                 objects.append(_Field(name, shown, _properties(fields)))
         replaced = {field.name for field in objects}  # such an object has the key
         return [*(field for field in columns.values() if field.name not in replaced), *objects]
@@ -252,34 +230,30 @@ class _Drafter:
         if hidden:
             self.remarks.append(f"{_PERSONAL}: {', '.join(hidden)}")
 
-    def _rows(self, reference: Reference, root: Table, outer: str, line: str) -> _Field:
+    def _rows(self, reference: Reference, root: Table, outer: str) -> _Field:
         """Return the rows that refer, as an array of objects; as one object if there is at most one."""
         table = find(self._connection, reference.relation)
         alias, name = self._alias(table.name), _array_name(reference, root)
-        fields = _renamed(self._fields(table, alias, line + "        ", f"{name}.", but=reference))
-        shown = self._json(fields, line)
+        fields = _renamed(self._fields(table, alias, f"{name}.", but=reference))
+        shown = self._json(fields)
         if not reference.is_unique:
             order = ", ".join(self._name(alias, column) for column in table.key)
             shown = f"coalesce(jsonb_agg({shown} ORDER BY {order}), '[]'::jsonb)"
         nested = {} if reference.is_unique else {"type": "nested"}
-        rows = self._subquery(shown, table, alias, outer, reference.pairs, line=line)
+        rows = self._subquery(shown, table, alias, outer, reference.pairs)
         return _Field(name, rows, {**nested, **_properties(fields)})
 
-    def _subquery(
-        self, shown: str, table: Table, alias: str, outer: str, joined: Iterable[tuple[str, str]], *, line: str
-    ) -> str:
+    def _subquery(self, shown: str, table: Table, alias: str, outer: str, joined: Iterable[tuple[str, str]]) -> str:
         """Return a subquery; ``joined`` has columns of the table and the equal ones of the query around it."""
         equal = " AND ".join(f"{self._name(alias, own)} = {self._name(outer, other)}" for own, other in joined)
-        inner = line + "    "
-        clauses = (f"SELECT {shown}", f"FROM {table.relation} AS {self._name(alias)}", f"WHERE {equal}")
-        return f"({inner}{inner.join(clauses)}{line})"
+        query = f"SELECT {shown}\nFROM {table.relation} AS {self._name(alias)}\nWHERE {equal}"
+        return f"(\n{indent(query, _INDENT)}\n)"
 
-    def _json(self, fields: Sequence[_Field], line: str) -> str:
-        """Return an expression for an object of these fields, within a subquery."""
-        end, inner = line + "    ", line + "        "
-        pairs = [f"{inner}{sql.quote(field.name, self._connection)}, {field.expression}" for field in fields]
+    def _json(self, fields: Sequence[_Field]) -> str:
+        """Return an expression for an object of these fields."""
+        pairs = [f"{sql.quote(field.name, self._connection)}, {field.expression}" for field in fields]
         pieces = [pairs[place : place + _PAIRS_MAX] for place in range(0, len(pairs), _PAIRS_MAX)] or [[]]
-        return " || ".join(f"jsonb_build_object({','.join(piece)}{end})" for piece in pieces)
+        return " || ".join(f"jsonb_build_object(\n{_listed(piece)}\n)" for piece in pieces)
 
     def _id(self, table: Table, alias: str) -> str:
         key = [(self._name(alias, name), table.columns[name].name) for name in table.key]
@@ -340,6 +314,10 @@ def _free(name: str, taken: set[str]) -> str:
         made = f"{name}_{number}"
     taken.add(made)
     return made
+
+
+def _listed(parts: Iterable[str]) -> str:
+    return indent(",\n".join(parts), _INDENT)
 
 
 def _properties(fields: Iterable[_Field]) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.padding import Padding
-from rich.text import Text
 
 from syncer.apply.scaffold import draft as drafting, table as tables
 from syncer.base import log, postgres, settings
@@ -73,7 +71,7 @@ def init(
     for file in drafting.write(folder, draft):
         render.say(out, f"wrote {file}")
     for remark in draft.remarks:
-        out.print(Padding(Text(remark), (0, 0, 0, 2), expand=False), style="dim")
+        render.say(out, f"  {remark}", style="dim")
     render.say(out, "Review the files, then run: syncer migrate, syncer plan, syncer apply, syncer run")
 
 

@@ -296,7 +296,7 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
     assert (needed[by_author].change_of, needed[by_author].documents) == ("public.authors", 10)
     assert {needed[by_entry].change_of, needed[by_line].change_of} == {""}
     require_helpful(blog, "entry", *needed)
-    add_document(blog, "pair", "SELECT l.id::text || ':' || l.entry::text AS _id, l.entry FROM lines AS l")
+    blog.define("pair", "SELECT l.id::text || ':' || l.entry::text AS _id, l.entry FROM lines AS l")
     (made,) = look(blog, "pair").missing_indexes
     assert "lines (((((id)::text || ':'::text) || (entry)::text)));" in made.statement
     require_helpful(blog, "pair", made.statement)

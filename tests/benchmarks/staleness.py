@@ -85,17 +85,17 @@ class Contestant:
 
     def kill(self) -> None:
         """SIGKILL; `revive` starts it again."""
-        with self._changing:
-            process = self.blog.process if self.callbacks is None else self.writers
-            assert process is not None
-            process.kill()
-            process.wait()
+        process = self.blog.process if self.callbacks is None else self.writers
+        assert process is not None
+        process.kill()
+        process.wait()
 
     def revive(self) -> None:
         """Start again what has ended."""
-        with self._changing, suppress(SkippedError, *_UNANSWERED):  # or a server is away: the next time, then
+        with self._changing:
             if self.writers is not None and self.writers.poll() is not None:
                 self.start_writers()
+        with suppress(SkippedError, *_UNANSWERED):  # it has ended again, or a server is away: the next time, then
             if self.blog.process is not None and self.blog.process.poll() is not None:
                 self.again()
 
@@ -205,12 +205,7 @@ def _contestants(bench: Bench, stack: ExitStack) -> dict[str, Callable[[], Conte
 
     def syncer(way: str) -> Contestant:
         blog = stack.enter_context(replace(bench, way=way).blog(posts=bench.posts))
-
-        def again() -> None:
-            blog.running = None
-            blog.start()
-
-        return Contestant(blog, blog.start_idle, again)
+        return Contestant(blog, blog.start_idle, blog.restart)
 
     original = stack.enter_context(bench.blog(posts=bench.posts))
 

@@ -134,6 +134,10 @@ class Blog(World):
         if self.running is None:
             self.running = self.daemon(environment={**_QUIET, **(environment or {})})
 
+    def restart(self) -> None:
+        """Start another daemon in place of one that has ended."""
+        self.running = self.daemon(environment=_QUIET)
+
     def start_idle(self, *, environment: Mapping[str, str] | None = None) -> None:
         """Start a daemon, let it write something, and wait until nothing is on its way."""
         self.start(environment=environment)

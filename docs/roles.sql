@@ -41,7 +41,7 @@ GRANT SELECT ON
     syncer.capture, syncer.daemon, syncer.dead_letter, syncer.document, syncer.event, syncer.cluster_identity, syncer.job, syncer.migration,
     syncer.outbox, syncer.cursor, syncer.partition, syncer.handled, syncer.verification, syncer.version_time
     TO syncer_relay;
-GRANT UPDATE (files, triggers) ON syncer.capture TO syncer_relay, syncer_worker, syncer_operator;
+GRANT UPDATE (files) ON syncer.capture TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT ON syncer.outbox TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
 GRANT INSERT, UPDATE, DELETE ON syncer.daemon TO syncer_relay, syncer_worker;

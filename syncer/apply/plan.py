@@ -2,8 +2,7 @@
 
 If an index cannot take a change in place, a new index is planned: see `syncer.apply.reindex`.
 
-A table's triggers serve all documents that read it. A change goes to the partition of the root row that it belongs to
-by a foreign key, such as a comment's post: so a document's changes stay together.
+A table's triggers serve all documents that read it.
 """
 
 from __future__ import annotations
@@ -20,21 +19,9 @@ from syncer.capture import eligibility, install
 from syncer.capture.triggers import Capture
 from syncer.documents import queries, registry
 from syncer.documents.definition import Definition
-from syncer.documents.registry import Document
+from syncer.documents.registry import Dependencies, Document
 from syncer.elasticsearch.indices import Indices
-from syncer.lineage.dependencies import Dependencies
 from syncer.recovery import orphan_indices
-
-_FOREIGN_KEYS = """
-SELECT a.attname::text, format('%I.%I', n.nspname, c.relname), f.attname::text
-FROM pg_constraint AS k
-JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[1]
-JOIN pg_class AS c ON c.oid = k.confrelid
-JOIN pg_namespace AS n ON n.oid = c.relnamespace
-JOIN pg_attribute AS f ON f.attrelid = k.confrelid AND f.attnum = k.confkey[1]
-WHERE k.conrelid = $1::regclass AND k.contype = 'f' AND cardinality(k.conkey) = 1
-ORDER BY 1
-"""
 
 
 class PlannedChange(StrEnum):
@@ -209,24 +196,12 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
         if not eligibility.exists(connection, relation):
             continue  # only documents to be withdrawn, or suspended ones, still read it
         uses = [dependencies.tables[relation] for dependencies in found]
-        aggregate, column = _aggregate(connection, relation, found)
         yield Capture(
             relation=relation,
             watched=frozenset().union(*(use.watched for use in uses)),
-            routing=frozenset().union(*(use.routing for use in uses), {column}),
+            routing=frozenset().union(*(use.routing for use in uses)),
             together=frozenset(use.watched | use.routing for use in uses),
-            aggregate=aggregate,
-            aggregate_column=column,
         )
-
-
-def _aggregate(connection: Connection, relation: str, readers: list[Dependencies]) -> tuple[str, str]:
-    """Return the root row that a row of this table belongs to by a foreign key; otherwise the row itself."""
-    roots = {(reader.root, reader.root_key) for reader in readers if reader.root not in (None, relation)}
-    for column, referenced, referenced_column in connection.execute(_FOREIGN_KEYS, (relation,)).fetchall():
-        if (referenced, referenced_column) in roots:
-            return referenced, column
-    return relation, eligibility.primary_key(connection, relation)[0]
 
 
 def step(connection: Connection, indices: Indices, definition: Definition, active: ActiveDefinitions) -> Step:

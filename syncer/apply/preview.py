@@ -24,10 +24,9 @@ from syncer.base.errors import DefinitionError, SyncerError
 from syncer.base.postgres import Connection
 from syncer.documents import definition, queries
 from syncer.documents.definition import Definition
-from syncer.documents.registry import Document
+from syncer.documents.registry import Document, TableUse
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
-from syncer.lineage.dependencies import TableUse
 
 # Errors of one definition; a failing connection is none of these.
 _REFUSALS = (SyncerError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)

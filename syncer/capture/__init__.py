@@ -3,12 +3,11 @@
 Guarantees: a trigger never makes a write fail. An UPDATE that changes no column that a document reads writes nothing.
 
     triggers           the SQL of the trigger functions: which changed rows are worth an outbox row, and what it shows
-    install            creates, checks and removes them
-    table_files        notices rewritten tables, and partitions that come or go with their rows: no trigger sees them
-    eligibility        which tables can be captured, and by which key
+    install            creates, checks and removes them; notices rewritten tables, and partitions that come or go with
+                       their rows: no trigger sees them
+    eligibility        which tables can be captured
     outbox             reads what a cursor has not seen yet; removes what it has
     reader             the one process that leads reads the outbox, page by page, and saves the cursor
-    leader             shows which process leads; keeps its session alive
     progress           what was read, and what of that is handled
     transaction_token  names a transaction to wait for
 """

@@ -1,4 +1,4 @@
-"""Installs, checks and removes the triggers that write the outbox.
+"""Installs, checks and removes the triggers that write the outbox, and notices what no trigger sees.
 
 Guarantees:
 
@@ -6,9 +6,9 @@ Guarantees:
   rolls back with it. An UPDATE that changes no watched column leaves none.
 - Installing and removing never make an application wait behind a transaction that we wait for. The lock is requested
   briefly, given up, and requested again.
+- A change of a table that no trigger sees becomes a change in the outbox: see `note`.
 
-Assumes tables and keys that `syncer.capture.eligibility` allows. What no trigger sees, `syncer.capture.table_files`
-finds.
+Assumes tables that `syncer.capture.eligibility` allows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from psycopg.types.json import Jsonb
 
 from syncer.base.errors import SourceError
 from syncer.base.postgres import Connection, lock_timeout, value
-from syncer.capture import table_files, triggers
-from syncer.capture.table_files import TREE
+from syncer.capture import triggers
 from syncer.capture.triggers import Capture
 
 _LOCK_SECONDS_MAX = 0.2
@@ -34,26 +33,54 @@ _ARMING_SECONDS_MAX = 0.1
 _PAUSE_SECONDS = 0.5
 _LOCK = "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE"
 
+# A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
+# function for it waits for the lock of each partition.
+_TREE = """
+WITH RECURSIVE tree (oid, attached_by) AS (
+    SELECT top.oid, NULL::xid FROM pg_class AS top WHERE top.oid = to_regclass({relation})
+    UNION ALL
+    SELECT i.inhrelid, i.xmin FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid WHERE NOT i.inhdetachpending
+)
+"""
+# The attaching transaction shows that a partition was detached for a moment; TRUNCATE gives it a new file. So does an
+# ALTER TABLE that rewrites a column. A trigger that was disabled for a while has another catalogue row.
+_FILES = f"""{_TREE}
+SELECT array(SELECT format('%s %s %s', t.oid, t.attached_by, pg_relation_filenode(t.oid)) FROM tree AS t ORDER BY t.oid)
+    || array(SELECT format('%s %s', g.oid, g.xmin)
+             FROM tree AS t JOIN pg_trigger AS g ON g.tgrelid = t.oid JOIN pg_proc AS p ON p.oid = g.tgfoid
+             WHERE p.pronamespace = 'syncer'::regnamespace ORDER BY g.oid)
+"""
+# Everything seen here was committed before the change that reports it.
+_NOTE = f"""
+WITH moved AS (
+    UPDATE syncer.capture AS c SET files = ({_FILES}) WHERE c.files <> ({_FILES}) RETURNING c.relation
+), written AS (
+    INSERT INTO syncer.outbox (segment, relation, operation)
+    SELECT s.last_value, m.relation, 'T' FROM moved AS m, syncer.outbox_segment AS s
+)
+SELECT relation FROM moved ORDER BY 1
+""".format(relation="c.relation")
+_ROW, _TRUNCATE = 29, 32
+"""``tgtype`` of a trigger after INSERT, UPDATE or DELETE of each row, and of one after TRUNCATE."""
 # A partition without the trigger has lost it, and so has a table that inherits: it was not there at the installation. A
 # crash empties an unlogged table, and the rows of a foreign partition change elsewhere: no trigger sees either.
 _LOST = f"""
 SELECT a.relation
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (relation, function, row_trigger, truncate_trigger)
+FROM unnest($1::text[], $2::text[]) AS a (relation, function)
 WHERE NOT EXISTS (SELECT FROM pg_trigger
                   WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
-                    AND tgname = a.truncate_trigger)
-   OR EXISTS ({TREE} SELECT FROM tree AS t JOIN pg_class AS c USING (oid)
+                    AND tgtype = {_TRUNCATE})
+   OR EXISTS ({_TREE} SELECT FROM tree AS t JOIN pg_class AS c USING (oid)
               WHERE c.relpersistence <> 'p' OR c.relkind = 'f' OR NOT EXISTS (
                   SELECT FROM pg_trigger
                   WHERE tgrelid = t.oid AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
-                    AND tgname = a.row_trigger))
+                    AND tgtype = {_ROW}))
 ORDER BY 1
-""".replace("to_regclass($1)", "to_regclass(a.relation)")
+""".format(relation="a.relation")
 # The table's owner creates its partitions, which have the trigger too. No other role needs the function.
 _HAS_BODY = """
 SELECT EXISTS (SELECT FROM pg_proc AS p
-               WHERE p.oid = to_regproc($1) AND p.prosrc = $2 AND p.proconfig IS NULL
-                 AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
+               WHERE p.oid = to_regproc($1) AND p.prosrc = $2 AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
                  AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($3)
                                  AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE')))
 """
@@ -68,9 +95,10 @@ WHERE tgparentid = 0
   AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
 ORDER BY 1, 2
 """
-_TYPES = """
-SELECT a.attname::text, t.typname::text FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND t.typnamespace = 'pg_catalog'::regnamespace
+_COLUMNS = """
+SELECT a.attname::text, CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END
+FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
 """
 _UNCAPTURED = """
 SELECT relation FROM unnest({relations}::text[]) AS relation
@@ -86,24 +114,17 @@ FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
      JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE p.pronamespace = 'syncer'::regnamespace AND t.tgenabled = 'O'
 """
-_CAPTURED = """
-SELECT relation, watched, routing, aggregate, aggregate_column, watched_together
-FROM syncer.capture ORDER BY relation
-"""
-# The remembered files and triggers are kept: documents that were not loaded since then may lack what is new.
+_CAPTURED = "SELECT relation, watched, routing, watched_together FROM syncer.capture ORDER BY relation"
+# The remembered files are kept: documents that were not loaded since then may lack what is new.
 _PUT = f"""
-INSERT INTO syncer.capture
-    (relation, watched, routing, aggregate, aggregate_column, files, watched_together, triggers)
-VALUES ($1, $2, $3, $4, $5, $6, $7, ({table_files.TRIGGERS}))
+INSERT INTO syncer.capture AS c (relation, watched, routing, watched_together, files)
+VALUES ($1, $2, $3, $4, ({_FILES}))
 ON CONFLICT (relation) DO UPDATE
-SET watched = excluded.watched, routing = excluded.routing,
-    watched_together = excluded.watched_together,
-    aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column,
-    files = CASE WHEN excluded.files IS NOT NULL
-                      THEN coalesce(capture.files, excluded.files) END
-"""
+SET watched = excluded.watched, routing = excluded.routing, watched_together = excluded.watched_together,
+    files = coalesce(c.files, excluded.files)
+""".format(relation="$1")
 # A prepared transaction holds its locks without a process.
-_BLOCKERS = f"""{TREE}
+_BLOCKERS = f"""{_TREE}
 SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
                        extract(epoch FROM now() - a.xact_start)::bigint),
                 'a prepared transaction')
@@ -112,8 +133,7 @@ WHERE l.relation IN (SELECT t.oid FROM tree AS t)
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
-"""
-_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped"
+""".format(relation="$1")
 
 
 def captured(connection: Connection) -> dict[str, Capture]:
@@ -123,25 +143,20 @@ def captured(connection: Connection) -> dict[str, Capture]:
             relation=relation,
             watched=frozenset(watched),
             routing=frozenset(routing),
-            aggregate=aggregate,
-            aggregate_column=aggregate_column,
             together=frozenset(map(frozenset, together)),
         )
-        for relation, watched, routing, aggregate, aggregate_column, together in connection.execute(_CAPTURED)
+        for relation, watched, routing, together in connection.execute(_CAPTURED)
     }
 
 
-def is_installed(connection: Connection, relation: str) -> bool:
-    """Whether a table, and each of its partitions, is logged and has all of its triggers, and they are enabled."""
-    return not lost(connection, [relation])
-
-
 def lost(connection: Connection, relations: Iterable[str]) -> list[str]:
-    """The tables of these for which `is_installed` returns false."""
+    """The tables of these that lack a trigger, or have a partition that does, or one that is not always enabled.
+
+    And those of which no trigger sees every change: unlogged ones, and those with a foreign or unlogged partition.
+    """
     names = list(relations)
     functions = [triggers.function(relation).as_string() for relation in names]
-    rows, truncates = (list(map(named, names)) for named in (triggers.row_trigger, triggers.truncate_trigger))
-    return [relation for (relation,) in connection.execute(_LOST, (names, functions, rows, truncates))]
+    return [relation for (relation,) in connection.execute(_LOST, (names, functions))]
 
 
 def arm(connection: Connection) -> None:
@@ -153,13 +168,24 @@ def arm(connection: Connection) -> None:
             connection.execute(enable)
 
 
-def uncaptured(connection: Connection, relations: Collection[str]) -> list[str]:
-    """The tables without a trigger of ours, in the caller's snapshot. A table that took another one's name has none."""
-    return [row[0] for row in connection.execute(uncaptured_query(relations))]
+def note(connection: Connection) -> list[str]:
+    """Have documents refreshed whose tables have other files, partitions or triggers than before.
+
+    That is a partition that was attached or detached with its rows, dropped, or truncated by itself; a table of any
+    kind that was rewritten, possibly with other values, as by ALTER TABLE … TYPE … USING; and a trigger that was
+    disabled for a while, or dropped and created. VACUUM FULL, CLUSTER and TRUNCATE look the same.
+
+    Each becomes a change in the outbox, as if the table had been truncated; relay and workers do the rest. Needs to
+    read the catalogue and to write the syncer schema. If several daemons run, at most one records each.
+
+    Returns:
+        The tables that it has noted.
+    """
+    return [relation for (relation,) in connection.execute(_NOTE)]
 
 
 def uncaptured_query(relations: Collection[str]) -> sql.Composed:
-    """The query that returns the names of the tables without a trigger of ours."""
+    """The query for the tables without a trigger of ours. A table that took another one's name has none."""
     return sql.SQL(_UNCAPTURED).format(relations=sql.Literal(sorted(relations)))
 
 
@@ -184,35 +210,37 @@ def install(
         SourceError: The lock was not available in time.
         psycopg.Error: A privilege is missing.
     """
-    relation = capture.relation
+    relation, function = capture.relation, triggers.function(capture.relation).as_string()
     before = captured(connection).get(relation)
-    has_triggers = is_installed(connection, relation)
-    # Before the triggers: a partition that is attached from now on is either captured or noted.
-    files = table_files.present(connection, relation)
+    has_triggers = not lost(connection, [relation])
+    covers = (
+        before is not None
+        and capture.routing <= before.routing
+        and capture.watched | capture.routing <= before.watched | before.routing
+    )
 
     def change() -> None:
-        if not has_triggers or before is None or not _covers(before, capture):
-            # A transaction that wrote under the previous function has ended, so loading sees what it left out.
+        if not has_triggers or not covers:
+            # A transaction that wrote under the previous function has ended, so loading sees what it left out. So it
+            # does with partitions that are there by now: one that is attached later has the trigger, and is noted.
             connection.execute(sql.SQL(_LOCK).format(sql.SQL(relation)))
         owner = str(value(connection, _OWNER, (relation,)))
         for statement in triggers.function_statements(_body(connection, capture), relation, owner):
             connection.execute(statement)
         if not has_triggers:
-            for table, name in connection.execute(
-                _TRIGGERS, (relation, triggers.function(relation).as_string())
-            ).fetchall():
+            for table, name in connection.execute(_TRIGGERS, (relation, function)).fetchall():
                 connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
             for statement in triggers.trigger_statements(relation):
                 connection.execute(statement)
-        columns = sorted(capture.watched), sorted(capture.routing), capture.aggregate, capture.aggregate_column
-        connection.execute(_PUT, (relation, *columns, files, Jsonb(sorted(map(sorted, capture.together)))))
+        together = Jsonb(sorted(map(sorted, capture.together)))
+        connection.execute(_PUT, (relation, sorted(capture.watched), sorted(capture.routing), together))
 
     _without_blocking(connection, relation, change, timeout_seconds, waiting)
 
 
 def _body(connection: Connection, capture: Capture) -> str:
     """The body of a table's function."""
-    types: triggers.Types = dict(connection.execute(_TYPES, (capture.relation,)).fetchall())
+    types: triggers.Types = dict(connection.execute(_COLUMNS, (capture.relation,)).fetchall())
     return triggers.body(capture, types).as_string(connection)
 
 
@@ -220,17 +248,13 @@ def widened(connection: Connection, capture: Capture, before: Capture | None) ->
     """A capture that also covers everything captured before, as far as the table still has the columns."""
     if before is None:
         return capture
-    existing = {row[0] for row in connection.execute(_COLUMNS, (capture.relation,))}
+    existing = {column for column, _ in connection.execute(_COLUMNS, (capture.relation,))}
     return replace(
         capture,
         watched=capture.watched | (before.watched & existing),
         routing=capture.routing | (before.routing & existing),
         together=capture.together | {columns for columns in before.together if columns <= existing},
     )
-
-
-def _covers(before: Capture, after: Capture) -> bool:
-    return after.watched | after.routing <= before.watched | before.routing and after.routing <= before.routing
 
 
 def remove(

@@ -26,7 +26,7 @@ class Row(NamedTuple):
     """A change as it is published.
 
     Args:
-        key: Changes with the same key share a partition.
+        key: Changes with the same key share a partition: those of a table that lead to the same documents.
         value: The change as JSON.
         changed_at: When it was made, in Unix time.
     """
@@ -59,10 +59,9 @@ json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'r
                   'operation', o.operation, 'old', o.old, 'new', o.new, 'untouched', o.untouched)
 """
 _CHANGES = f"""
-SELECT coalesce(c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), '')
-         AS key,
+SELECT concat(o.relation, ' ', jsonb_hash(coalesce(o.new, o.old))) AS key,
        {_CHANGE} AS change, extract(epoch FROM o.changed_at)::float8 AS changed_at, o.xid, o.id
-FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
+FROM syncer.outbox AS o
 """
 # One statement is one snapshot, and one round trip.
 # Rule: the-cursor-is-what-was-read.

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg.types.json import Jsonb
 
@@ -96,29 +97,31 @@ SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(c.adopted_in, h.snapshot)
 FROM (VALUES ($1::pg_snapshot)) AS m (moment) CROSS JOIN {_LATEST}
 """
 _TRANSACTION = f"""
-SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
-       coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, h.snapshot), false),
-       EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
+SELECT r.is_read, coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, h.snapshot), false),
+       r.is_read OR EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
 FROM {_LATEST} CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_valid THEN c.adopted_in END) AS xid) AS t
+CROSS JOIN LATERAL (SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, c.snapshot), false) AS is_read) AS r
 """
 _PLACES = "SELECT partition, next_offset, number FROM syncer.partition"
-# Forwards only, by number: a worker that was replaced meanwhile may be late.
+# Forwards only, by number: a worker that was replaced meanwhile may be late. A refresh covers a number, and no offset.
 _ADVANCE = """
 INSERT INTO syncer.partition AS p (partition, next_offset, number)
 SELECT * FROM unnest($1::integer[], $2::bigint[], $3::bigint[])
 ON CONFLICT (partition) DO UPDATE
-SET next_offset = excluded.next_offset, number = excluded.number, saved_at = clock_timestamp()
+SET next_offset = coalesce(excluded.next_offset, p.next_offset), number = excluded.number, saved_at = clock_timestamp()
 WHERE p.number < excluded.number
-"""
-_COVER = """
-INSERT INTO syncer.partition AS p (partition, number) VALUES ($1, $2)
-ON CONFLICT (partition) DO UPDATE SET number = greatest(p.number, excluded.number), saved_at = clock_timestamp()
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """The saved cursor: a row of syncer.cursor, and whether it is of this database."""
+    """A cursor as it is saved.
+
+    Args:
+        numbers: By partition, the number of the last record that Kafka has acknowledged; empty without Kafka.
+        changes: How many changes have been read so far, in all.
+        is_valid: Whether it is of this database.
+    """
 
     snapshot: str
     numbers: dict[int, int]
@@ -126,8 +129,7 @@ class Cursor:
     is_valid: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transaction:
+class Transaction(NamedTuple):
     """How far the changes of a committed transaction are: read from the outbox, and handled.
 
     It ``is_captured`` if it has any changes. One whose rows were trimmed counts as having some.
@@ -143,7 +145,7 @@ class Place:
     """How far a partition is handled.
 
     Args:
-        next_offset: Of the first record that is not; None to begin with the oldest.
+        next_offset: Of the first record that is not; None to begin with the oldest, or if it is as saved.
         number: The greatest number that is.
     """
 
@@ -167,19 +169,15 @@ def read(connection: Connection) -> Cursor | None:
     return Cursor(snapshot=snapshot, numbers=by_partition, changes=changes, is_valid=is_valid)
 
 
-def save(
-    connection: Connection, snapshot: str, *, changed_at: float | None, changes: int, numbers: Mapping[int, int]
-) -> None:
-    """Save a cursor; everything between it and the one before belongs to these numbers.
+def save(connection: Connection, cursor: Cursor, *, changed_at: float | None) -> None:
+    """Save a cursor; everything between it and the one before belongs to its numbers.
 
     Args:
         connection: The leader's: a process that was replaced has lost its own.
-        snapshot: The cursor.
+        cursor: The cursor.
         changed_at: When the oldest change in between was made, in Unix time; None if there is none.
-        changes: How many changes have been read so far, in all.
-        numbers: By partition, the number of the last record that Kafka has acknowledged; empty without Kafka.
     """
-    connection.execute(_SAVE, (snapshot, changed_at, changes, Jsonb(numbers)), prepare=True)
+    connection.execute(_SAVE, (cursor.snapshot, changed_at, cursor.changes, Jsonb(cursor.numbers)), prepare=True)
 
 
 def adopt(connection: Connection) -> int:
@@ -221,10 +219,7 @@ def is_handled(connection: Connection, moment: str) -> bool:
 
 def transaction(connection: Connection, xid: int) -> Transaction:
     """How far the changes of a committed transaction are."""
-    row = connection.execute(_TRANSACTION, (str(xid),)).fetchone()
-    assert row is not None  # the view has a row
-    is_read, is_handled, is_there = row
-    return Transaction(is_read=is_read, is_handled=is_handled, is_captured=is_read or is_there)
+    return Transaction(*connection.execute(_TRANSACTION, (str(xid),)).fetchall()[0])
 
 
 def places(connection: Connection) -> dict[int, Place]:
@@ -235,18 +230,6 @@ def places(connection: Connection) -> dict[int, Place]:
 
 def advance(connection: Connection, reached: Mapping[int, Place]) -> None:
     """Save how far partitions are handled, unless more was saved before."""
-    columns = (
-        [*reached],
-        [place.next_offset for place in reached.values()],
-        [place.number for place in reached.values()],
-    )
+    places = reached.values()
+    columns = [*reached], [place.next_offset for place in places], [place.number for place in places]
     connection.execute(_ADVANCE, columns, prepare=True)
-
-
-def cover(connection: Connection, partition: int, number: int) -> None:
-    """Count records up to this number as handled, since a refresh of all documents covers them.
-
-    Call it in the transaction that creates the refresh.
-    """
-    # Rule: the-refresh-is-committed-with-the-number.
-    connection.execute(_COVER, (partition, number))

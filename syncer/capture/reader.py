@@ -1,29 +1,52 @@
 """Reader: reads the changes in the outbox, as the one process that leads, and saves the cursor.
 
 The leader holds an advisory lock on the connection that saves the cursor, so a leader without its connection cannot
-save anything. If a leader sends Postgres nothing for too long, as if its process were stopped, Postgres ends its
-session: see `syncer.capture.leader`.
+save anything. Postgres ends the session of a leader that sends no statement for `LEASE_SECONDS`, as if its process were
+stopped: its lock is free then. A thread of the leader sends one every few seconds, however long its work takes; it
+stands still with its process.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
+import psycopg
 import structlog
 
 from syncer.base.formatting import amount
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.capture import outbox, progress
-from syncer.capture.leader import LEADS, LEASE_SECONDS, Lease
 from syncer.capture.outbox import Page
+from syncer.capture.progress import Cursor
 
 TRIM_SECONDS = 10.0
 """How often rows that are done are removed."""
+LEASE_SECONDS = 15.0
+"""How long a leader may send nothing to Postgres. Then another process leads."""
+LEADS = threading.Event()
+"""Whether this process leads; the daemon reports it."""
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
+_FIND = f"""
+SELECT a.pid FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+  AND (l.classid::bigint << 32 | l.objid::bigint) = {AdvisoryLock.RELAY:d}
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND has_any_column_privilege(a.usesysid, 'syncer.job', 'UPDATE') -- any login may take the lock, and leads nothing
+"""
 # If a crash takes back a save, the previous cursor is still true: changes are read again. So a save need not wait for
-# the disk. Neither need the trimming of rows, since the cursor that allows it precedes it.
-_LAZILY = "SET synchronous_commit = off"
+# the disk. Neither need the trimming of rows, since the cursor that allows it precedes it. The lease is not
+# idle_in_transaction_session_timeout: while Kafka keeps a leader from reading what the server has sent, it can send
+# nothing either.
+_BEGIN = "SELECT set_config('synchronous_commit', 'off', false), set_config('idle_session_timeout', $1, false)"
+
+
+def find_leader(connection: Connection) -> int | None:
+    """The session of the leading process; None if none leads."""
+    row = connection.execute(_FIND).fetchone()
+    return None if row is None else int(row[0])
 
 
 class OutboxReader:
@@ -36,17 +59,16 @@ class OutboxReader:
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
         self._connection: Connection | None = None
-        self._cursor: str | None = None
-        self._saved = ""
+        self._lease_is_over = threading.Event()
+        self._read_to: str | None = None
+        """The cursor that the next page follows; None while another process leads."""
+        self._saved = Cursor(snapshot="", numbers={}, changes=0, is_valid=False)
         self._pages: Iterator[Page] | None = None
         self._changes = 0
         self._changed_at: float | None = None
         self._is_in_backlog = False
-        self._lease: Lease | None = None
         self._trimmed_at = 0.0
         self._logged = ""
-        self.numbers: dict[int, int] = {}
-        """By partition, the last number that was saved."""
         self._log = structlog.get_logger()
 
     @property
@@ -55,9 +77,14 @@ class OutboxReader:
         assert self._connection is not None  # only a leader asks
         return self._connection
 
+    @property
+    def numbers(self) -> Mapping[int, int]:
+        """By partition, the last number that was saved."""
+        return self._saved.numbers
+
     def lead(self) -> bool:
         """Lead, or go on leading; return False if another process leads."""
-        if self._cursor is not None:
+        if self._read_to is not None:
             return True
         if self._connection is None:
             self._connection = self._connect()
@@ -65,23 +92,38 @@ class OutboxReader:
         if not value(connection, _LEAD):
             self._log_once("relay.stood_by")
             return False
-        self._lease = Lease(connection, seconds=LEASE_SECONDS)
-        connection.execute(_LAZILY)
+        connection.execute(_BEGIN, (f"{LEASE_SECONDS * 1000:.0f}ms",))
+        self._lease_is_over = threading.Event()
+        threading.Thread(target=_renew, args=(connection, self._lease_is_over), name="lease", daemon=True).start()
         outbox.prepare(connection)
-        self._cursor = self._saved = self._begin(connection)
+        self._saved = self._begin(connection)
+        self._read_to, self._changes = self._saved.snapshot, self._saved.changes
         self._trimmed_at = time.monotonic()
-        self._log_once("relay.led", cursor=self._cursor, timeline="This daemon became the leader.")
+        self._log_once("relay.led", cursor=self._read_to, timeline="This daemon became the leader.")
         LEADS.set()
         return True
 
+    def _begin(self, connection: Connection) -> Cursor:
+        """Return the saved cursor, if it is valid in this database."""
+        saved = progress.read(connection)
+        if saved is not None and saved.is_valid:
+            return saved
+        adopted = progress.adopt(connection)
+        if saved is not None:
+            sentence = f"The outbox is read again: {amount(adopted, 'change')}."
+            self._log.warning("relay.outbox_adopted", changes=adopted, timeline=sentence)
+        saved = progress.read(connection)
+        assert saved is not None  # it was just saved
+        return saved
+
     def read(self, *, rows_max: int) -> Page:
         """Return the changes that are new; at most so many, and then more follow."""
-        assert self._cursor is not None  # only a leader reads
+        assert self._read_to is not None  # only a leader reads
         if self._pages is None:
-            self._pages = outbox.pages(self.connection, self._cursor, rows_max=rows_max)
+            self._pages = outbox.pages(self.connection, self._read_to, rows_max=rows_max)
         page = next(self._pages)
         if page.is_last:
-            self._cursor, self._pages = page.cursor, None
+            self._read_to, self._pages = page.cursor, None
         return page
 
     def save(self, page: Page, numbers: Mapping[int, int]) -> None:
@@ -92,28 +134,30 @@ class OutboxReader:
         self._changes += len(page.rows)
         made = [row.changed_at for row in page.rows]
         self._changed_at = min(made if self._changed_at is None else [self._changed_at, *made], default=None)
-        # The last page of a backlog has no rows, but its cursor sees what those before it could not.
+        # The last page of a backlog has no rows, but its cursor sees what those before could not.
         has_news = self._changed_at is not None or numbers != self.numbers or self._is_in_backlog
         self._is_in_backlog = not page.is_last
-        if page.cursor is None or not has_news:
-            return
-        progress.save(self.connection, page.cursor, changed_at=self._changed_at, changes=self._changes, numbers=numbers)
-        self._saved, self._changed_at, self.numbers = page.cursor, None, dict(numbers)
+        if page.cursor is not None and has_news:
+            self._save(page.cursor, numbers)
 
     def forget_numbers(self) -> None:
         """Save the cursor without numbers, since Kafka is no longer used: everything before it counts as handled."""
-        progress.save(self.connection, self._saved, changed_at=None, changes=self._changes, numbers={})
-        self.numbers = {}
+        self._save(self._saved.snapshot, {})
+
+    def _save(self, snapshot: str, numbers: Mapping[int, int]) -> None:
+        self._saved = Cursor(snapshot=snapshot, numbers=dict(numbers), changes=self._changes, is_valid=True)
+        progress.save(self.connection, self._saved, changed_at=self._changed_at)
+        self._changed_at = None
 
     def trim_if_due(self) -> None:
         """Remove the rows that the saved cursor has seen, if that was not done for a while."""
-        if self._cursor is not None and time.monotonic() - self._trimmed_at >= TRIM_SECONDS:
+        if self._read_to is not None and time.monotonic() - self._trimmed_at >= TRIM_SECONDS:
             self.trim()
 
     def trim(self) -> int:
         """Remove the rows that the saved cursor has seen; return how many segments were emptied."""
         self._trimmed_at = time.monotonic()
-        trimmed = outbox.trim(self.connection, self._saved)
+        trimmed = outbox.trim(self.connection, self._saved.snapshot)
         progress.prune(self.connection)
         if trimmed:
             self._log.debug("relay.outbox_trimmed", segments=trimmed)
@@ -121,31 +165,21 @@ class OutboxReader:
 
     def close(self) -> None:
         """Give up the lead; the next `lead` begins at the saved cursor."""
-        if self._lease is not None:
-            self._lease.end()
+        self._lease_is_over.set()
         if self._connection is not None:
             self._connection.close()
-        self._connection = self._lease = self._cursor = self._pages = self._changed_at = None
-        LEADS.clear()
+        self._connection = self._read_to = self._pages = self._changed_at = None
         self._is_in_backlog = False
-
-    def _begin(self, connection: Connection) -> str:
-        """Return the saved cursor, if it is valid in this database."""
-        saved = progress.read(connection)
-        if saved is None or not saved.is_valid:
-            adopted = progress.adopt(connection)
-            if saved is not None:
-                self._log.warning(
-                    "relay.outbox_adopted",
-                    changes=adopted,
-                    timeline=f"The outbox is read again: {amount(adopted, 'change')}.",
-                )
-            saved = progress.read(connection)
-            assert saved is not None  # it was just saved
-        self._changes, self.numbers = saved.changes, saved.numbers
-        return saved.snapshot
+        LEADS.clear()
 
     def _log_once(self, event: str, **details: str) -> None:
         if self._logged != event:
             self._log.info(event, **details)
         self._logged = event
+
+
+def _renew(connection: Connection, is_over: threading.Event) -> None:
+    """Keep the leader's session alive, between the statements of its owner."""
+    while not is_over.wait(LEASE_SECONDS / 6):
+        with suppress(psycopg.Error):  # its owner meets it too
+            connection.execute("SELECT")

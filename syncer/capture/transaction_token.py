@@ -13,15 +13,21 @@ from dataclasses import dataclass, replace
 import psycopg
 
 from syncer.base.errors import SourceError, TokenError
+from syncer.base.formatting import shortened
 from syncer.base.postgres import Connection, value
 
 _TOKEN = re.compile(r"(?P<xid>[0-9]{1,20})(?:\.(?P<identity>[0-9a-f]{8}))?", re.ASCII)
 _XIDS = range(3, 1 << 64)
 """Postgres reserves smaller ids."""
-_SHOWN = 40
-
 _IN_RECOVERY = "SELECT pg_is_in_recovery()"
 _STATUS = "SELECT pg_xact_status($1::xid8), syncer.identity()"
+_NOT_COMMITTED = {
+    "aborted": ("was rolled back", "Nothing of it will be indexed. Do it again, if it failed."),
+    "in progress": (
+        "is not committed as yet",
+        "Take the token inside the transaction, commit, and wait then. (It may be prepared, for a two-phase commit.)",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +46,8 @@ class Token:
         """
         found = _TOKEN.fullmatch(text.strip())
         if found is None or (xid := int(found["xid"])) not in _XIDS:
-            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
             raise TokenError(
-                f"{shown!r} is no token",
+                f"{str(shortened(text))!r} is no token",
                 hint="A token is what SELECT syncer.token() returns in the transaction that is waited for, before its "
                 "commit,\nor what SELECT pg_current_xact_id() does.",
             )
@@ -64,28 +69,19 @@ def require_committed(connection: Connection, token: Token) -> Token:
             hint="Ask the primary: a token may be waited for from anywhere, but not there.",
         )
     try:
-        row = connection.execute(_STATUS, (str(token.xid),)).fetchone()
+        [(status, identity)] = connection.execute(_STATUS, (str(token.xid),)).fetchall()
     except psycopg.errors.InvalidParameterValue as error:
         raise TokenError(
             f"No transaction {token.xid} has begun in this database",
             hint="Is the token of another database, or from before a restore? Documents are written anew after one.",
         ) from error
-    assert row is not None  # a SELECT without FROM returns a row
-    status, identity = row
     if token.identity not in (None, identity):
         raise TokenError(
             f"Transaction {token.xid} is of another database than this one, or of one before a failover or a restore",
             hint="The token cannot show whether its commit survived. Check whether the data is there;\n"
             "every document is written anew after a failover, which syncer status shows as jobs.",
         )
-    if status == "aborted":
-        raise TokenError(
-            f"Transaction {token.xid} was rolled back", hint="Nothing of it will be indexed. Do it again, if it failed."
-        )
-    if status == "in progress":
-        raise TokenError(
-            f"Transaction {token.xid} is not committed as yet",
-            hint="Take the token inside the transaction, commit, and wait then. (It may be prepared, for a two-phase "
-            "commit.)",
-        )
+    if status in _NOT_COMMITTED:
+        outcome, hint = _NOT_COMMITTED[status]
+        raise TokenError(f"Transaction {token.xid} {outcome}", hint=hint)
     return replace(token, identity=identity)

@@ -80,7 +80,7 @@ _IMAGES = """
             old_image := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN {old} END;
             new_image := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN {new} END;
 """
-_IMAGE = "pg_catalog.jsonb_object({names}, ARRAY[{texts}])"
+_IMAGE = "pg_catalog.jsonb_object({names}, ARRAY[{texts}]::pg_catalog.text[])"
 _SMALL = f"CASE WHEN pg_catalog.pg_column_size({{0}}) OPERATOR(pg_catalog.<) {IMAGE_BYTES_MAX} THEN {{0}} END"
 _IS_SAME = "ROW({old})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({new})::pg_catalog.record"
 # Which sets of columns an update has left as they were; only where documents watch different ones.
@@ -90,22 +90,14 @@ _UNTOUCHED_SET = "CASE WHEN {is_same} THEN {digest}::bigint END"
 _SEGMENT = "coalesce(pg_catalog.pg_sequence_last_value('syncer.outbox_segment'), 0)"
 
 # The output of a type, not of a cast: a type's owner may define casts. The types here print little, or no more than
-# their size, and the same in every session; dates do so in JSON. A small jsonb may print much, since 1e130000 takes 16
-# bytes, but not more than Postgres can handle. A column of another type, or whose type has changed since its function
-# was created, has the general form. None fetches or produces much more than an image may hold.
+# their size, and the same in every session. A column of another type, or whose type has changed since its function was
+# created, has the general form. None fetches or produces much more than an image may hold.
 _GENERAL = sql.SQL(f"syncer.text_of({{value}}, {IMAGE_BYTES_MAX})")
-_PRINTED = "pg_catalog.concat({value})"
-_CUT = f"pg_catalog.left({_PRINTED}, {IMAGE_BYTES_MAX})"
-_DATED = "pg_catalog.to_json({value}) OPERATOR(pg_catalog.#>>) '{{}}'"
-_HAS_SIZE = "pg_catalog.pg_column_size({{value}}) OPERATOR(pg_catalog.<=) {}"
-_IS_SMALL_JSON = f"{_HAS_SIZE.format(4096)} AND pg_catalog.pg_column_compression({{value}}) IS NULL"
+_PRINTED = f"pg_catalog.left(pg_catalog.concat({{value}}), {IMAGE_BYTES_MAX})"
+_IS_SMALL = f"pg_catalog.pg_column_size({{value}}) OPERATOR(pg_catalog.<=) {IMAGE_BYTES_MAX}"
 _FAST = {
-    **dict.fromkeys(
-        ("bool", "int2", "int4", "int8", "name", "numeric", "oid", "time", "timetz", "uuid"), ("true", _PRINTED)
-    ),
-    **dict.fromkeys(("bpchar", "json", "text", "varchar"), (_HAS_SIZE.format(IMAGE_BYTES_MAX), _CUT)),
-    **dict.fromkeys(("date", "timestamp", "timestamptz"), ("true", _DATED)),
-    "jsonb": (_IS_SMALL_JSON, _CUT),
+    **dict.fromkeys(("bool", "int2", "int4", "int8", "name", "numeric", "oid", "time", "timetz", "uuid"), "true"),
+    **dict.fromkeys(("bpchar", "text", "varchar"), _IS_SMALL),
 }
 # IS NOT DISTINCT FROM NULL looks for no operator. Unlike IS NULL, it is false for a row of nulls.
 _TEXT = sql.SQL("""
@@ -124,15 +116,11 @@ class Capture:
         watched: An UPDATE that touches none of these columns leaves no change.
         routing: The columns that a change carries.
         together: The columns that each document watches, images included, if not all watch the same.
-        aggregate: The table whose row a change belongs to; changes of one aggregate share a partition.
-        aggregate_column: The routing column that holds that row's key.
     """
 
     relation: str
     watched: frozenset[str]
     routing: frozenset[str]
-    aggregate: str
-    aggregate_column: str
     together: frozenset[frozenset[str]] = frozenset()
 
 
@@ -218,7 +206,7 @@ def _text(value: sql.Identifier, type_: str) -> sql.Composed:
     general = _GENERAL.format(value=value)
     if type_ not in _FAST:
         return general
-    condition, printed = (sql.SQL(part).format(value=value) for part in _FAST[type_])
+    condition, printed = (sql.SQL(part).format(value=value) for part in (_FAST[type_], _PRINTED))
     typed = sql.Literal(f"pg_catalog.{type_}")
     return _TEXT.format(value=value, type=typed, condition=condition, printed=printed, general=general)
 

@@ -10,7 +10,6 @@ cannot continue is suspended alone.
     registry    the active definitions, in Postgres
     affected    at run time: changes → document ids, or a fan-out if they are too many, by the SQL derived then
     snapshot    opens a snapshot; refuses it if tables are no longer as they were at apply
-    queries     the SELECT: documents, counts, samples
-    ranges      walks a SELECT of any size, range by range
+    queries     the SELECT: documents, counts, samples; walks it range by range
     suspend     stops following a definition that cannot continue, or whose table stays locked
 """

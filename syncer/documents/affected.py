@@ -28,10 +28,9 @@ A `DocumentError` says that the definition has to be suspended.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, field
 
 import psycopg
 from psycopg import sql
@@ -40,9 +39,8 @@ from syncer.base.error_policy import is_of_data, kind
 from syncer.base.errors import DocumentError
 from syncer.base.model import Change, Image, dump_images, watched_digest
 from syncer.base.postgres import Connection
-from syncer.documents.registry import Catalogue, Document
-from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, following
-from syncer.lineage.dependencies import TableUse
+from syncer.documents.registry import Catalogue, Document, TableUse
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 
 QUERIES_MAX = 64
 SECONDS_MAX = 1.0
@@ -70,38 +68,20 @@ Cause = tuple[Image, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affected:
-    """Documents to build again: distinct ids, at most a page of them; None stands for all, as after a TRUNCATE.
+    """Documents to build again.
 
-    Then ``occasion`` says why. If an affects query failed on the data of a change, ``failed`` is the name of the error.
+    Args:
+        ids: Those that were found: distinct.
+        cause: A fan-out: the distinct images of the changed rows that lead to documents that are too many to be listed
+            here, by relation. They are no more than the batch has.
+        occasion: Why all documents are to be built again, as after a TRUNCATE; None if they are not.
+        failed: The name of the error, if that is because an affects query failed on the data of a change.
     """
 
-    ids: tuple[str, ...] | None
+    ids: Sequence[str] = ()
+    cause: Mapping[str, Sequence[Image]] = field(default_factory=dict)
     occasion: str | None = None
     failed: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FanOut:
-    """Documents to build again that are too many to be listed here.
-
-    The cause is the distinct images of the changed rows that lead to them, by relation: no more than the batch has.
-    """
-
-    cause: Mapping[str, Sequence[Image]]
-
-
-@dataclass(slots=True)
-class _Allowance:
-    """What may still be spent on queries for one batch; until when by `time.monotonic`."""
-
-    ids: int
-    until: float
-    queries: int = QUERIES_MAX
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether no more queries may be run."""
-        return self.ids <= 0 or self.queries <= 0 or self.until <= time.monotonic()
 
 
 class _UnresolvedError(Exception):
@@ -109,10 +89,7 @@ class _UnresolvedError(Exception):
 
 
 class AffectedReader:
-    """Finds affected documents in Postgres; returns at most a page of ids together.
-
-    One cause with more documents than a page is a fan-out.
-    """
+    """Finds affected documents in Postgres. One cause with more documents than a page is a fan-out."""
 
     def __init__(self, connection: Connection, *, page: int) -> None:
         self._connection = connection
@@ -124,90 +101,83 @@ class AffectedReader:
         # Rules: ask-for-indices-after-receiving, ask-for-revisions-after-receiving.
         return self._catalogue.refresh(self._connection)
 
-    def read(self, document: Document, changes: Sequence[Change]) -> Generator[Affected | FanOut]:
-        """Yield the documents of a definition that these changes touch: the fan-out first, then the others in pages."""
+    def read(self, document: Document, changes: Sequence[Change]) -> Affected:
+        """Return the documents of a definition that these changes touch: all, or a few pages of them and a fan-out."""
         used = _used(document, changes)
         if used is None:
-            yield Affected(ids=None, occasion=truncated(document, changes))
-            return
-        columns = {relation: document.dependencies.tables[relation].id_columns for relation in used}
-        keys = (_keys(used[relation], column) for relation, named in columns.items() for column in named)
-        ids = dict.fromkeys(chain.from_iterable(keys))
+            return Affected(occasion=truncated(document, changes))
+        # A change from before an id column was captured lacks it: the load of the new revision covers that.
+        ids = {
+            id_: None
+            for relation, relevant in used.items()
+            for column in document.dependencies.tables[relation].id_columns
+            for change in relevant
+            for image in change.images
+            if (id_ := image.get(column)) is not None
+        }
         try:
-            many = self._find_few(document, used, ids)
+            few, many = self._found(document, used)
         except _UnresolvedError as error:
             cause = error.__cause__
             assert cause is not None
-            yield Affected(ids=None, occasion=unresolved(str(error), cause), failed=type(cause).__name__)
-        else:
-            if many:
-                yield FanOut(cause=many)
-        remaining = iter(ids)
-        while page := tuple(islice(remaining, self._page)):
-            yield Affected(ids=page)
+            return Affected(ids=[*ids], occasion=unresolved(str(error), cause), failed=type(cause).__name__)
+        return Affected(ids=[*(ids | few)], cause=many)
 
-    def _find_few(
-        self, document: Document, used: Mapping[str, Sequence[Change]], ids: dict[str, None]
-    ) -> dict[str, list[Image]]:
-        """Add the ids of causes that lead to few; return the images of the other causes, by relation."""
-        many: dict[str, list[Image]] = {}
-        allowance = _Allowance(ids=_PAGES_AT_ONCE * self._page, until=time.monotonic() + SECONDS_MAX)
-        for relation, relevant in used.items():
-            use = document.dependencies.tables[relation]
-            if use.affected:
-                causes = _causes(relevant)
-                try:
-                    rest = self._separate_again(document, use, causes, allowance, ids)
-                except psycopg.Error as error:
-                    if not is_of_data(error):
-                        raise
-                    raise _UnresolvedError(relation) from error
-                if rest:
-                    many[relation] = _images(rest)
-        return many
-
-    def _separate_again(
-        self, document: Document, use: TableUse, causes: list[Cause], allowance: _Allowance, ids: dict[str, None]
-    ) -> list[Cause]:
-        """Separate causes, if necessary with new plans."""
+    def _found(
+        self, document: Document, used: Mapping[str, Sequence[Change]]
+    ) -> tuple[dict[str, None], dict[str, list[Image]]]:
+        """Return the ids that causes lead to that lead to few; and the images of the other causes, by relation."""
+        tables = document.dependencies.tables
+        groups = [(relation, _causes(relevant)) for relation, relevant in used.items() if tables[relation].affected]
+        if not groups:
+            return {}, {}
         try:
-            return self._separate(document, use, causes, allowance, ids)
+            return self._separated(document, groups.copy())
         except DocumentError as error:
             # Postgres does not plan anew when a table is altered of which a statement uses only the row type.
             # After a failed transaction psycopg has dropped the connection's prepared statements.
             if not isinstance(error.__cause__, psycopg.ProgrammingError):
                 raise
-            return self._separate(document, use, causes, allowance, ids)
+            return self._separated(document, groups.copy())
 
-    def _separate(
-        self, document: Document, use: TableUse, causes: list[Cause], allowance: _Allowance, ids: dict[str, None]
-    ) -> list[Cause]:
-        """Add the ids of causes that lead to few; return the other causes."""
-        many: list[Cause] = []
-        groups = [causes]
-        query = sql.SQL(_FEW).format(affected=_affected(use))
-        with (
-            suppress(psycopg.errors.QueryCanceled),
-            following(self._connection, document, isolates=True, lock_seconds=COMPONENT_LOCK_SECONDS),
-        ):
-            while groups and not allowance.is_used_up:
-                group, limit = groups[-1], min(self._page, allowance.ids)
-                milliseconds = max(1, (allowance.until - time.monotonic()) * 1000)
-                self._connection.execute(_BOUND, (f"{milliseconds:.0f}ms",))
-                rows = self._connection.execute(query, (dump_images(_images(group)), limit + 1)).fetchall()
-                allowance.queries -= 1
-                groups.pop()
-                if len(rows) <= limit:
-                    allowance.ids -= len(rows)
-                    ids.update(dict.fromkeys(row[0] for row in rows))
-                elif len(group) == 1:
-                    many += group
-                else:
-                    middle = len(group) // 2
-                    groups += [group[middle:], group[:middle]]
-        if groups:
-            allowance.until = time.monotonic()
-        return many + [cause for group in groups for cause in group]
+    def _separated(
+        self, document: Document, groups: list[tuple[str, list[Cause]]]
+    ) -> tuple[dict[str, None], dict[str, list[Image]]]:
+        """Halve groups of causes until each leads to few documents, or has one cause, or the allowance is used up."""
+        tables = document.dependencies.tables
+        ids: dict[str, None] = {}
+        many: list[tuple[str, list[Cause]]] = []
+        ids_left, queries_left, until = _PAGES_AT_ONCE * self._page, QUERIES_MAX, time.monotonic() + SECONDS_MAX
+        relation = ""
+        try:
+            with (
+                suppress(psycopg.errors.QueryCanceled),
+                reading(self._connection, document, isolates=True, captured=True, lock_seconds=COMPONENT_LOCK_SECONDS),
+            ):
+                while groups and ids_left > 0 and queries_left > 0 and (left := until - time.monotonic()) > 0:
+                    relation, causes = groups[-1]
+                    limit = min(self._page, ids_left)
+                    query = sql.SQL(_FEW).format(affected=_affected(tables[relation]))
+                    self._connection.execute(_BOUND, (f"{max(1, left * 1000):.0f}ms",))
+                    rows = self._connection.execute(query, (dump_images(_images(causes)), limit + 1)).fetchall()
+                    queries_left -= 1
+                    groups.pop()
+                    if len(rows) <= limit:
+                        ids_left -= len(rows)
+                        ids.update(dict.fromkeys(row[0] for row in rows))
+                    elif len(causes) == 1:
+                        many.append((relation, causes))
+                    else:
+                        middle = len(causes) // 2
+                        groups += [(relation, causes[middle:]), (relation, causes[:middle])]
+        except psycopg.Error as error:
+            if not is_of_data(error):
+                raise
+            raise _UnresolvedError(relation) from error
+        rest: dict[str, list[Cause]] = {}
+        for relation, causes in (*many, *groups):
+            rest.setdefault(relation, []).extend(causes)
+        return ids, {relation: _images(causes) for relation, causes in rest.items()}
 
 
 def unresolved(relations: str, error: BaseException) -> str:
@@ -227,7 +197,7 @@ def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image
     used = _used(document, changes)
     if used is None:
         return None
-    return {relation: _images(_causes(relevant)) for relation, relevant in used.items()}
+    return {relation: _images([change.images for change in relevant]) for relation, relevant in used.items()}
 
 
 def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
@@ -256,13 +226,6 @@ def _used(document: Document, changes: Sequence[Change]) -> dict[str, list[Chang
             used.setdefault(change.relation, []).append(change)
     # A change without images stands for any row of its table, as after a TRUNCATE.
     return used if all(change.images for relevant in used.values() for change in relevant) else None
-
-
-def _keys(changes: Sequence[Change], column: str) -> Iterator[str]:
-    """Yield the values of an id column in the images."""
-    # A change from before the column was captured lacks it: the load of the new revision covers that.
-    keys = (image.get(column) for change in changes for image in change.images)
-    return (key for key in keys if key is not None)
 
 
 def _causes(changes: Sequence[Change]) -> list[Cause]:

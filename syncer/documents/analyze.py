@@ -9,18 +9,22 @@ is derived: a row that is a document itself, for example, is found by its old an
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
+
+from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, names_as_written
-from syncer.capture.eligibility import primary_key
 from syncer.documents.definition import Definition
-from syncer.lineage import fingerprint
-from syncer.lineage.catalog import Probe, Read, probe, unnamed_column
-from syncer.lineage.dependencies import Dependencies, TableUse
+from syncer.documents.registry import Dependencies, TableUse
+from syncer.lineage import fingerprint, routes
+from syncer.lineage.build import read_graph
+from syncer.lineage.catalog import Probe, Read, TableName, probe, unnamed_column
 from syncer.lineage.fingerprint import Shape
-from syncer.lineage.routes import ROWS_MARK, Derivation, changed_rows, derive
+from syncer.lineage.graph import Graph, Path
+from syncer.lineage.routes import ROWS_MARK, Route, changed_rows
+from syncer.lineage.scope import numbers
 
 _ROWS = "%(rows)s"
 
@@ -51,19 +55,33 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         raise DefinitionError(
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
         )
-    affects = _affects(connection, definition, [read.relation for read in found.reads])
-    derived = derive(connection, found, file)
-    _require_derivable(definition, found, derived, affects)
+    relations, id_type = {read.name: read.relation for read in found.reads}, found.columns["_id"]
+    affects = _affects(connection, definition, relations.values())
+    keys = {name: routes.unique_keys(connection, relation) for name, relation in relations.items()}
+    types = {name: routes.column_types(connection, relation) for name, relation in relations.items()}
+    graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
+    root = root_key = None
+    if len(graph.ids) == 1 and isinstance(id_ := graph.ids[0], exp.Column):
+        (number,) = numbers(id_)
+        if frozenset({id_.name}) in keys[graph.nodes[number].table]:
+            root, root_key = relations[graph.nodes[number].table], id_.name
+    paths = {node.number: graph.paths(node, keys) for node in graph.nodes}
+    _require_derivable(definition, found, graph, paths, affects)
+    derived: dict[TableName, list[Route]] = {name: [] for name in relations}
+    for node in graph.nodes:
+        for path in paths[node.number]:
+            derived[node.table].append(routes.route(connection, relations, node, path, id_type))
     used = {
-        read.relation: _table_use(connection, found, derived, read, affects.get(read.relation)) for read in found.reads
+        read.relation: _table_use(connection, read, derived[read.name], affects.get(read.relation), id_type)
+        for read in found.reads
     }
     return Dependencies(
         canonical_select=found.canonical,
-        id_type=found.columns["_id"],
+        id_type=id_type,
         fields=tuple(name for name in found.columns if name not in _NO_FIELDS),
         has_routing="_routing" in found.columns,
-        root=derived.root,
-        root_key=derived.root_key,
+        root=root,
+        root_key=root_key,
         tables=used,
         views=found.view_names,
         shapes=_shapes(connection, found, used),
@@ -120,15 +138,16 @@ def _require_routing(file: str, columns: dict[str, str], mappings: dict[str, Any
         )
 
 
-def _join_field(mapping: dict[str, Any]) -> str | None:
-    for name, field in mapping.get("properties", {}).items():  # objects, as `syncer.documents.definition` has checked
+def _join_field(mapping: object) -> str | None:
+    fields = mapping.get("properties") if isinstance(mapping, dict) else None
+    for name, field in fields.items() if isinstance(fields, dict) else ():  # Elasticsearch refuses what is no object
         inner = _join_field(field)
-        if field.get("type") == "join" or inner is not None:
+        if inner is not None or (isinstance(field, dict) and field.get("type") == "join"):
             return name if inner is None else f"{name}.{inner}"
     return None
 
 
-def _affects(connection: Connection, definition: Definition, relations: Sequence[str]) -> dict[str, _Affects]:
+def _affects(connection: Connection, definition: Definition, relations: Collection[str]) -> dict[str, _Affects]:
     """Return the affects queries, by relation."""
     found: dict[str, _Affects] = {}
     for name, query in definition.affects.items():
@@ -145,19 +164,26 @@ def _affects(connection: Connection, definition: Definition, relations: Sequence
     return found
 
 
-def _require_derivable(definition: Definition, found: Probe, derived: Derivation, affects: Container[str]) -> None:
+def _require_derivable(
+    definition: Definition,
+    found: Probe,
+    graph: Graph,
+    paths: Mapping[int, Sequence[Path]],
+    affects: Container[str],
+) -> None:
     """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table."""
     asked = {read.name: read.relation for read in found.reads if read.relation not in affects}
-    nodes = [node for node in derived.graph.nodes if node.table in asked and not derived.routes[node.number]]
-    placed = {node.table for node in derived.graph.nodes}
-    lost = [relation for name, relation in asked.items() if name not in placed]
+    nodes = [node for node in graph.nodes if node.table in asked and not paths[node.number]]
+    lost = [relation for name, relation in asked.items() if name not in {node.table for node in graph.nodes}]
     if not nodes and not lost:
         return
     if lost:
         reason = f"syncer cannot read {found.unread}" if found.unread else "a call that syncer cannot read has them"
-    elif derived.graph.ids:
-        obstacles = dict.fromkeys(text for node in nodes for text in derived.graph.obstacles.get(node.number, ()))
-        reason = "; ".join(["no equality of WHERE or ON that must hold leads from there to _id", *obstacles])
+    elif graph.ids:
+        reason = (
+            "no equality of WHERE or ON leads from there to _id. It must always hold: not under OR or NOT, not for the "
+            "rows that an outer join keeps, and not from behind a LIMIT or a window. docs/documents.md has examples"
+        )
     else:
         reason = (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
@@ -165,35 +191,31 @@ def _require_derivable(definition: Definition, found: Probe, derived: Derivation
         )
     relations = dict.fromkeys([*lost, *(asked[node.table] for node in nodes)])
     files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
-    template = (
-        f"SELECT d.{derived.root_key or '…'} AS _id "
-        f"FROM {derived.root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…"
-    )
     raise DefinitionError(
         f"{definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
         f"It does not follow from the SELECT: {reason}",
-        hint=f"Add {files}, a query that returns the ids of these documents:\n{template}\n"
+        hint=f"Add {files}, a query that returns the ids of these documents:\n"
+        "SELECT d.… AS _id FROM … AS d JOIN %(rows)s AS changed ON d.… = changed.…\n"
         "%(rows)s has the old and the new version of each changed row. The query adds to what follows from the\n"
         "SELECT, so it need not cover other uses of the table. It may return too many ids, never too few.",
     )
 
 
 def _table_use(
-    connection: Connection, found: Probe, derived: Derivation, read: Read, affects: _Affects | None
+    connection: Connection, read: Read, derived: Sequence[Route], affects: _Affects | None, id_type: str
 ) -> TableUse:
     """Return how the definition uses one table."""
-    routes = [route for node in derived.graph.nodes if node.table == read.name for route in derived.routes[node.number]]
-    queries = [route.query for route in routes if route.id_column is None]
-    routing = frozenset(primary_key(connection, read.relation)).union(*(route.columns for route in routes))
+    queries = [route.query for route in derived if route.id_column is None]
+    routing = frozenset[str]().union(*(route.columns for route in derived))
     if affects is not None:
-        query, columns = _analyse_affects(connection, *affects, read.relation, found.columns["_id"])
+        query, columns = _analyse_affects(connection, *affects, read.relation, id_type)
         queries.append(query)
         routing |= columns
     return TableUse(
         relation=read.relation,
         watched=read.columns,
         routing=routing,
-        id_columns=tuple(sorted({route.id_column for route in routes if route.id_column is not None})),
+        id_columns=tuple(sorted({route.id_column for route in derived if route.id_column is not None})),
         affected=tuple(dict.fromkeys(queries)),
     )
 

@@ -1,8 +1,8 @@
 """The document registry in Postgres: definitions, revisions, targets.
 
 Owns ``syncer.document``. A definition is stored with its analysis when it is applied, so that daemons need no config
-folder and all of them agree. A change of definition is safe because the definition and a document's rows are read in
-one snapshot: see `syncer.indexing.compose`.
+folder, parse no SQL, and all of them agree. A change of definition is safe because the definition and a document's rows
+are read in one snapshot: see `syncer.indexing.compose`.
 
 A row is an active definition and the index it is written to. A document has a second row while its index is rebuilt.
 Each row is handled like a document of its own, so that an index that fails is suspended alone; the rows of a document
@@ -21,13 +21,13 @@ from pydantic import TypeAdapter
 from syncer.base.errors import DefinitionError
 from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection, value
-from syncer.lineage.dependencies import Dependencies
+from syncer.lineage.fingerprint import Shape
 
 _STATES = """
 SELECT index_name, revision, role, loaded_at IS NOT NULL, suspended FROM syncer.document
 """
 _DOCUMENTS = """
-SELECT name, revision, definition, index_name, write_alias, role, loaded_at IS NOT NULL, suspended
+SELECT definition, index_name, write_alias, name, revision, role, loaded_at IS NOT NULL, suspended
 FROM syncer.document ORDER BY name, role <> 'current', index_name
 """
 STATE_COLUMNS = """
@@ -84,7 +84,52 @@ FROM before AS b WHERE d.index_name = b.index_name
 RETURNING b.is_stale, extract(epoch FROM clock_timestamp() - b.suspended_at)::float8
 """
 _INSTALLATION = "SELECT installation::text FROM syncer.cluster_identity"
-_DEPENDENCIES = TypeAdapter(Dependencies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableUse:
+    """How a document uses a table.
+
+    Args:
+        relation: ``schema.table``, quoted where SQL needs it.
+        watched: The columns that the SELECT reads.
+        routing: The columns that determine which documents a row belongs to.
+        id_columns: Columns whose value is the id of an affected document.
+        affected: Queries over the changed rows, ``$1::jsonb``, for the ids of other affected documents; may repeat ids.
+    """
+
+    relation: str
+    watched: frozenset[str]
+    routing: frozenset[str]
+    id_columns: tuple[str, ...]
+    affected: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    """What a document's SELECT reads and returns.
+
+    Args:
+        canonical_select: The SELECT as deparsed by Postgres.
+        id_type: The type of ``_id``.
+        fields: Every column except ``_id`` and ``_routing``, in order.
+        has_routing: Whether it has a column ``_routing``.
+        root: The table whose rows are the documents; None if ``_id`` is not a unique column of a table.
+        root_key: The column of the root that is ``_id``.
+        tables: How each table is used, by relation.
+        views: The views that it reads.
+        shapes: The shape of each relation at the time of the analysis.
+    """
+
+    canonical_select: str
+    id_type: str
+    fields: tuple[str, ...]
+    root: str | None
+    root_key: str | None
+    tables: dict[str, TableUse]
+    views: tuple[str, ...]
+    shapes: dict[str, Shape]
+    has_routing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +166,11 @@ class Document:
     def is_kept(self) -> bool:
         """Whether the index must equal its SELECT: always if it is current, else if it is loaded and not suspended."""
         return self.role is Role.CURRENT or (self.is_loaded and self.suspended is None)
+
+
+_DOCUMENT = TypeAdapter(Document)
+_STORED = {"index", "select", "affects", "index_body", "dependencies"}
+_COLUMNS = ("name", "revision", "role", "is_loaded", "suspended")
 
 
 class DocumentState(NamedTuple):
@@ -168,7 +218,16 @@ class Catalogue:
 
 def documents(connection: Connection) -> list[Document]:
     """Return all active definitions by name, a document's current one first."""
-    return [_document(row) for row in connection.execute(_DOCUMENTS)]
+    return [
+        _DOCUMENT.validate_python(
+            {
+                **stored,
+                "target": Target(index_name=index_name, write_alias=write_alias),
+                **dict(zip(_COLUMNS, others, strict=True)),
+            }
+        )
+        for stored, index_name, write_alias, *others in connection.execute(_DOCUMENTS)
+    ]
 
 
 def current(connection: Connection) -> dict[str, Document]:
@@ -195,23 +254,6 @@ def by_role(connection: Connection, name: str) -> dict[Role, Document]:
     return {document.role: document for document in documents(connection) if document.name == name}
 
 
-def _document(row: Sequence[Any]) -> Document:
-    name, revision, stored, index_name, write_alias, role, is_loaded, suspended = row
-    return Document(
-        name=name,
-        revision=revision,
-        target=Target(index_name=index_name, write_alias=write_alias),
-        role=Role(role),
-        is_loaded=is_loaded,
-        suspended=suspended,
-        index=stored["index"],
-        select=stored["select"],
-        affects=stored["affects"],
-        index_body=stored["index_body"],
-        dependencies=_DEPENDENCIES.validate_python(stored["dependencies"]),
-    )
-
-
 def revisions(connection: Connection) -> dict[str, int]:
     """Return the last revision of every document that was ever active."""
     return dict(connection.execute(_REVISIONS_USED).fetchall())
@@ -219,13 +261,7 @@ def revisions(connection: Connection) -> dict[str, int]:
 
 def put_document(connection: Connection, document: Document) -> None:
     """Activate a definition for its index, as not yet loaded."""
-    stored = {
-        "index": document.index,
-        "select": document.select,
-        "affects": document.affects,
-        "index_body": document.index_body,
-        "dependencies": _DEPENDENCIES.dump_python(document.dependencies, mode="json"),
-    }
+    stored = _DOCUMENT.dump_python(document, mode="json", include=_STORED)
     connection.execute(_PUT_REVISION, (document.name, document.revision))
     where = (document.target.index_name, document.target.write_alias, document.role)
     connection.execute(_PUT_DOCUMENT, (document.name, document.revision, Jsonb(stored), *where))

@@ -24,7 +24,13 @@ COMPONENT_LOCK_SECONDS = LOCK_SECONDS_MAX
 
 @contextmanager
 def reading(
-    connection: Connection, document: Document, *, isolates: bool = False, lock_seconds: float = 0
+    connection: Connection,
+    document: Document,
+    *,
+    isolates: bool = False,
+    captured: bool = False,
+    stores: bool = False,
+    lock_seconds: float = 0,
 ) -> Iterator[None]:
     """Open the snapshot and compare it with what the definition was applied to.
 
@@ -32,36 +38,21 @@ def reading(
         connection: It is not used for anything else meanwhile.
         document: The definition as last read.
         isolates: Whether the caller finds out which row is at fault.
+        captured: Whether to check that all tables have triggers, for a caller that follows changes. A table may have
+            been swapped in without them.
+        stores: Whether the next statement stores what it reads: see `syncer.base.postgres.holding`.
         lock_seconds: How long to wait while one of the relations is being altered; 0 for no limit.
     """
-    lock = fingerprint.lockable(document.dependencies.shapes)
+    opened = holding if stores else snapshot
     with (
         at_work_for(document.name, document.revision, isolates=isolates),
-        snapshot(connection, lock=lock, lock_seconds=lock_seconds),
+        opened(connection, lock=fingerprint.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
     ):
         require_shape(connection, document)
-        yield
-
-
-@contextmanager
-def following(
-    connection: Connection, document: Document, *, isolates: bool = False, lock_seconds: float
-) -> Iterator[None]:
-    """Open the snapshot, compare it, and check that all tables are captured: for a caller that follows changes."""
-    with reading(connection, document, isolates=isolates, lock_seconds=lock_seconds):
-        require_capture(connection, document)
-        yield
-
-
-@contextmanager
-def noting(connection: Connection, document: Document, *, lock_seconds: float) -> Iterator[None]:
-    """Open a transaction that may store what the next statement reads: see `syncer.base.postgres.holding`."""
-    with (
-        at_work_for(document.name, document.revision),
-        holding(connection, lock=fingerprint.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
-    ):
-        require_shape(connection, document)
-        require_capture(connection, document)
+        if captured:
+            lost = connection.execute(install.uncaptured_query(document.dependencies.tables)).fetchall()
+            if lost:
+                raise uncaptured(document, [relation for (relation,) in lost])
         yield
 
 
@@ -77,12 +68,6 @@ def require_shape(connection: Connection, document: Document) -> None:
             revision=document.revision,
             is_stale=True,
         )
-
-
-def require_capture(connection: Connection, document: Document) -> None:
-    """Check that all tables have triggers: a table may have been swapped in without them."""
-    if lost := install.uncaptured(connection, document.dependencies.tables):
-        raise uncaptured(document, lost)
 
 
 def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:

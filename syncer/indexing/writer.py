@@ -53,7 +53,7 @@ from syncer.base.postgres import Connection, Link
 from syncer.base.retry import retry
 from syncer.base.settings import WorkerSettings
 from syncer.documents import registry, suspend
-from syncer.documents.queries import existing_here
+from syncer.documents.queries import existing
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.indexing import compose, dead_letters, failover
@@ -387,7 +387,7 @@ class Writer:
         if not written:
             return []
         with at_work_for(document.name, document.revision):
-            there = existing_here(self._link.connection, document, [each.id for each in written])
+            there = existing(self._link.connection, document, [each.id for each in written])
         return [each for each in written if each.place not in there]
 
     def _may_leave_orphans(self, current: Slice) -> bool:

@@ -23,11 +23,10 @@ from psycopg.types.json import Jsonb
 from syncer.base.error_policy import at_work_for, is_of_data
 from syncer.base.errors import DocumentError
 from syncer.base.postgres import AdvisoryLock, Connection, value
-from syncer.documents import affected, ranges
-from syncer.documents.queries import is_text
-from syncer.documents.ranges import IdRange
+from syncer.documents import affected, queries
+from syncer.documents.queries import IdRange, is_text
 from syncer.documents.registry import Document
-from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, noting
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 from syncer.jobs import queue
 from syncer.jobs.model import CHUNKS_AHEAD, Job, JobKind, JobState, find
 
@@ -189,7 +188,7 @@ def _list_ranges(connection: Connection, job: Job, document: Document, size: int
     until = time.monotonic() + _STEP_SECONDS
     is_listed, chunks_left = False, 0
     while not is_listed and chunks_left < 2 * CHUNKS_AHEAD and time.monotonic() < until:
-        with noting(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
+        with reading(connection, document, captured=True, stores=True, lock_seconds=COMPONENT_LOCK_SECONDS):
             connection.execute(_PLAN_FREELY, prepare=False)
             span = IdRange()
             ids: sql.Composable = sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
@@ -197,8 +196,8 @@ def _list_ranges(connection: Connection, job: Job, document: Document, size: int
                 ids = affected.touched_by(document, job.cause or ())
             else:
                 [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
-                span = ranges.next_range(connection, document, after, rows=_RANGE_CHUNKS * size)
-            query = sql.SQL(_LIST).format(ids=ids, in_range=ranges.condition(document, span))
+                span = queries.next_range(connection, document, after, rows=_RANGE_CHUNKS * size)
+            query = sql.SQL(_LIST).format(ids=ids, in_range=queries.condition(document, span))
             row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
             if row is None:
                 raise psycopg.Rollback

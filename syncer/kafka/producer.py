@@ -1,7 +1,7 @@
 """Producer: publishes changes to the topic, as records with numbers.
 
-A record's key is the change's aggregate, so that changes of one document mostly share a partition and coalesce. Nothing
-depends on their order: document versions take care of it.
+Changes of a table that lead to the same documents have the same key, so that they mostly share a partition and
+coalesce. Nothing depends on their order: document versions take care of it.
 
 Guarantees: `ChangeProducer.flush` returns only when all in-sync replicas have acknowledged every record. Each record
 names the one before it in its partition, so that a loss is noticed: see `syncer.capture.progress`.

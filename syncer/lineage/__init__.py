@@ -18,7 +18,6 @@ An example that runs through the modules, in the order of the derivation:
     routes       that path as SQL: SELECT n0.id::text AS _id FROM the changed rows AS n1 JOIN public.posts AS n0
                  ON n1.id = n0.user_id. For a post no query is needed: the column id is the document's id
 
-    dependencies  the result: tables, columns, routes
     fingerprint   the columns, their types, and the views that a document relies on, as recorded at apply
     unordered     fields made by an aggregate without ORDER BY, whose elements may come in any order
 """

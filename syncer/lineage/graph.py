@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sqlglot import exp
 
@@ -46,12 +46,8 @@ class Edge:
     needs: frozenset[int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hop:
-    """A node on a path, and the conditions that join it to the nodes before it."""
-
-    node: Node
-    conditions: tuple[exp.EQ, ...]
+Hop = tuple[Node, tuple[exp.EQ, ...]]
+"""A node on a path, and the conditions that join it to the nodes before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +71,12 @@ class Graph:
         edges: Those that hold; a condition that holds in both directions is two edges.
         ids: The expression for ``_id``, in columns of one node, in each UNION branch in which it is known.
         forks: Edges from one node into all branches of a UNION: a row there matters only with a row in one of them.
-        obstacles: By node, what in the SELECT relates it to others and yields no edge from it.
     """
 
     nodes: tuple[Node, ...] = ()
     edges: tuple[Edge, ...] = ()
     ids: tuple[exp.Expr, ...] = ()
     forks: tuple[tuple[Edge, ...], ...] = ()
-    obstacles: Mapping[int, Collection[str]] = field(default_factory=dict)
 
     def paths(self, start: Node, keys: Keys) -> tuple[Path, ...]:
         """Return paths from a node that together lead to all its documents; hops along keys are preferred.
@@ -110,10 +104,7 @@ class Graph:
             return None
         _, way, id_ = min(ends, key=lambda end: end[0])
         way = before + way
-        hops = [
-            Hop(node=self.nodes[number], conditions=self._conditions(number, way[:at]))
-            for at, number in enumerate(way[1:], start=1)
-        ]
+        hops = [(self.nodes[number], self._conditions(number, way[:at])) for at, number in enumerate(way) if at]
         return Path(hops=tuple(hops), id=id_)
 
     def _ways(

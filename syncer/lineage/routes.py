@@ -11,7 +11,7 @@ In the example of `syncer.lineage`, the path of a user, 1 → 0, becomes
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psycopg
@@ -20,10 +20,9 @@ from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
-from syncer.lineage.build import read_graph
-from syncer.lineage.catalog import Probe, TableName
-from syncer.lineage.graph import Graph, Hop, Node, Path
-from syncer.lineage.scope import PLAIN_TYPES, numbers, type_of
+from syncer.lineage.catalog import TableName
+from syncer.lineage.graph import Hop, Node, Path
+from syncer.lineage.scope import PLAIN_TYPES, type_of
 
 _PLAIN = frozenset(PLAIN_TYPES.values())
 ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
@@ -53,6 +52,22 @@ LEFT JOIN pg_collation AS k ON k.oid = y.collated LEFT JOIN pg_namespace AS n ON
 HAVING bool_or(y.refuses OR is_json)
 """
 
+_UNIQUE_KEYS = """
+SELECT array(SELECT a.attname::text FROM pg_attribute AS a
+             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1]))
+FROM pg_index AS i
+WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+"""
+# A non-deterministic collation treats different texts as equal, so its columns get no type name. A changed row has no
+# value for a virtual generated column. As JSON, it also loses an array's lower bound and details of composite values.
+_TYPES = """
+SELECT a.attname::text,
+       CASE WHEN c.collisdeterministic IS FALSE THEN '' ELSE format_type(a.atttypid, -1) END
+FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
+WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
+  AND t.typcategory NOT IN ('A', 'C')
+"""
+
 
 def changed_rows(connection: Connection, relation: str) -> str:
     """Return the changed rows of a table as a FROM item without an alias."""
@@ -75,68 +90,36 @@ class Route:
     id_column: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Derivation:
-    """What follows from a SELECT.
-
-    Args:
-        graph: Its readings of tables and the equalities between them.
-        routes: By node, the routes that together lead to all its documents; none if they cannot be derived.
-        root: The table whose unique column ``root_key`` is ``_id``, if it is one.
-        root_key: That column.
-    """
-
-    graph: Graph
-    routes: dict[int, tuple[Route, ...]]
-    root: str | None
-    root_key: str | None
-
-
-def derive(connection: Connection, found: Probe, file: str) -> Derivation:
-    """Derive the routes from each reading of a table in an analysed SELECT; ``file`` is for errors.
+def route(connection: Connection, relations: Mapping[TableName, str], node: Node, path: Path, id_type: str) -> Route:
+    """Return a path as SQL, with the changed rows in the place of its first table.
 
     Raises:
-        DefinitionError: It reads its tables too often, or Postgres refuses a query that was derived.
+        DefinitionError: Postgres refuses it.
     """
-    relations = {read.name: read.relation for read in found.reads}
-    keys = {name: unique_keys(connection, relation) for name, relation in relations.items()}
-    types = {
-        name: dict[str, str](connection.execute(_TYPES, (relation,)).fetchall()) for name, relation in relations.items()
-    }
-    graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
-    id_type = found.columns["_id"]
-    routes = {
-        node.number: tuple(_route(connection, relations, node, path, id_type) for path in graph.paths(node, keys))
-        for node in graph.nodes
-    }
-    for route in itertools.chain.from_iterable(routes.values()):
-        _require_runs(connection, route.query.replace("$1::jsonb", ROWS_MARK), file)
-    root = root_key = None
-    if len(graph.ids) == 1 and isinstance(graph.ids[0], exp.Column):
-        (number,) = numbers(graph.ids[0])
-        table = graph.nodes[number].table
-        if frozenset({graph.ids[0].name}) in keys[table]:
-            root, root_key = relations[table], graph.ids[0].name
-    return Derivation(graph=graph, routes=routes, root=root, root_key=root_key)
-
-
-def _route(connection: Connection, relations: dict[TableName, str], node: Node, path: Path, id_type: str) -> Route:
-    """Return a path as SQL, with the changed rows in the place of its first table."""
     id_, hops = _without_last(path)
     own = f"n{node.number}"
     joins = "".join(
-        f"\nJOIN {relations[hop.node.table]} AS n{hop.node.number} ON "
-        + " AND ".join(condition.sql(dialect="postgres") for condition in hop.conditions)
-        for hop in hops
+        f"\nJOIN {relations[joined.table]} AS n{joined.number} ON "
+        + " AND ".join(condition.sql(dialect="postgres") for condition in conditions)
+        for joined, conditions in hops
     )
-    read = (id_, *(condition for hop in hops for condition in hop.conditions))
+    read = (id_, *(condition for _, conditions in hops for condition in conditions))
     # The cast to the id's type is needed only if the text may differ. A wider type may hold values that it rejects.
     is_id = isinstance(id_, exp.Column) and type_of(id_) in _PLAIN and type_of(id_) == PLAIN_TYPES.get(id_type)
     as_id = "" if is_id else f"::{id_type}"
     # Names of relations come from Postgres, conditions from its deparsed SQL.
-    rows = changed_rows(connection, relations[node.table]).replace(ROWS_MARK, "$1::jsonb")
+    rows = changed_rows(connection, relations[node.table])
+    query = f"SELECT ({id_.sql(dialect='postgres')}){as_id}::text AS _id\nFROM {rows} AS {own}{joins}"
+    try:
+        connection.execute(sql.SQL("EXPLAIN " + query))
+    except psycopg.ProgrammingError as error:
+        raise DefinitionError(
+            f"Postgres refuses what was derived from the SELECT: {error}",
+            hint="Please report it, with the SELECT. Meanwhile, say in affects/<table>.sql which documents a\n"
+            "change touches.",
+        ) from error
     return Route(
-        query=f"SELECT ({id_.sql(dialect='postgres')}){as_id}::text AS _id\nFROM {rows} AS {own}{joins}",
+        query=query.replace(ROWS_MARK, "$1::jsonb"),
         columns=frozenset(place.name for part in read for place in part.find_all(exp.Column) if place.table == own),
         id_column=id_.name if is_id and not hops else None,
     )
@@ -147,7 +130,7 @@ def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
 
     So a comment whose ``post_id`` equals the ``id`` of its post leads to ``post_id``, without a look at the post.
     """
-    for equal in path.hops[-1].conditions if path.hops and isinstance(path.id, exp.Column) else ():
+    for equal in path.hops[-1][1] if path.hops and isinstance(path.id, exp.Column) else ():
         for side, other in ((equal.left, equal.right), (equal.right, equal.left)):
             is_alike = isinstance(other, exp.Column) and type_of(other) == type_of(side) and type_of(side) in _PLAIN
             if side == path.id and is_alike:
@@ -155,34 +138,11 @@ def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
     return path.id, path.hops
 
 
-def _require_runs(connection: Connection, query: str, file: str) -> None:
-    try:
-        connection.execute(sql.SQL("EXPLAIN " + query))
-    except psycopg.ProgrammingError as error:
-        raise DefinitionError(
-            f"{file}: what was derived from it is refused by Postgres: {error}",
-            hint="Please report it, with the SELECT. Meanwhile, say in affects/<table>.sql which documents a\n"
-            "change touches.",
-        ) from error
-
-
-_UNIQUE_KEYS = """
-SELECT array(SELECT a.attname::text FROM pg_attribute AS a
-             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1]))
-FROM pg_index AS i
-WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
-"""
-# A non-deterministic collation treats different texts as equal, so its columns get no type name. A changed row has no
-# value for a virtual generated column. As JSON, it also loses an array's lower bound and details of composite values.
-_TYPES = """
-SELECT a.attname::text,
-       CASE WHEN c.collisdeterministic IS FALSE THEN '' ELSE format_type(a.atttypid, -1) END
-FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
-WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
-  AND t.typcategory NOT IN ('A', 'C')
-"""
-
-
 def unique_keys(connection: Connection, relation: str) -> frozenset[frozenset[str]]:
     """Return the sets of columns of a table that are unique."""
     return frozenset(frozenset(row[0]) for row in connection.execute(_UNIQUE_KEYS, (relation,)).fetchall())
+
+
+def column_types(connection: Connection, relation: str) -> dict[str, str]:
+    """Return the types of the columns of a table that can lead to documents."""
+    return dict(connection.execute(_TYPES, (relation,)).fetchall())

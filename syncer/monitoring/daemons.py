@@ -26,7 +26,7 @@ from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, Link
 from syncer.base.retry import CurrentTrouble
 from syncer.base.timeline import TIMELINE
-from syncer.capture.leader import LEADS
+from syncer.capture.reader import LEADS
 
 REPORT_SECONDS = 2.0
 """How often a daemon reports."""

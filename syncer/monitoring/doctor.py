@@ -292,7 +292,7 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
     captures = install.captured(deployment.schema)
     for relation in sorted({each for document in deployment.documents for each in document.dependencies.tables}):
         capture = captures.get(relation)
-        if capture is None or not install.is_installed(deployment.schema, relation):
+        if capture is None or install.lost(deployment.schema, [relation]):
             yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
         elif not install.is_current(deployment.schema, capture):
             yield Finding(f"The trigger function of {relation} is not the one that this version makes", "syncer apply")

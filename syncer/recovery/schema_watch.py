@@ -25,7 +25,7 @@ from syncer.base.formatting import elapsed
 from syncer.base.lifecycle import Stop
 from syncer.base.postgres import Connection, Link
 from syncer.base.retry import repeat
-from syncer.capture import install, table_files
+from syncer.capture import install
 from syncer.documents import registry, suspend
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import require_shape, uncaptured
@@ -67,7 +67,7 @@ class Watch:
     def run_once(self) -> WatchReport:
         """Note tables that were written anew, and suspend each document whose tables have changed."""
         with self._link.used() as connection:
-            noted = table_files.note(connection)
+            noted = install.note(connection)
             if noted:
                 structlog.get_logger().info("watch.files_noted", relations=noted)
             documents = self._catalogue.refresh(connection)

@@ -4,7 +4,7 @@
 its own. All copies of their ids are read from the index, whatever their shard and routing, and compared byte for byte.
 That finds documents that are missing, different or misplaced. Then the ids of the index are walked in pages, and
 Postgres is asked which of them the SELECT returns: that finds what only Elasticsearch has. Where ``_id`` has no index
-to walk, one statement reads the SELECT, in one snapshot: see `syncer.documents.ranges`.
+to walk, one statement reads the SELECT, in one snapshot: see `syncer.documents.queries`.
 
 *In flight is not drift.* What differs is only suspect, since the two sides were read at different moments.
 `syncer.verify.settle` finds out what of it has drifted. A limited number of suspects is kept; if there are more, they
@@ -34,7 +34,7 @@ from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.retry import retry
-from syncer.documents import queries, ranges
+from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
@@ -213,14 +213,15 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
         return {drift.id for drift in diff.compare(rows, copies)}
 
     def only_in_index(ids: list[str]) -> set[str]:
-        return set(ids) - {place.id for place in queries.existing(walking, document, ids)}
+        with reading(walking, document):
+            return set(ids) - {place.id for place in queries.existing(walking, document, ids)}
 
     rows_max, after, is_last = FIRST_ROWS, None, False
     while not is_last:
         chunk: dict[str, Row] = {}
         is_large = False
         with reading(walking, document):
-            span = ranges.next_range(walking, document, after, rows=rows_max)
+            span = queries.next_range(walking, document, after, rows=rows_max)
             after, is_last = span.through, span.is_last
             with closing(queries.in_range(walking, document, span, page=PAGE, bytes_max=_PAGE_BYTES_MAX)) as found:
                 for rows in found:

@@ -41,7 +41,7 @@ from syncer.base.formatting import amount
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
-from syncer.capture import leader, outbox, progress, transaction_token
+from syncer.capture import outbox, progress, reader, transaction_token
 from syncer.capture.transaction_token import Token
 from syncer.documents.registry import Catalogue, Document
 from syncer.elasticsearch import client as elastic
@@ -242,7 +242,7 @@ def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
             return seen.is_captured
         if seen.is_read:
             clock.rest("workers", "the workers have not handled it", "See: syncer status. If none runs: syncer run")
-        elif leader.find(connection) is None:
+        elif reader.find_leader(connection) is None:
             clock.rest("relay", "no daemon leads, which would read it", "Run: syncer run")
         else:
             clock.rest("relay", "the daemon that leads has not read it", "See: syncer status")

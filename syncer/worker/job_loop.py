@@ -263,7 +263,7 @@ class JobWorker:
                 if self._stop.is_requested:
                     raise Stopping
                 with reading(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
-                    present = queries.existing_here(connection, document, [place.id for place in places])
+                    present = queries.existing(connection, document, [place.id for place in places])
                 orphans = [place.id for place in places if place not in present]
                 yield from filter(queries.is_text, orphans)
                 left += sum(not queries.is_text(id_) for id_ in orphans)

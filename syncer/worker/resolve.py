@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 
 import psycopg
 import structlog
@@ -20,7 +19,7 @@ from syncer.base.log import Repeated
 from syncer.base.model import Image
 from syncer.base.postgres import Connection, Link
 from syncer.documents import affected, suspend
-from syncer.documents.affected import AffectedReader, FanOut
+from syncer.documents.affected import AffectedReader
 from syncer.documents.registry import Document
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import queue
@@ -86,27 +85,24 @@ class Resolver:
             LockNotAvailable: A table of it is locked; worth retrying.
         """
         try:
-            with closing(reader.read(document, batch.changes)) as pages:
-                while True:
-                    with stop.patient():
-                        found = next(pages, None)
-                    if found is None:
-                        break
-                    if isinstance(found, FanOut):
-                        self._create_job(document, batch, cause=found.cause)
-                    elif found.ids is None:
-                        if found.failed is not None:
-                            self.unresolved.note((document.name, found.failed), document.index_name)
-                        self._create_job(document, batch, occasion=found.occasion)
-                    else:
-                        report = self._writers.submit(document.index_name, found.ids, origin={"batch": batch.number})
-                        batch.writes.append((document.index_name, report))
+            with stop.patient():
+                found = reader.read(document, batch.changes)
         except psycopg.errors.LockNotAvailable:
             self._locked[document.index_name] += 1
             if self._locked[document.index_name] >= suspend.LOCKED_ATTEMPTS_MAX:
                 suspend.require_unlocked(self._link.connection, document)
             raise
         self._locked.pop(document.index_name, None)
+        if found.failed is not None:
+            self.unresolved.note((document.name, found.failed), document.index_name)
+        if found.occasion is not None:
+            self._create_job(document, batch, occasion=found.occasion)
+        if found.cause:
+            self._create_job(document, batch, cause=found.cause)
+        for at in range(0, len(found.ids), self._page):
+            ids = found.ids[at : at + self._page]
+            report = self._writers.submit(document.index_name, ids, origin={"batch": batch.number})
+            batch.writes.append((document.index_name, report))
 
     def _leave_to_resumption(self, document: Document, batch: ChangeBatch) -> None:
         """Leave the changes to a job of a suspended document, which waits until it is resumed."""

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import psycopg.conninfo
 import pytest
 
-from syncer.capture import leader
-from syncer.capture.leader import LEASE_SECONDS
+from syncer.capture import reader
+from syncer.capture.reader import LEASE_SECONDS
 from syncer.jobs.model import JobState, find
 from tests.faults import harness
 from tests.faults.harness import require_holds
@@ -264,10 +264,10 @@ def test_a_daemon_that_hangs_ends_when_it_is_told_to(blog: World) -> None:
     patient = blog.daemon(program=Plan(points=(HANGS,)).program)
     wait_until_reached(patient, HANGS)
     with blog.connect() as connection:
-        wait_until(lambda: leader.find(connection) is not None, what="its relay leads")
+        wait_until(lambda: reader.find_leader(connection) is not None, what="its relay leads")
         patient.process.send_signal(signal.SIGINT)
         # Two signals that come at once are one.
-        wait_until(lambda: leader.find(connection) is None, what="it ends what can be ended")
+        wait_until(lambda: reader.find_leader(connection) is None, what="it ends what can be ended")
     patient.process.send_signal(signal.SIGINT)
     assert patient.process.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
     finish(blog)

@@ -103,8 +103,6 @@ CAPTURE = Capture(
     watched=KEYS | {"name"},
     routing=KEYS,
     together=frozenset({KEYS, KEYS | {"name"}}),
-    aggregate="public.things",
-    aggregate_column="id",
 )
 # A function for each of pg_catalog's that a trigger could name, with the same arguments; for "any", with those of the
 # table. An operator likewise. Each is a better match than the original, and comes first in the path.

@@ -52,4 +52,4 @@ def test_a_change_older_than_the_definition_names_no_document(world: World) -> N
     old = Change(id=1, changed_at=0, relation="public.posts", operation=Operation.UPDATE, images=({"other": "1"},))
     with world.connect() as connection:
         reader = AffectedReader(connection, page=10)
-        assert all(not list(reader.read(one, [old])) for one in reader.documents())
+        assert all(not reader.read(one, [old]).ids for one in reader.documents())

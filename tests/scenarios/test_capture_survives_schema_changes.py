@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from syncer.base.model import Image
-from syncer.capture import install as capture_install, table_files
+from syncer.capture import install as capture_install
 from tests.support.capture import Change, capture_only, forget, install, is_installed, plan, written
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
@@ -219,7 +219,7 @@ def change(operation: str, id_: int, day: int) -> Change:
 def note(world: World) -> list[str]:
     """Let the watcher look once."""
     with world.connect() as connection:
-        return table_files.note(connection)
+        return capture_install.note(connection)
 
 
 def test_rows_are_captured_whichever_table_they_are_written_through(events: World) -> None:
@@ -321,7 +321,7 @@ def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> N
     def look(world: World) -> list[str]:
         with world.connect() as watcher:
             watcher.execute("SET lock_timeout = '2s'")
-            return table_files.note(watcher)
+            return capture_install.note(watcher)
 
     with events.application() as application:
         application.execute("CREATE TABLE n (LIKE events_1)")
@@ -333,19 +333,6 @@ def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> N
     with ThreadPoolExecutor(4) as threads:
         assert [table for found in threads.map(look, [events] * 4) for table in found] == [WHOLE]
     assert written(events) == [TRUNCATED]
-
-
-def test_a_partition_attached_while_triggers_are_made_is_noted(events: World) -> None:
-    """From the look at the partitions until it is remembered, nothing slips through, and rows are captured at once."""
-    with events.connect() as connection, events.application() as application:
-        capture = capture_install.captured(connection)[WHOLE]
-        capture_install.remove(connection, WHOLE)
-        application.execute("SELECT FROM events; CREATE TABLE n (LIKE events_1); INSERT INTO n VALUES (40, 4)")
-        application.execute("ALTER TABLE events ATTACH PARTITION n FOR VALUES FROM (40) TO (50)")
-        capture_install.install(connection, capture, waiting=lambda _: application.commit())
-    assert note(events) == [WHOLE]
-    events.sql("INSERT INTO n (day, id) VALUES (41, 1)")
-    assert written(events) == [change("I", 1, 41), TRUNCATED]
 
 
 def test_a_table_that_becomes_partitioned_is_captured_anew(empty_world: World) -> None:

@@ -12,7 +12,7 @@ import pytest
 from syncer.apply import activate
 from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.model import Change, dump_images
-from syncer.capture import eligibility, install as capture_install
+from syncer.capture import install as capture_install
 from syncer.capture.triggers import function, row_trigger, truncate_trigger
 from syncer.documents import analyze, definition
 from syncer.lineage import routes
@@ -297,51 +297,22 @@ def test_each_is_refused_with_what_to_do(empty_world: World) -> None:
             analyze.analyse(connection, definition.load_all(empty_world.config)[0])
 
 
-KEYS = {
-    "primary_key_before_others": ("id int PRIMARY KEY, a int NOT NULL UNIQUE", "", ("id",)),
-    "order_of_the_key": ("a int, b int, PRIMARY KEY (b, a)", "", ("b", "a")),
-    "fewest_columns": ("a int NOT NULL, b int NOT NULL, c int NOT NULL UNIQUE, UNIQUE (a, b)", "", ("c",)),
-    "replica_identity": (
-        "a int NOT NULL, b int NOT NULL, c int NOT NULL UNIQUE, CONSTRAINT ab UNIQUE (a, b)",
-        "ALTER TABLE things REPLICA IDENTITY USING INDEX ab",
-        ("a", "b"),
-    ),
-    # And what is none.
-    "partly_nullable": ("a int NOT NULL, b int, UNIQUE (a, b)", "", None),
-    "partial": ("a int NOT NULL", "CREATE UNIQUE INDEX ON things (a) WHERE a > 0", None),
-    "expression": ("a int NOT NULL, b int NOT NULL", "CREATE UNIQUE INDEX ON things (a, (b + 1))", None),
-    "deferrable": ("a int NOT NULL UNIQUE DEFERRABLE", "", None),
-    "invalid": (
-        "a int NOT NULL",
-        "CREATE UNIQUE INDEX i ON things (a); UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'i'::regclass",
-        None,
-    ),
-}
+def test_a_table_without_any_key_is_captured(empty_world: World) -> None:
+    """Each row has a change of its own, also where rows are equal, and where what leads to documents is null."""
+    capture_only(empty_world, "CREATE TABLE things (a int, name text)", "SELECT t.a AS _id, t.name FROM things AS t")
+    empty_world.sql("INSERT INTO things VALUES (1, 'a'), (1, 'a'); UPDATE things SET a = NULL; DELETE FROM things")
+    one, none = {"a": "1"}, {"a": None}
+    changes = [("I", None, one), ("U", one, none), ("D", none, None)]
+    assert written(empty_world) == sorted([("public.things", *change) for change in changes] * 2, key=repr)
 
 
-def test_a_unique_index_does_the_work_of_a_primary_key(empty_world: World) -> None:
-    """The primary key, or the best of what tells rows apart as well; or a refusal that says what is missing."""
-    with empty_world.connect() as connection:
-        for name, (columns, then, key) in KEYS.items():
-            empty_world.sql(f"DROP TABLE IF EXISTS things; CREATE TABLE things ({columns}); {then}")
-            if key is not None:
-                assert eligibility.primary_key(connection, "public.things") == key, name
-                continue
-            with pytest.raises(DefinitionError, match="has no primary key") as refused:
-                eligibility.primary_key(connection, "public.things")
-            assert "unique index" in refused.value.hint, name
-
-
-def test_a_table_without_primary_key_is_captured_by_its_unique_index(empty_world: World) -> None:
-    """Keys that change are captured there too, also once a key has become nullable."""
-    tables = "CREATE TABLE things (a int NOT NULL UNIQUE, name text)"
-    capture_only(empty_world, tables, "SELECT t.a AS _id, t.name FROM things AS t")
-    empty_world.sql("INSERT INTO things VALUES (1, 'a'); ALTER TABLE things ALTER COLUMN a DROP NOT NULL")
-    empty_world.sql("UPDATE things SET a = NULL; UPDATE things SET name = 'b'; UPDATE things SET a = 3")
-    one, three, none = ({"a": value} for value in ("1", "3", None))
-    images = ((one, none), (none, none), (none, three))
-    changes = [("public.things", "I", None, one), *(("public.things", "U", *both) for both in images)]
-    assert written(empty_world) == sorted(changes, key=repr)
+def test_a_change_leads_to_every_document_without_any_column(empty_world: World) -> None:
+    """An affects query need not read the changed rows: they have an image, which is empty."""
+    tables = "CREATE TABLE things (id int PRIMARY KEY); CREATE TABLE total (n int)"
+    select = "SELECT t.id AS _id, (SELECT sum(n) FROM total) AS n FROM things AS t"
+    capture_only(empty_world, tables, select, total="SELECT t.id AS _id FROM things AS t, %(rows)s AS changed")
+    empty_world.sql("INSERT INTO total VALUES (1); UPDATE total SET n = 2")
+    assert written(empty_world) == [("public.total", "I", None, {}), ("public.total", "U", {}, {})]
 
 
 def test_an_unlogged_partition_that_comes_later_suspends(empty_world: World) -> None:

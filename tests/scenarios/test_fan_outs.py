@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
@@ -10,7 +10,7 @@ from syncer.apply import reindex
 from syncer.base.model import Change, Image, Operation, Role
 from syncer.base.postgres import Connection
 from syncer.documents import affected, registry
-from syncer.documents.affected import Affected, AffectedReader, FanOut
+from syncer.documents.affected import AffectedReader
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
@@ -75,19 +75,20 @@ def renamed(*users: int) -> list[Change]:
     ]
 
 
-def read(connection: Connection, changes: Sequence[Change], *, many: int = MANY) -> tuple[set[str], list[FanOut]]:
-    """Return the ids that are found, and the fan-outs."""
-    found = list(AffectedReader(connection, page=many).read(the_document(connection), changes))
-    chunks = [page.ids or () for page in found if isinstance(page, Affected)]
-    assert all(0 < len(chunk) <= many for chunk in chunks)
-    ids = [id_ for chunk in chunks for id_ in chunk]
-    assert len(set(ids)) == len(ids)
-    return set(ids), [page for page in found if isinstance(page, FanOut)]
+Images = Mapping[str, Sequence[Image]]
+"""Of a fan-out: the images that led to it, by relation."""
 
 
-def ids_in(many: FanOut) -> list[int]:
+def read(connection: Connection, changes: Sequence[Change], *, many: int = MANY) -> tuple[set[str], Images]:
+    """Return the ids that are found, and the cause of the fan-out."""
+    found = AffectedReader(connection, page=many).read(the_document(connection), changes)
+    assert len(set(found.ids)) == len(found.ids)
+    return set(found.ids), found.cause
+
+
+def ids_in(cause: Images) -> list[int]:
     """Return the users who caused a fan-out."""
-    return sorted(int(image["id"] or "") for image in many.cause["public.users"])
+    return sorted(int(image["id"] or "") for image in cause["public.users"])
 
 
 # Finding out
@@ -98,7 +99,7 @@ def test_few_do_not_wait_for_many(world: World, connection: Connection) -> None:
 
     A cause is there once, however often it came.
     """
-    ids, [many] = read(connection, renamed(*range(42, 0, -1), *[1] * 500), many=100)
+    ids, many = read(connection, renamed(*range(42, 0, -1), *[1] * 500), many=100)
     assert ids == posts_of(world, *range(3, 43))
     assert ids_in(many) == [1, 2]
 
@@ -107,7 +108,7 @@ def test_few_do_not_wait_for_many(world: World, connection: Connection) -> None:
 def test_what_is_found_for_one_batch_is_bounded(world: World, connection: Connection, many: int, most: int) -> None:
     """However many rows lead to many documents: so many ids in all, and the rest is left to a job."""
     world.sql("UPDATE posts SET user_id = 1 + id % 40")
-    ids, [rest] = read(connection, renamed(*range(1, 41)), many=many)
+    ids, rest = read(connection, renamed(*range(1, 41)), many=many)
     assert len(ids) <= most
     assert ids | posts_of(world, *ids_in(rest)) == posts_of(world, *range(1, 41))
 
@@ -121,7 +122,7 @@ def test_what_is_not_found_out_soon_is_left_to_a_job(world: World, monkeypatch: 
     world.sql(BLOG)
     world.apply()
     with world.connect() as connection:
-        assert read(connection, renamed(3, 4)) == (set(), [FanOut(cause={"public.users": [{"id": "3"}, {"id": "4"}]})])
+        assert read(connection, renamed(3, 4)) == (set(), {"public.users": [{"id": "3"}, {"id": "4"}]})
 
 
 # The job

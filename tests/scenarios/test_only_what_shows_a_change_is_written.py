@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from syncer.capture import table_files
+from syncer.capture import install
 from syncer.indexing import version
 from tests.support.capture import written
 from tests.support.world import World
@@ -81,10 +81,10 @@ def test_a_trigger_that_was_disabled_for_a_while_refreshes_what_reads_the_table(
     triggers = people.sql(named)
     trigger = next(name for name, is_for_updates in triggers if is_for_updates)
     with people.connect() as connection, people.index() as index, people.relay() as relay:
-        assert table_files.note(connection) == []
+        assert install.note(connection) == []
         connection.execute("VACUUM (FREEZE) pg_trigger")
         people.apply()
-        assert table_files.note(connection) == []
+        assert install.note(connection) == []
         for number, disable in enumerate(DISABLED):
             written(people)
             people.sql(
@@ -92,8 +92,8 @@ def test_a_trigger_that_was_disabled_for_a_while_refreshes_what_reads_the_table(
                 + "; ".join(f"ALTER TABLE people ENABLE ALWAYS TRIGGER {name}" for name, _ in triggers)
             )
             assert written(people) == []
-            assert table_files.note(connection) == ["public.people"]
-            assert table_files.note(connection) == []
+            assert install.note(connection) == ["public.people"]
+            assert install.note(connection) == []
             with people.worker(index) as worker:
                 people.drain(relay, worker)
             assert json.dumps(people.held("counts")).count(str(1000 + number)) == 3

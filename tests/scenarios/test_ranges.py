@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from syncer.base.postgres import Connection
-from syncer.documents import analyze, ranges, registry
+from syncer.documents import analyze, queries, registry
 from syncer.documents.definition import Definition
-from syncer.documents.queries import query_of
-from syncer.documents.ranges import IdRange
+from syncer.documents.queries import IdRange, query_of
 from syncer.documents.registry import Document
 from tests.support.world import World
 
@@ -28,7 +27,7 @@ def things(connection: Connection) -> Document:
 
 def ids(connection: Connection, document: Document, span: IdRange) -> list[str]:
     """The ids of a range."""
-    query = query_of(_IN_RANGE, document, condition=ranges.condition(document, span))
+    query = query_of(_IN_RANGE, document, condition=queries.condition(document, span))
     return [row[0] for row in connection.execute(query)]
 
 
@@ -37,7 +36,7 @@ def walk(connection: Connection, document: Document, *, rows: int) -> list[list[
     found: list[list[str]] = []
     span = IdRange(through=None)
     while not found or not span.is_last:
-        span = ranges.next_range(connection, document, span.through, rows=rows)
+        span = queries.next_range(connection, document, span.through, rows=rows)
         found.append(ids(connection, document, span))
     return found
 
@@ -75,13 +74,13 @@ def test_a_walk_misses_no_row_that_was_there_all_the_time(world: World) -> None:
     world.sql("INSERT INTO things (id) SELECT g * 10 FROM generate_series(1, 10) AS g UNION ALL SELECT NULL")
     with world.connect() as connection:
         document = things(connection)
-        first = ranges.next_range(connection, document, None, rows=3)
+        first = queries.next_range(connection, document, None, rows=3)
         assert first == IdRange(through="30")
         world.sql("DELETE FROM things WHERE id = 30; INSERT INTO things (id) VALUES (5), (29), (31), (32)")
         assert ids(connection, document, first) == ["10", "20", "5", "29"]
-        second = ranges.next_range(connection, document, "30", rows=3)
+        second = queries.next_range(connection, document, "30", rows=3)
         assert second == IdRange(after="30", through="40")
-        last = ranges.next_range(connection, document, "40", rows=7)
+        last = queries.next_range(connection, document, "40", rows=7)
         assert (last.is_last, len(ids(connection, document, last))) == (True, 6)
 
 

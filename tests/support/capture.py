@@ -52,7 +52,7 @@ def install(world: World) -> None:
 def is_installed(world: World, relation: str) -> bool:
     """Whether a table has its triggers, and they fire always."""
     with world.connect() as connection:
-        return capture_install.is_installed(connection, relation)
+        return not capture_install.lost(connection, [relation])
 
 
 def triggers(world: World, table: str) -> list[tuple[str, str]]:

@@ -21,11 +21,11 @@ import psycopg
 from syncer.base import migrations
 from syncer.base.model import Change, Operation, dump_images
 from syncer.base.postgres import Connection, names_as_written
-from syncer.capture import eligibility, install
+from syncer.capture import install
 from syncer.capture.triggers import Capture
 from syncer.documents import analyze
 from syncer.documents.definition import Definition
-from syncer.lineage.dependencies import Dependencies
+from syncer.documents.registry import Dependencies
 from tests.support.world import World
 
 Contents = Mapping[str, Sequence[str]]
@@ -79,11 +79,7 @@ class Judge:
         migrations.migrate(self.connection)
         for (relation,) in self.connection.execute(_TABLES).fetchall():
             every = frozenset(row[0] for row in self.connection.execute(_COLUMNS, (relation,)))
-            key = eligibility.primary_key(self.connection, relation)
-            captured = Capture(
-                relation=relation, watched=every, routing=every, aggregate=relation, aggregate_column=key[0]
-            )
-            install.install(self.connection, captured)
+            install.install(self.connection, Capture(relation=relation, watched=every, routing=every))
 
     def derive(self, select: str, affects: Mapping[str, str] | None = None) -> Dependencies:
         """Derive, as if this were the only definition.

@@ -39,6 +39,11 @@ _COLUMNS = """
 SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+_KEY = """
+SELECT array(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS c (number, place)
+             JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = c.number ORDER BY c.place)
+FROM pg_constraint AS k WHERE k.conrelid = to_regclass($1) AND k.contype = 'p'
+"""
 _REFERENCES = """
 SELECT format('%I.%I', n.nspname, c.relname), c.relname::text, format('%I.%I', fn.nspname, f.relname), f.relname::text,
        array(SELECT ARRAY[a.attname, b.attname]::text[]
@@ -136,11 +141,17 @@ def find(connection: Connection, name: str) -> Table:
         for own, table, to, to_table, pairs, is_unique in connection.execute(_REFERENCES, (relation,)).fetchall()
     ]
     columns = connection.execute(_COLUMNS, (relation,)).fetchall()
+    key = connection.execute(_KEY, (relation,)).fetchone()
+    if key is None:
+        raise DefinitionError(
+            f"{relation} has no primary key, of which a draft makes the documents' _id",
+            hint="Add one, or write select.sql yourself and run: syncer init --from-select",
+        )
     return Table(
         relation=relation,
         name=bare_name,
         columns={column: column_type(connection, type_) for column, type_ in columns},
-        key=eligibility.primary_key(connection, relation),
+        key=tuple(key[0]),
         refers=tuple(reference for reference in references if reference.relation == relation),
         referred=tuple(reference for reference in references if reference.to == relation),
     )

@@ -127,10 +127,10 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
         BaseException: The error of the first component to fail; the others have finished what they had in hand.
         HangingError: A component did not end in time; its thread is still there.
     """
-    from syncer.monitoring import web  # noqa: PLC0415 - only the daemon serves HTTP
+    from syncer.monitoring.web import api  # noqa: PLC0415 - only the daemon serves HTTP
 
     reporter = Reporter(connect=lambda: _reporting(settings), stop=stop)
-    page = web.page(settings, stop=stop, reporter=reporter)
+    page = api.page(settings, stop=stop, reporter=reporter)
     threads = _Threads(stop)
     beside: dict[str, Component] = {"report": reporter, **({"web": page} if page else {})}
     threads.start(beside)

@@ -52,28 +52,24 @@ _READ_ONLY = f"SET default_transaction_read_only = on; SET statement_timeout = '
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """How bad a finding is: a guarantee does not hold, an operator should decide, or the check could not be made."""
 
     WRONG = "wrong"
-    """A guarantee does not hold, or will not."""
     CONSIDER = "consider"
-    """The guarantees hold, but an operator should decide whether this is intended."""
     UNSEEN = "unseen"
-    """The check could not be made."""
     WELL = "well"
 
 
 class How(StrEnum):
-    """What a fix is."""
+    """What a fix is: statements for psql, a command, a request to Elasticsearch, or what a person has to decide.
+
+    A request is as Kibana's console takes it: method and path, and its body in the next line.
+    """
 
     SQL = "sql"
-    """Statements for psql, one a line."""
     SHELL = "shell"
-    """A command."""
     REQUEST = "request"
-    """A request to Elasticsearch as Kibana's console takes it: method and path, and its body in the next line."""
     ADVICE = "advice"
-    """For a person to decide."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ another problem is not listed beside it: while Postgres is down, nothing else is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from syncer.base.formatting import amount, elapsed, plain
-from syncer.base.model import Role
 from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind
 from syncer.monitoring.daemons import Daemon
@@ -174,23 +173,10 @@ def _name(daemon: Daemon) -> str:
 
 
 def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> Iterator[Problem]:
-    name = document.name
-    is_known = ELASTICSEARCH not in status.silent
+    name, is_known = document.name, ELASTICSEARCH not in status.silent
     faults = document.faults if is_known else {}
-    # A lost index is the cause: why the document is suspended adds nothing.
-    lost = {index for index, fault in faults.items() if fault is not IndexFault.SHARDS_AWAY}
-    suspended = {**document.troubles, **({document.current: document.suspended} if document.suspended else {})}
-    for index, fault in faults.items():
-        if index in lost or index not in suspended:
-            yield _of_index(document, index, fault)
-    if document.current not in lost:
-        if document.suspended is not None:
-            what, _, hint = document.suspended.partition("\n")
-            action = hint or "Fix it, then run: syncer apply"
-            yield Problem(f"{name} is suspended: {what.rstrip('; .')}.", action, "SyncerDocumentSuspended", name)
-        elif not document.is_loaded:
-            yield _incomplete(document, stored)
-    yield from _of_new_index(document, stored, lost)
+    for index in document.targets:
+        yield from _of_index(index, document, faults.get(index), stored)
     if is_known and document.searched is not None and not document.is_searched_alone and document.current not in faults:
         found = " and ".join(document.searched) or "no index"
         message = f"Searches of {document.index} find {found} instead of {document.current} alone."
@@ -205,42 +191,43 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
         yield Problem(message, action, "SyncerDeadLetters", name)
 
 
-def _of_new_index(document: DocumentStatus, stored: Stored, lost: Collection[str]) -> Iterator[Problem]:
-    """The problem of an index that is being built: it is suspended, or no command goes on with it, and no job."""
-    for index in [index for index, role in document.roles.items() if role is Role.BUILDING and index not in lost]:
-        give_up = f"syncer index abort {document.name}"
-        if index in document.troubles:
-            what, _, hint = document.troubles[index].partition("\n")
-            message = f"{index} (building) is suspended: {what.rstrip('; .')}."
-            action = f"{hint}\nTo give it up: {give_up}".strip()
-            yield Problem(message, action, "SyncerDocumentSuspended", document.name)
-        elif not stored.is_rebuilt and not any(job.index_name == index for job in stored.jobs):
-            message = f"{index} is being built, but no command goes on with it. Searches use {document.current}."
-            action = f"To go on: syncer index rebuild {document.name}\nTo give it up: {give_up}"
-            yield Problem(message, action, "SyncerDocumentIncomplete", document.name)
+_OPEN = {
+    IndexFault.SHARDS_AWAY: "Wait if Elasticsearch was just started: it recovers them. "
+    "Else see: GET /_cluster/allocation/explain",
+    IndexFault.CLOSED: "Open it: POST /{}/_open. Its document then resumes by itself",
+}
 
 
-def _of_index(document: DocumentStatus, index: str, fault: IndexFault) -> Problem:
-    """The problem of an index that cannot be searched."""
-    is_current = document.roles[index] is Role.CURRENT
-    if fault is IndexFault.SHARDS_AWAY:
-        action = "Wait if Elasticsearch was just started: it recovers them. Else see: GET /_cluster/allocation/explain"
-    elif fault is IndexFault.CLOSED:
-        action = f"Open it: POST /{index}/_open. Its document then resumes by itself"
-    else:
-        action = "Run: syncer apply" if is_current else f"Give it up: syncer index abort {document.name}"
-    of = document.name if is_current else f"{document.name}, {document.roles[index]}"
-    return Problem(f"The index {index} (of {of}) {fault}.", action, "SyncerDocumentSuspended", document.name)
-
-
-def _incomplete(document: DocumentStatus, stored: Stored) -> Problem:
-    name, runbook = document.name, "SyncerDocumentIncomplete"
-    for job in stored.jobs:
-        if job.index_name == document.current and job.completes_load and not job.is_paused:
+def _of_index(index: str, document: DocumentStatus, fault: IndexFault | None, stored: Stored) -> Iterator[Problem]:
+    """The first problem of an index: it cannot be searched, is suspended, or is not loaded and nothing goes on."""
+    name, role, is_current = document.name, document.roles[index], index == document.current
+    suspended = document.suspended if is_current else document.troubles.get(index)
+    give_up = f"syncer index abort {name}"
+    jobs = [job for job in stored.jobs if job.index_name == index]
+    # A lost index is the cause: why the document is suspended adds nothing.
+    if fault is not None and (suspended is None or fault is not IndexFault.SHARDS_AWAY):
+        gone = "Run: syncer apply" if is_current else f"Give it up: {give_up}"
+        message = f"The index {index} (of {name}{'' if is_current else f', {role}'}) {fault}."
+        yield Problem(message, _OPEN.get(fault, gone).format(index), "SyncerDocumentSuspended", name)
+    elif suspended is not None:
+        what, _, hint = suspended.partition("\n")
+        message = f"{name if is_current else f'{index} ({role})'} is suspended: {what.rstrip('; .')}."
+        action = hint or "Fix it, then run: syncer apply"
+        action = action if is_current else f"{hint}\nTo give it up: {give_up}".strip()
+        yield Problem(message, action, "SyncerDocumentSuspended", name)
+    elif not is_current and not stored.is_rebuilt and not jobs:
+        message = f"{index} is being built, but no command goes on with it. Searches use {document.current}."
+        action = f"To go on: syncer index rebuild {name}\nTo give it up: {give_up}"
+        yield Problem(message, action, "SyncerDocumentIncomplete", name)
+    elif is_current and not document.is_loaded:
+        load = next((job for job in jobs if job.completes_load and not job.is_paused), None)
+        if load is None:
+            message = f"{name} is not loaded: documents may be missing or stale."
+            action = f"Run: syncer apply, or syncer backfill {name}"
+        else:
+            message = f"{name} is being loaded{_until(load)}."
             action = "Wait: until then some of its documents may be missing or stale."
-            return Problem(f"{name} is being loaded{_until(job)}.", action, runbook, name, is_passing=True)
-    action = f"Run: syncer apply, or syncer backfill {name}"
-    return Problem(f"{name} is not loaded: documents may be missing or stale.", action, runbook, name)
+        yield Problem(message, action, "SyncerDocumentIncomplete", name, is_passing=load is not None)
 
 
 def _until(job: Job) -> str:

@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import psycopg
-from elastic_transport import ConnectionTimeout, TransportError
+from elastic_transport import ConnectionTimeout
 from elasticsearch import Elasticsearch
 
 from syncer.base import migrations, postgres
@@ -59,8 +59,9 @@ _SCALARS = f"""
 SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
        jsonb_build_object(
            'captured', CASE WHEN o.is_called THEN o.last_value ELSE 0 END,
-           'published', coalesce((SELECT changes FROM {CURSOR} AS c), 0), 'handled', h.changes
+           'published', l.published, 'handled', h.changes
        ) AS totals,
+       greatest(0, l.published - h.changes) AS topic_waiting,
        (SELECT epoch FROM syncer.cluster_identity) AS epoch,
        extract(epoch FROM h.waiting_since)::float8 AS topic_since,
        w.outbox_waiting, w.outbox_since, r.outbox_bytes, r.outbox_segments,
@@ -78,6 +79,8 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
            AND (classid::bigint << 32 | objid::bigint) = {AdvisoryLock.REBUILD:d}
        ) AS is_rebuilt
 FROM syncer.outbox_id_seq AS o, syncer.handled AS h, (
+    SELECT coalesce((SELECT changes FROM {CURSOR} AS c), 0) AS published
+) AS l, (
     SELECT count(*) AS outbox_waiting, extract(epoch FROM min(u.changed_at))::float8 AS outbox_since
     FROM syncer.outbox AS u, (
         SELECT coalesce(max(snapshot::text), '1:1:')::pg_snapshot AS seen FROM {CURSOR} AS c WHERE {IS_VALID}
@@ -197,14 +200,16 @@ class Stored:
     """Postgres's answer. Times are Unix times by the database's clock.
 
     ``totals`` are numbers of changes: captured in the outbox, published (read by the leader), and handled.
-    ``topic_since`` is when the oldest change was made that was read and is not handled, ``outbox_since`` likewise for
-    those that the leader has not read; None if there is none. ``standby_seconds`` is for how long a commit of syncer's
-    has waited for a synchronous standby. ``is_rebuilt`` says whether a command is at work on a new index.
+    ``topic_waiting`` changes were read and are not handled, ``outbox_waiting`` were not read; ``topic_since`` and
+    ``outbox_since`` are when the oldest was made, None if there is none. ``standby_seconds`` is for how
+    long a commit of syncer's has waited for a synchronous standby. ``is_rebuilt`` says whether a command is at work on
+    a new index.
     """
 
     at: float
     totals: Mapping[str, int]
     epoch: int
+    topic_waiting: int
     topic_since: float | None
     outbox_waiting: int
     outbox_since: float | None
@@ -218,11 +223,6 @@ class Stored:
     documents: tuple[DocumentStatus, ...]
     verifications: tuple[Verification, ...]
     jobs: tuple[Job, ...]
-
-    @property
-    def topic_waiting(self) -> int:
-        """How many changes were read and are not handled."""
-        return max(0, self.totals["published"] - self.totals["handled"])
 
     @property
     def waiting(self) -> int:
@@ -344,7 +344,10 @@ class Reader:
             replace(
                 document,
                 lag_seconds=max(in_flight, 0.0 if (since := document.held_back_since) is None else at - since),
-                targets={index: held.counts.get(index) for index in document.roles},
+                targets={
+                    index: held.counts.get(index)
+                    for index in sorted(document.roles, key=document.current.__ne__)  # that one first
+                },
                 faults={index: held.faults[index] for index in document.roles if index in held.faults},
                 searched=held.searched.get(document.index),
             )
@@ -437,10 +440,9 @@ def describe(server: str, error: Exception) -> tuple[str, str]:
     name = server.title()
     if isinstance(error, TimeoutError | ConnectionTimeout):
         return f"{name} does not answer: it hangs, or is too busy", _HANGS
-    if isinstance(error, psycopg.OperationalError | TransportError):
-        for address in _ADDRESSES:
-            if found := address.search(f"{error} {getattr(error, 'message', '')}"):
-                return f"{name} is down: connection refused at {found['host']}:{found['port']}", _HINT
+    for address in _ADDRESSES:
+        if found := address.search(f"{error} {getattr(error, 'message', '')}"):
+            return f"{name} is down: connection refused at {found['host']}:{found['port']}", _HINT
     explained = explain(error)
     message = " ".join((explained.message if explained else repr(error)).split())
     return f"{name} is not usable: {message}", (explained and explained.hint) or _HINT
@@ -459,15 +461,10 @@ def ask_postgres(connection: Connection) -> Stored:
     return Stored(
         **facts["scalars"][0],
         daemons=_with_one_leader(msgspec.convert(facts["daemons"], tuple[Daemon, ...])),
-        documents=tuple(map(_current_first, msgspec.convert(facts["documents"], list[DocumentStatus]))),
+        documents=msgspec.convert(facts["documents"], tuple[DocumentStatus, ...]),
         verifications=msgspec.convert(facts["verifications"], tuple[Verification, ...]),
         jobs=tuple(unfinished(connection)),
     )
-
-
-def _current_first(document: DocumentStatus) -> DocumentStatus:
-    roles = sorted(document.roles.items(), key=lambda pair: pair[1] is not Role.CURRENT)
-    return replace(document, roles=dict(roles))
 
 
 def _with_one_leader(daemons: Sequence[Daemon]) -> tuple[Daemon, ...]:

@@ -76,6 +76,7 @@ STORED = Stored(
     at=100,
     totals={"captured": 10, "published": 10, "handled": 10},
     epoch=1,
+    topic_waiting=0,
     topic_since=None,
     outbox_waiting=0,
     outbox_since=None,

@@ -35,7 +35,8 @@ from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.health import HealthCheck
 from syncer.monitoring.status import Reader
 from syncer.monitoring.web.access import Access
-from syncer.monitoring.web.app import as_json, route
+from syncer.monitoring.web.app import App, as_json, route
+from syncer.monitoring.web.server import WebServer, listen
 from syncer.verify import explain
 from syncer.verify.wait import Waiter
 
@@ -54,6 +55,19 @@ _HIDDEN = "Shown only with the token."
 _Text = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
 _Seconds = Annotated[int, Field(ge=0, le=timeline.DAYS_KEPT * _DAY_SECONDS)]
 _Timeout = Annotated[int, Field(ge=0, le=_WAIT_MAX)]
+
+
+def page(settings: Settings, *, stop: Stop, reporter: Reporter) -> WebServer | None:
+    """Bind the port, and return the component that answers; None if there is no port for it.
+
+    Raises:
+        ConfigError: The port is not available, or the token's file cannot be read.
+    """
+    access = Access(host=settings.web.host, token=settings.web.secret())
+    listening = listen(settings.web)
+    if listening is None:
+        return None
+    return WebServer(listening, App(access, Api(settings, access, stop=stop, reporter=reporter).routes()))
 
 
 class Api:

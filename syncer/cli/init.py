@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from syncer.apply.scaffold import draft as drafting, table as tables
+from syncer.apply import scaffold
+from syncer.apply.scaffold.table import tables
 from syncer.base import log, postgres, settings
 from syncer.base.errors import SourceError, SyncerError
 from syncer.base.postgres import Connection
@@ -63,12 +64,12 @@ def init(
         raise UsageError("--table and --from-select cannot be combined. Run init once for each.")
     with postgres.connect(loaded.postgres, name="init") as connection:
         if from_select is not None:
-            draft = drafting.from_select(connection, folder, from_select, name, force=force)
+            draft = scaffold.from_select(connection, folder, from_select, name, force=force)
         elif table is not None:
-            draft = drafting.from_table(connection, folder, table, name, referring=referring or (), force=force)
+            draft = scaffold.from_table(connection, folder, table, name, referring=referring or (), force=force)
         else:
             raise _missing_table(connection)
-    for file in drafting.write(folder, draft):
+    for file in scaffold.write(folder, draft):
         render.say(out, f"wrote {file}")
     for remark in draft.remarks:
         render.say(out, f"  {remark}", style="dim")
@@ -76,7 +77,7 @@ def init(
 
 
 def _missing_table(connection: Connection) -> SyncerError | UsageError:
-    found = tables.tables(connection)
+    found = tables(connection)
     readable = ", ".join(name for name, may_read in found.items() if may_read)
     if readable:
         return UsageError(f"Missing option '--table'. Use one of: {readable}")

@@ -161,7 +161,9 @@ def _in_index(
         with at_work_for(document.name, document.revision):
             settled = settler.settle([id_])
     except DocumentError as error:
-        says, hint = f"Dead-lettered: {letter.error}." if letter else f"{error.message}.", error.hint
+        says, hint = f"{error.message}.", error.hint
+        if letter is not None and document.suspended is None:
+            says = f"Dead-lettered: {letter.error}."
     # If it is suspended, one side may be unreadable: a table is locked, or the index is gone.
     rows: dict[str, Row] | None = None
     copies: list[Copy] | None = None
@@ -172,7 +174,7 @@ def _in_index(
     row = rows.get(id_) if rows else None
     if settled is not None:
         drift = next(iter((*settled.drifts, *settled.busy)), None)
-        state, says, hint = _verdict(document, settled, drift, exists=row is not None)
+        state, says, hint = _verdict(document, settled, drift, exists=row is not None or bool(copies))
     else:
         are_read = rows is not None and copies is not None
         found = compare({} if row is None else {id_: row}, copies or (), values=values) if are_read else ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from syncer.base.errors import DefinitionError
+from syncer.indexing import dead_letters
+from syncer.indexing.dead_letters import Failure
 from syncer.verify.explain import InIndex, State, explain
 from tests.support.routing import put
 from tests.support.world import World
@@ -81,6 +83,10 @@ def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
     blog.sql("ALTER TABLE posts RENAME title TO heading")
     seen = explained(blog, "4")
     assert (seen.postgres.exists, seen.differences, len(seen.elasticsearch or ())) == (None, (), 1)
+    with blog.connect() as connection:
+        dead_letters.dead_letter(connection, blog.index_of(), 1, {"4": Failure(kind="any", error="because")})
+    seen = explained(blog, "4")
+    assert (seen.dead_letter is not None, "is suspended" in seen.says) == (True, True)
 
 
 def test_bad_input_is_explained(blog: World) -> None:

@@ -37,46 +37,27 @@ STOP_SECONDS = 25.0
 """How long components may take to end, for the case that a server hangs. Other daemons redo what was in hand."""
 
 
-def checked(settings: Settings, *, workers: bool = True) -> Settings:
-    """Check what must hold before a daemon starts; return the settings with the installation that they are for.
-
-    Raises:
-        SyncerError: The schema, Elasticsearch or the topic is not one to start with.
-        psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
-    """
+def _components(settings: Settings, *, relay: bool, workers: bool) -> dict[str, Component]:
+    """Check what must hold before a daemon starts, and return the components that it runs, by name."""
     with postgres.connect(settings.postgres, name="run") as connection:
         migrations.require_current(connection)
         settings = settings.of(registry.installation(connection))
-        if workers:
-            with client.connect(settings.elasticsearch) as elasticsearch:
-                if settings.kafka.is_used:
-                    index = Index(elasticsearch)
-                    lost_records.require_original(connection, settings.kafka, index)
+        index = Index(client.connect(settings.elasticsearch)) if workers else None
         if settings.kafka.is_used:
+            if index is not None:
+                lost_records.require_original(connection, settings.kafka, index)
             topic.ensure_topic(settings.kafka)
-    return settings
-
-
-def components(settings: Settings, *, relay: bool = True, workers: bool = True) -> dict[str, Component]:
-    """The components that this daemon runs, by name.
-
-    Raises:
-        IndexingError: Elasticsearch is not supported.
-        elasticsearch.ApiError, elasticsearch.TransportError: Elasticsearch does not answer.
-    """
     made: dict[str, Component] = {"watch": Watch(connect=partial(_connect, settings, "watch"))}
     if relay and settings.kafka.is_used:
         connect = partial(_connect, settings, "relay")
         made["relay"] = Relay(connect=connect, kafka=settings.kafka, settings=settings.relay)
-    if workers:
-        index = Index(client.connect(settings.elasticsearch))
+    if index is not None:
         traffic = LiveTraffic()
         if not settings.worker.threads:
             structlog.get_logger().warning("daemon.workers_left_out")
         # Without Kafka one worker reads; the threads that write are its own.
         threads = settings.worker.threads if settings.kafka.is_used else min(1, settings.worker.threads)
-        for number in range(1, threads + 1):
-            name = f"worker-{number}"
+        for name in (f"worker-{number}" for number in range(1, threads + 1)):
             made[name] = worker(settings, index, name=name, traffic=traffic)
         made["job_worker"] = job_worker(settings, index, name="job_worker", traffic=traffic)
     return made
@@ -129,13 +110,21 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
     """
     from syncer.monitoring.web import api  # noqa: PLC0415 - only the daemon serves HTTP
 
+    def prepare() -> dict[str, Component]:
+        try:
+            return _components(settings, relay=relay, workers=workers)
+        except Exception as error:
+            if is_refused(error):
+                raise explain(error) or error from error
+            raise
+
     reporter = Reporter(connect=lambda: _reporting(settings), stop=stop)
     page = api.page(settings, stop=stop, reporter=reporter)
     threads = _Threads(stop)
     beside: dict[str, Component] = {"report": reporter, **({"web": page} if page else {})}
     threads.start(beside)
     try:
-        made = _prepared(settings, stop, relay=relay, workers=workers)
+        made = retry(prepare, pause=stop.pause, component="daemon")
         structlog.get_logger().info("daemon.started", components=list(made), process=os.getpid())
         threads.start(made)
         reporter.components = [*beside, *made]
@@ -155,26 +144,6 @@ def _reporting(settings: Settings) -> Connection:
     connection = migrations.connected(settings.postgres, name="report")
     migrations.require_current(connection)
     return connection
-
-
-def _prepared(settings: Settings, stop: Stop, *, relay: bool, workers: bool) -> dict[str, Component]:
-    """Wait until the servers answer, check them, and return the components.
-
-    Raises:
-        Stopping: It was told to stop.
-        SyncerError, psycopg.Error, elasticsearch.ApiError, KafkaException: A server refuses syncer, or is not one to
-            start with.
-    """
-
-    def attempt() -> dict[str, Component]:
-        try:
-            return components(checked(settings, workers=workers), relay=relay, workers=workers)
-        except Exception as error:
-            if is_refused(error):
-                raise explain(error) or error from error
-            raise
-
-    return retry(attempt, pause=stop.pause, component="daemon")
 
 
 class _Threads:
@@ -197,11 +166,7 @@ class _Threads:
             thread.start()
 
     def end(self, reporter: Reporter) -> None:
-        """Wait until all have ended; then the daemon is no longer listed.
-
-        Raises:
-            BaseException: As `run`.
-        """
+        """Wait until all have ended; then the daemon is no longer listed. Raise an error as `run` does."""
         join(self._threads, seconds=STOP_SECONDS)
         hanging = [thread.name for thread in self._threads if thread.is_alive()]
         if not hanging:

@@ -5,7 +5,7 @@ to an index that is loaded. Every step may be interrupted and repeated.
 
     plan      desired against active definitions, and what the triggers of each table watch for all of them
     activate  indices, triggers, active revisions
-    reindex   each step of a new index beside the current one, up to the move of the alias; `cli.follow_jobs` runs
+    reindex   each step of a new index beside the current one, up to the move of the alias; `cli.load` runs
               them in their order: load, own settings, verify, wait for pending jobs, move the alias
     preview   what apply would do, with its problems and costs: `trial` writes a sample to a scratch index, `cost` runs
               the queries from changed rows to documents

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from syncer.apply import activate, plan
 from syncer.apply.activate import InitialLoad
 from syncer.apply.plan import PlannedChange, Step
-from syncer.base.errors import DefinitionError, JobError
+from syncer.base.errors import DefinitionError
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.documents import queries, registry, suspend
@@ -71,16 +71,6 @@ def settle(connection: Connection, indices: Indices, building: Document) -> None
 def pending(connection: Connection, building: Document) -> list[Job]:
     """Return the pending jobs, oldest first; until they are done, the index may lack changes committed before them."""
     return [job for job in unfinished(connection, building.index_name) if job.kind.is_pending]
-
-
-def require_not_paused(job: Job) -> None:
-    """Refuse to wait for a paused job."""
-    if job.is_paused:
-        raise JobError(
-            f"{job.index_name} is not searched before job {job.id} ({job.reason}) is done, which is paused",
-            hint=f"Searches still use the current index. Run: syncer jobs resume {job.id}; "
-            "then, to go on, the same command again.",
-        )
 
 
 def serve(connection: Connection, indices: Indices, building: Document) -> Document:

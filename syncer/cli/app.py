@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -24,46 +24,30 @@ import typer
 from syncer import daemon
 from syncer.base import log, migrations, postgres, settings
 from syncer.base.error_policy import explain
-from syncer.base.errors import HangingError
+from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.cli import (
-    apply,
-    ask,
-    backfill,
-    dead_letters,
-    explain as explain_command,
-    init,
-    jobs,
-    locks,
-    parameters,
-    reference,
-    render,
-    sandbox,
-    status,
-    verify,
-)
-from syncer.cli.parameters import Part, UsageError, flag
+from syncer.cli import apply, init, jobs, load, locks, render, sandbox, status, verify
+from syncer.cli.context import NoKafka, UsageError, flag
+from syncer.cli.render import say
 
-EXIT_CODES = {
-    0: "success: done, equal, healthy",
-    1: "an error, or a negative result, such as drift or a problem",
-    2: "usage error: an option or argument is wrong or missing",
-    3: "undecided: `verify` could not tell whether differences are drift",
-    130: "interrupted",
-}
 _EXIT_SECONDS = 5.0
 """How long the process may take to exit once its components have stopped."""
 
 app = typer.Typer(
     help="Keep Elasticsearch documents equal to a SELECT in Postgres.",
-    epilog=f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
+    epilog="Exit codes: 0 success; 1 an error, drift or a problem; 2 a usage error; 3 `verify` is undecided.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # paragraphs flow as wide as the terminal
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = render.console(sys.stdout)
-err = render.console(sys.stderr)
+
+
+class Part(StrEnum):
+    """A part of the daemon that can run alone."""
+
+    RELAY = "relay"
+    WORKERS = "workers"
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,13 +59,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     *,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FOLDER", help="Config folder [default: SYNCER_CONFIG or config]."),
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Config folder [default: SYNCER_CONFIG or config].")] = None,
     debug: Annotated[bool, flag("--debug", text="Show tracebacks of errors.")] = False,
     version: Annotated[  # noqa: ARG001 - it acts as soon as it is read
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, metavar="", help="Show the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     if any("\ud800" <= character <= "\udfff" for argument in sys.argv for character in argument):
@@ -107,14 +88,14 @@ def main() -> None:
     except Exception as error:
         explained = explain(error)
         if log.is_json() and not _Debug.is_on:
-            message = explained.message if explained else repr(error)
-            hint = {"hint": explained.hint} if explained and explained.hint else {}
+            shown = explained or SyncerError(repr(error))
             # A traceback helps with unexpected errors only.
-            structlog.get_logger().error("daemon.failed", error=message, exc_info=None if explained else error, **hint)
+            cause = None if explained else error
+            structlog.get_logger().error("daemon.failed", error=shown.message, hint=shown.hint, exc_info=cause)
         elif explained is None or _Debug.is_on:
             raise
         else:
-            render.show_error(err, explained)
+            render.show_error(explained)
         if isinstance(error, HangingError):
             os._exit(1)  # an ordinary exit waits for the threads that do not end
         sys.exit(1)
@@ -125,15 +106,12 @@ def migrate() -> None:
     with postgres.connect(settings.load().postgres, name="migrate") as connection:
         applied = migrations.migrate(connection)
     for name in applied:
-        render.say(out, f"applied {name}")
+        say(f"applied {name}")
     if not applied:
-        render.say(out, "The syncer schema is current.")
+        say("The syncer schema is current.")
 
 
-def run(
-    *,
-    only: Annotated[Part | None, typer.Option("--only", metavar="|".join(Part), help="Only this part.")] = None,
-) -> None:
+def run(*, only: Annotated[Part | None, typer.Option(help="Only this part.")] = None) -> None:
     """Run the daemon.
 
     If a server does not answer at the start, waits for it.
@@ -169,52 +147,40 @@ def _stop_on_signals(stop: Stop) -> None:
 
 
 def demo(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MODEL", help="Show these models of the guide instead; see --list."),
-    ] = None,
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Models of the guide, instead.")] = None,
     *,
     as_list: Annotated[bool, flag("--list", text="List the models and what each is for.")] = False,
     keep: Annotated[bool, flag("--keep", text="Leave everything running.")] = False,
-    no_kafka: parameters.NoKafka = False,
+    no_kafka: NoKafka = False,
 ) -> None:
     """Demonstrate syncer with a blog and a renamed author."""
     from syncer.demo import list_models, play  # noqa: PLC0415 - its packages are an extra
 
     if as_list:
-        list_models(out)
-    elif not play(out, models or [], keep=keep, with_kafka=not no_kafka):
+        list_models(render.out)
+    elif not play(render.out, models or [], keep=keep, with_kafka=not no_kafka):
         raise typer.Exit(1)
 
 
 # In the order in which a newcomer needs them, each with examples.
-_PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
-    "Set up": (
-        (init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
-        (migrate, "`syncer migrate`"),
-        (apply.plan, "`syncer plan`, `syncer plan blogpost --json`"),
-        (apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
-    ),
-    "Operate": (
-        (run, "`syncer run`, `syncer run --only relay`"),
-        (status.status, "`syncer status --json`, `syncer status --watch`"),
-        (ask.events, "`syncer events`, `syncer events --since 7d --json`"),
-        (ask.doctor, "`syncer doctor`, `syncer doctor --json`"),
-        (ask.wait, "`syncer wait TOKEN --timeout 10`"),
-    ),
-    "Repair": (
-        (verify.verify, "`syncer verify`, `syncer verify blogpost --values`, `syncer verify --repair`"),
-        (explain_command.explain, "`syncer explain blogpost 7 --values`"),
-        (backfill.backfill, "`syncer backfill blogpost`, `syncer backfill blogpost --ids -`"),
-    ),
-    "Try": ((demo, "`syncer demo --keep`, `syncer demo --no-kafka`, `syncer demo --list`"),),
-}
-for panel, commands in _PANELS.items():
-    for command, examples in commands:
-        app.command(epilog=f"Examples: {examples}", rich_help_panel=panel)(command)
+for panel, command, examples in (
+    ("Set up", init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
+    ("Set up", migrate, "`syncer migrate`"),
+    ("Set up", apply.plan, "`syncer plan`, `syncer plan blogpost --json`"),
+    ("Set up", apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
+    ("Operate", run, "`syncer run`, `syncer run --only relay`"),
+    ("Operate", status.status, "`syncer status`, `syncer status --json`"),
+    ("Operate", status.events, "`syncer events`, `syncer events --since 7d --json`"),
+    ("Operate", status.doctor, "`syncer doctor`, `syncer doctor --json`"),
+    ("Operate", status.wait, "`syncer wait TOKEN --timeout 10`"),
+    ("Repair", verify.verify, "`syncer verify`, `syncer verify blogpost --values`, `syncer verify --repair`"),
+    ("Repair", verify.explain, "`syncer explain blogpost 7 --values`"),
+    ("Repair", load.backfill, "`syncer backfill blogpost`, `syncer backfill blogpost --ids -`"),
+    ("Try", demo, "`syncer demo --keep`, `syncer demo --no-kafka`, `syncer demo --list`"),
+):
+    app.command(epilog=f"Examples: {examples}", rich_help_panel=panel)(command)
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Operate")
-app.add_typer(backfill.app, name="index", rich_help_panel="Repair")
-app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Repair")
+app.add_typer(load.index_app, name="index", rich_help_panel="Repair")
+app.add_typer(load.letters_app, name="dead-letters", rich_help_panel="Repair")
 app.add_typer(locks.app, name="locks", rich_help_panel="Repair")
 app.add_typer(sandbox.app, name="sandbox", rich_help_panel="Try")
-app.command(hidden=True)(reference.reference)

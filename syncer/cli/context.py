@@ -1,10 +1,14 @@
-"""The servers and settings of a command, opened once."""
+"""What commands have in common: options, the question before a destructive step, settings, and servers."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
 
 from syncer import daemon
 from syncer.base import log, migrations, postgres, settings
@@ -17,6 +21,39 @@ from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from syncer.worker.job_loop import JobWorker
+
+
+def flag(*names: str, text: str) -> Any:
+    """An option that takes no value; the help shows none."""
+    return typer.Option(*names, help=text, metavar="")
+
+
+DocumentName = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Document name.")]
+AnyDocument = Annotated[str | None, typer.Argument(metavar="DOCUMENT", help="Document name (default: all).")]
+NoKafka = Annotated[bool, flag("--no-kafka", text="Do without Kafka: one daemon at a time handles changes.")]
+AsJson = Annotated[bool, flag("--json", text="Print JSON; docs/json.md has its fields.")]
+Yes = Annotated[bool, flag("--yes", "-y", text="Do not ask for confirmation.")]
+Values = Annotated[bool, flag("--values", text="Show values that differ, which may be sensitive.")]
+DespiteDeadLettered = Annotated[
+    bool, flag("--despite-dead-lettered", text="Go on even if documents cannot be written.")
+]
+
+
+class UsageError(typer.BadParameter):
+    """The command line contradicts itself, or lacks something. Exit code 2, as for an unknown option."""
+
+    def format_message(self) -> str:
+        """Return the message alone: no single parameter is at fault."""
+        return self.message
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before a destructive step, unless the command was called with --yes; an answer other than yes ends it."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("Confirmation required, but standard input is not a terminal. Add --yes.")
+    typer.confirm(question, abort=True, err=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +71,7 @@ class Parts:
         return postgres.connect(self.settings.postgres, name=self.name)
 
     def document(self, name: str) -> Document:
-        """The definition with this name, of the index that searches find.
-
-        Raises:
-            DefinitionError: There is none.
-        """
+        """The definition with this name, of the index that searches find."""
         return registry.named(self.connection, name)[0]
 
     def active(self, document: Document) -> Document | None:
@@ -51,18 +84,28 @@ class Parts:
         return daemon.job_worker(self.settings, self.index, name=self.name)
 
 
-@contextmanager
-def open_parts(name: str, *, is_migrated: bool = True) -> Iterator[Parts]:
-    """Read the settings and connect to the servers; in the end, write the timeline of the command.
-
-    Unless ``is_migrated``, it does without the syncer schema.
-
-    Raises:
-        SyncerError: A setting is wrong, or the syncer schema is not current.
-        psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
-    """
+def load_settings() -> Settings:
+    """Read the settings, and log as a command does."""
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
+    return loaded
+
+
+@contextmanager
+def open_postgres(name: str) -> Iterator[Connection]:
+    """Connect to Postgres alone; the syncer schema must be current."""
+    with closing(postgres.connect(load_settings().postgres, name=name)) as connection:
+        migrations.require_current(connection)
+        yield connection
+
+
+@contextmanager
+def open_parts(name: str, *, is_migrated: bool = True) -> Iterator[Parts]:
+    """Connect to the servers; in the end, write the timeline of the command.
+
+    The syncer schema must be current, if ``is_migrated``; otherwise it need not exist.
+    """
+    loaded = load_settings()
     with closing(postgres.connect(loaded.postgres, name=name)) as connection:
         if is_migrated:
             migrations.require_current(connection)

@@ -1,27 +1,28 @@
-"""The commands ``syncer jobs …``: list and control background jobs; and how a job is shown everywhere."""
+"""The commands ``syncer jobs …``: list and control background jobs; and how a job is shown and followed everywhere."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from syncer.apply import reindex
-from syncer.base import migrations, postgres, settings
+from syncer.base.errors import JobError
 from syncer.base.formatting import elapsed
-from syncer.base.postgres import Connection
-from syncer.cli import parameters, render
-from syncer.cli.render import Part, counted, say
+from syncer.cli import render
+from syncer.cli.context import AsJson, Parts, Yes, confirm, open_postgres
+from syncer.cli.render import Part, Show, say, show_table
+from syncer.documents import suspend
+from syncer.documents.registry import Document
 from syncer.jobs import chunks, model, queue
-from syncer.jobs.model import Job, JobKind, JobState
+from syncer.jobs.model import Job, JobState
+from syncer.worker import job_loop
 
 app = typer.Typer(help="List and control background jobs.", no_args_is_help=True)
 
 _FINISHED_SHOWN_MAX = 10
-_SLOW = 10  # documents per second; slower rates are shown with a decimal
+_STATES = {JobState.NEW: "has not begun", JobState.CLEANING_UP: "finding documents that only Elasticsearch has"}
 _STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
 JobId = Annotated[int, typer.Argument(metavar="ID", min=1, help="Job id, as shown by `syncer jobs list`.")]
 
@@ -30,39 +31,44 @@ JobId = Annotated[int, typer.Argument(metavar="ID", min=1, help="Job id, as show
 def list_(
     job_id: Annotated[int | None, typer.Argument(metavar="ID", min=1, help="Only this job.")] = None,
     *,
-    as_json: parameters.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List unfinished and recently finished jobs, or one."""
-    with _connect() as connection:
+    """List unfinished jobs and the last ten that finished, or one. --json lists all that are kept."""
+    with open_postgres("jobs") as connection:
         job_workers = chunks.job_workers_alive(connection)
-        jobs = model.recent(connection) if job_id is None else [model.find(connection, job_id)]
+        finished_max = None if as_json else _FINISHED_SHOWN_MAX
+        jobs = [model.find(connection, job_id)] if job_id else model.recent(connection, finished_max=finished_max)
     if as_json:
         render.print_json(jobs)
-    else:
-        _show(render.console(sys.stdout), jobs, job_workers=job_workers)
+        return
+    if not jobs:
+        say("There are no jobs.")
+        return
+    columns = ("id", "kind", "document", "state", "done", "pace", "started (UTC)", "result")
+    show_table(columns, [_cells(job) for job in jobs])
+    if not (job_workers or all(job.state.is_finished for job in jobs)):
+        say("No job worker is alive to continue them. Run: syncer run", style="yellow")
 
 
 @app.command()
 def pause(job_id: JobId) -> None:
     """Pause a job after the chunks in progress."""
-    with _connect() as connection:
-        paused = queue.pause(connection, job_id)
-    typer.echo(f"Job {paused.id} is paused. Resume it with: syncer jobs resume {paused.id}")
+    with open_postgres("jobs") as connection:
+        queue.pause(connection, job_id)
+    say(f"Job {job_id} is paused. Resume it with: syncer jobs resume {job_id}")
 
 
 @app.command()
 def resume(job_id: JobId) -> None:
     """Resume a paused job."""
-    with _connect() as connection:
+    with open_postgres("jobs") as connection:
         resumed, job_workers = queue.resume(connection, job_id), chunks.job_workers_alive(connection)
-    if reason := hindrance(resumed):
-        typer.echo(f"Job {resumed.id} is resumed, and {reason}.")
-    else:
-        typer.echo(f"Job {resumed.id} continues{'' if job_workers else ' once `syncer run` is running'}.")
+    reason = hindrance(resumed) or ("" if job_workers else "continues once `syncer run` is running")
+    say(f"Job {job_id} {reason or 'continues'}.")
 
 
 @app.command()
-def cancel(job_id: JobId, *, yes: parameters.Yes = False) -> None:
+def cancel(job_id: JobId, *, yes: Yes = False) -> None:
     """Cancel a job.
 
     Documents already written stay. Cancelling a backfill, whole or partial, leaves the other
@@ -70,72 +76,46 @@ def cancel(job_id: JobId, *, yes: parameters.Yes = False) -> None:
     stale: the document counts as not loaded until `syncer apply` or `syncer backfill` has
     written all of it.
     """
-    with _connect() as connection:
+    with open_postgres("jobs") as connection:
         found = model.find(connection, job_id)
-        parameters.confirm(f"Cancel job {job_id}, a {found.kind} of {found.document}?", yes=yes)
+        confirm(f"Cancel job {job_id}, a {found.kind} of {found.document}?", yes=yes)
         cancelled = queue.cancel(connection, job_id)
         hint = reindex.hint_after(connection, cancelled)
     left = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were not"
-    typer.echo(f"Job {cancelled.id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
-    typer.echo(f"The other documents {'may be missing or stale' if cancelled.kind.is_pending else 'are unchanged'}.")
+    say(f"Job {job_id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
+    say(f"The other documents {'may be missing or stale' if cancelled.kind.is_pending else 'are unchanged'}.")
     if hint:
-        typer.echo(hint)
+        say(hint)
 
 
-def _connect() -> Connection:
-    connection = postgres.connect(settings.load().postgres, name="jobs")
-    migrations.require_current(connection)
-    return connection
-
-
-# What is shown
-
-
-def _show(console: Console, jobs: Sequence[Job], *, job_workers: int) -> None:
-    """Print unfinished jobs, and the last finished ones."""
-    if not jobs:
-        say(console, "There are no jobs.")
-        return
-    unfinished = [job for job in jobs if not job.state.is_finished]
-    finished = [job for job in jobs if job.state.is_finished]
-    columns = ("id", "kind", "document", "state", "done", "pace", "started (UTC)", "result")
-    rows = [_cells(job) for job in unfinished + finished[:_FINISHED_SHOWN_MAX]]
-    console.print(render.table(columns, rows))
-    if len(finished) > _FINISHED_SHOWN_MAX:
-        say(console, f"… and {len(finished) - _FINISHED_SHOWN_MAX:,} more, finished; --json lists them all")
-    if unfinished and not job_workers:
-        say(console, "No job worker is alive to continue them. Run: syncer run", style="yellow")
-
-
-def _cells(job: Job) -> list[Part]:
+def _cells(job: Job) -> Sequence[Part]:
     started = "" if job.started_at is None else f"{job.started_at:%Y-%m-%d %H:%M}"
-    state: Part = (job.state.value, _STYLES.get(job.state, ""))
-    if not job.state.is_finished and hindrance(job):
-        state = ("paused", "yellow") if job.is_paused else ("suspended", "red")
+    state = (job.state.value, _STYLES.get(job.state, ""))
     outcome = (job.error or "").partition("\n")[0] or (result(job) if job.state.is_finished else "")
-    speed = "" if job.state.is_finished else pace(job)
-    return [str(job.id), job.reason, job.document, state, done(job), speed, started, outcome]
+    return str(job.id), job.reason, job.document, state, done(job), pace(job), started, outcome
+
+
+# How a job is shown and followed everywhere
 
 
 def done(job: Job) -> str:
     """How many documents of a job are done."""
-    if not job.documents_total or job.documents_total == job.documents_done:
-        return f"{job.documents_done:,} of {counted(job.documents_total)}"
-    return f"{job.documents_done:,} of {job.documents_total:,} ({100 * job.documents_done // job.documents_total}%)"
+    if job.documents_total is None:
+        return f"{job.documents_done:,} of ?"
+    percent = f" ({100 * job.documents_done // job.documents_total}%)" if job.documents_left else ""
+    return f"{job.documents_done:,} of {job.documents_total:,}{percent}"
 
 
 def pace(job: Job) -> str:
-    """The speed of a job and the time left; or what it waits for."""
+    """The speed of an unfinished job and the time left; or what it waits for."""
+    if job.state.is_finished:
+        return ""
     if reason := hindrance(job):
         return reason
-    if job.state is JobState.NEW:
-        return "has not begun"
-    if job.documents_left == 0:
-        return "finding documents that only Elasticsearch has" if job.state is JobState.CLEANING_UP else "finishing"
-    if job.documents_per_second is None:
-        return ""
+    if job.documents_per_second is None or job.documents_left == 0:
+        return _STATES.get(job.state, "")
     left = "" if job.eta_seconds is None else f", {elapsed(job.eta_seconds)} left"
-    return f"{rate(job.documents_per_second)} documents/s{left}"
+    return f"{job.documents_per_second:,.1f} documents/s{left}"
 
 
 def hindrance(job: Job) -> str:
@@ -145,21 +125,28 @@ def hindrance(job: Job) -> str:
     return "waits: the document is suspended" if job.is_suspended else ""
 
 
-def rate(documents_per_second: float) -> str:
-    """A rate, with a decimal if it is low."""
-    decimals = 1 if 0 < documents_per_second < _SLOW else 0
-    return f"{documents_per_second:,.{decimals}f}"
-
-
 def result(job: Job) -> str:
     """What became of a job's documents."""
     written = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already newer"
     return f"{written}, {job.dead_lettered:,} dead-lettered"
 
 
-def show_left(console: Console, job: Job) -> None:
-    """Print how to find a job again after Ctrl-C; the command that created a job of given ids would create another."""
-    is_of_ids = job.kind is JobKind.PARTIAL
-    again = f"To see its progress: syncer jobs list {job.id}" if is_of_ids else "To follow it again: the same command"
-    say(console, f"\nJob {job.id} continues wherever `syncer run` runs.")
-    say(console, f"{again}; to end it: syncer jobs cancel {job.id}")
+def follow(parts: Parts, document: Document, job_id: int, show: Show) -> Job:
+    """Follow a job to its end, show its progress, and return it; raise an error unless it was done."""
+
+    def show_progress(job: Job) -> None:
+        show(", ".join(filter(None, (done(job), pace(job)))))
+
+    try:
+        job = job_loop.follow(job_id, connect=parts.connect, job_worker=parts.job_worker, progress=show_progress)
+    except KeyboardInterrupt:
+        say(f"\nJob {job_id} continues wherever `syncer run` runs.", to=render.err)
+        say(f"To see its progress: syncer jobs list {job_id}; to end it: syncer jobs cancel {job_id}", to=render.err)
+        raise
+    if job.state is JobState.DONE:
+        return job
+    if (active := parts.active(document)) is not None:
+        suspend.require_active(active)
+    what, _, hint = (job.error or "").partition("\n")
+    ended = "was cancelled" if job.state is JobState.CANCELLED else "failed"
+    raise JobError(f"Job {job_id} {ended}: {what}", hint=hint)

@@ -5,16 +5,17 @@ They need no server but Elasticsearch: see `syncer.locks`.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from elasticsearch import Elasticsearch
 
-from syncer.base import log, settings
 from syncer.base.errors import LockError
-from syncer.cli import parameters, render
+from syncer.cli import render
+from syncer.cli.context import AsJson, Yes, confirm, load_settings
+from syncer.cli.render import say, show_table
 from syncer.elasticsearch import client as elastic
 from syncer.locks import Locks
 from syncer.locks.table import INDEX, Holder, Table, readable
@@ -22,10 +23,11 @@ from syncer.locks.table import INDEX, Holder, Table, readable
 _SHORT_ID = 8
 
 app = typer.Typer(help="List and break locks made of Elasticsearch documents.", no_args_is_help=True)
+Index = Annotated[str, typer.Option(help="The index that contains the locks.")]
 
 
 @app.command("list")
-def list_(*, index: parameters.Index = INDEX, as_json: parameters.AsJson = False) -> None:
+def list_(*, index: Index = INDEX, as_json: AsJson = False) -> None:
     """List locks and their holders."""
     table = Table.find(_connect(), index)
     holders = [*table.holders().values()] if table else []
@@ -36,37 +38,25 @@ def list_(*, index: parameters.Index = INDEX, as_json: parameters.AsJson = False
         ]
         render.print_json({"locks": listed, "holders": [asdict(holder) for holder in holders]})
         return
-    console = render.console(sys.stdout)
     if not holders:
-        render.say(console, "No locks are held." if table else f"No lock was ever taken: there is no index {index}.")
-        return
-    shown = [
-        (readable(lock), mode, _time(holder.since), holder.owner, holder.id[:_SHORT_ID]) for lock, mode, holder in locks
-    ]
-    console.print(render.table(("lock", "mode", "since", "owner", "holder"), sorted(shown)))
-    rows = [
-        (
-            holder.id[:_SHORT_ID],
-            holder.owner,
-            f"{holder.host}:{holder.process}",
-            f"{holder.lease_seconds:g} s",
-            _time(holder.renewed),
-            "documents" if holder.undo else "",
-        )
-        for holder in holders
-    ]
-    render.say(console)
-    console.print(render.table(("holder", "owner", "where", "lease", "renewed", "changing"), rows))
+        say("No locks are held." if table else f"No lock was ever taken: there is no index {index}.")
+    shown = [(readable(lock), mode, _time(each.since), each.owner, each.id[:_SHORT_ID]) for lock, mode, each in locks]
+    show_table(("lock", "mode", "since", "owner", "holder"), sorted(shown))
+    show_table(("holder", "owner", "where", "lease", "renewed", "changing"), [_cells(holder) for holder in holders])
+
+
+def _cells(holder: Holder) -> Sequence[str]:
+    where, lease = f"{holder.host}:{holder.process}", f"{holder.lease_seconds:g} s"
+    changing = "documents" if holder.undo else ""
+    return holder.id[:_SHORT_ID], holder.owner, where, lease, _time(holder.renewed), changing
 
 
 @app.command("break")
 def break_(
-    holder: Annotated[
-        str, typer.Argument(metavar="HOLDER", help="Holder id or owner, as shown by `syncer locks list`.")
-    ],
+    holder: Annotated[str, typer.Argument(metavar="HOLDER", help="Id or owner, as in `syncer locks list`.")],
     *,
-    index: parameters.Index = INDEX,
-    yes: parameters.Yes = False,
+    index: Index = INDEX,
+    yes: Yes = False,
 ) -> None:
     """Break all locks of a holder.
 
@@ -78,22 +68,17 @@ def break_(
         raise LockError(f"There is no index {index}", hint="Use --index to name another index.")
     found = _choose([*table.holders().values()], holder)
     name = f"{found.owner} ({found.id[:_SHORT_ID]})"
-    if not yes:
-        change = "its unfinished change will be rolled back" if found.undo else "it has no unfinished change"
-        typer.echo(
-            f"{name}, process {found.process} on {found.host}, holds {len(found.locks)} locks; {change}.\n"
-            f"It last renewed its lease at {_time(found.renewed)}, by its own clock."
-        )
-    parameters.confirm("Break all its locks?", yes=yes)
+    change = "its unfinished change will be rolled back" if found.undo else "it has no unfinished change"
+    say(f"{name}, process {found.process} on {found.host}, holds {len(found.locks)} locks; {change}.")
+    say(f"It last renewed its lease at {_time(found.renewed)}, by its own clock.")
+    confirm("Break all its locks?", yes=yes)
     if not Locks(client, owner="syncer locks break", index=index).break_holder(found.id):
         raise LockError(f"{name} has just renewed its lease, or another process breaks its locks", hint="Try again.")
-    typer.echo(f"{name}: its locks are broken.")
+    say(f"{name}: its locks are broken.")
 
 
 def _connect() -> Elasticsearch:
-    loaded = settings.load()
-    log.configure(loaded.log, is_command=True)
-    return elastic.connect(loaded.elasticsearch)
+    return elastic.connect(load_settings().elasticsearch)
 
 
 def _choose(holders: list[Holder], name: str) -> Holder:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from syncer.cli import parameters, render
+from syncer.cli import render
+from syncer.cli.context import AsJson, NoKafka
+from syncer.cli.render import say
 
 app = typer.Typer(help="Run a local Postgres, Kafka and Elasticsearch.", no_args_is_help=True)
-err = render.console(sys.stderr)
 
-Folder = Annotated[
-    Path | None,
-    typer.Option("--folder", metavar="FOLDER", help="The sandbox's folder; each folder is a separate sandbox."),
-]
+Folder = Annotated[Path | None, typer.Option(help="The sandbox's folder; each folder is a separate sandbox.")]
 
 
 def _version(known: str, default: str) -> Any:
-    return typer.Option(metavar="VERSION", help=f"{known}; by default what the folder has, or {default}.")
+    return typer.Option(help=f"{known}; by default what the folder has, or {default}.")
 
 
 @app.command("start")
@@ -31,8 +28,8 @@ def start(
     postgres: Annotated[str | None, _version("14 to 18", "18")] = None,
     kafka: Annotated[str | None, _version("3.9, 4.1 or 4.4", "4.1")] = None,
     elasticsearch: Annotated[str | None, _version("8 or 9", "8")] = None,
-    no_kafka: parameters.NoKafka = False,
-    as_json: parameters.AsJson = False,
+    no_kafka: NoKafka = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start the servers and print their settings.
 
@@ -41,14 +38,11 @@ def start(
     from syncer.sandbox import Sandbox, Versions  # noqa: PLC0415 - its packages are an extra
 
     versions = Versions(postgres=postgres, kafka=kafka, elasticsearch=elasticsearch)
-    sandbox = Sandbox(folder, versions=versions, console=err)
+    sandbox = Sandbox(folder, versions=versions, console=render.err)
     environment = sandbox.start(with_kafka=not no_kafka).environment()
-    render.say(err, f"psql: {sandbox.postgres.bin_folder / 'psql'}")
-    if as_json:
-        typer.echo(json.dumps(environment))
-    else:
-        for name, value in environment.items():
-            typer.echo(f"export {name}={value}")
+    say(f"psql: {sandbox.postgres.bin_folder / 'psql'}", to=render.err)
+    exports = "\n".join(f"export {name}={value}" for name, value in environment.items())
+    typer.echo(json.dumps(environment) if as_json else exports)
 
 
 @app.command("stop")
@@ -56,10 +50,8 @@ def stop(*, folder: Folder = None) -> None:
     """Stop the servers and keep their data."""
     from syncer.sandbox import Sandbox  # noqa: PLC0415 - its packages are an extra
 
-    sandbox = Sandbox(folder, console=err)
+    sandbox = Sandbox(folder, console=render.err)
     running = [server.name for server in sandbox.servers if server.is_running()]
     sandbox.stop()
-    if running:
-        render.say(err, f"Stopped {', '.join(running)}; the data stays in {sandbox.folder}")
-    else:
-        render.say(err, f"No server is running in {sandbox.folder}")
+    result = f"Stopped {', '.join(running)}; the data stays in" if running else "No server is running in"
+    say(f"{result} {sandbox.folder}", to=render.err)

@@ -1,146 +1,111 @@
-"""The command ``syncer status``: show the status, once or live. It needs no daemon."""
+"""The commands that ask how the deployment is: ``status``, ``events``, ``doctor`` and ``wait``. None needs a daemon."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
-from syncer.base import log, settings
+from syncer.base import timeline
 from syncer.base.formatting import amount, elapsed
-from syncer.cli import jobs, parameters, render
-from syncer.cli.parameters import UsageError, flag
-from syncer.cli.render import Part, table
-from syncer.monitoring import problems
+from syncer.cli import jobs, render
+from syncer.cli.context import AsJson, flag, load_settings, open_postgres
+from syncer.cli.render import TIME, Part, say, show_table
+from syncer.monitoring import doctor as checks, problems
 from syncer.monitoring.daemons import Daemon
+from syncer.monitoring.doctor import Finding, How, Severity
 from syncer.monitoring.problems import Urgency
-from syncer.monitoring.status import POSTGRES, DocumentStatus, Reader, Status
+from syncer.monitoring.status import DocumentStatus, Reader, Status, Stored
+from syncer.verify.wait import TIMEOUT_SECONDS, Waited, Waiter
 
+_ASKING = "asking Postgres, Kafka and Elasticsearch"
 _STYLES = {Urgency.WELL: "green", Urgency.BUSY: "yellow", Urgency.BAD: "red"}
 _SOON_SECONDS = 0.1
-_WATCH_SECONDS = 1.0
+_LEVELS = {"warning": "yellow", "error": "red"}
+_PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MARKS = {
+    Severity.WRONG: ("✘", "bold red"),
+    Severity.CONSIDER: ("!", "bold yellow"),
+    Severity.UNSEEN: ("?", "cyan"),
+    Severity.WELL: ("✔", "green"),
+}
+_PLACES = {How.SQL: "in psql:", How.SHELL: "in a shell:", How.REQUEST: "in the console of Kibana, or by curl:"}
 
 
-def status(
-    *,
-    watch: Annotated[bool, flag("--watch", "-w", text="Show it live until you press Ctrl-C.")] = False,
-    as_json: parameters.AsJson = False,
-) -> None:
+def status(*, as_json: AsJson = False) -> None:
     """Show health, lag, throughput, documents, jobs and daemons.
 
     Asks the servers directly; no daemon has to run. If a server does not answer within two
     seconds, shows the figures of the others. Exit code 0 only if everything is healthy.
+    To follow it: `watch syncer status`.
     """
-    if watch and as_json:
-        raise UsageError("--watch and --json cannot be combined.")
-    console = render.console(sys.stdout)
-    if watch and not console.is_terminal:
-        raise UsageError("--watch needs a terminal. Omit it to show the status once.")
-    loaded = settings.load()
-    log.configure(loaded.log, is_command=True)
-    reader = Reader(loaded)
-    if watch:
-        _watch(reader, console)
-        return
-    with render.asking():
+    reader = Reader(load_settings())
+    with render.progress(_ASKING):
         read = reader.read()
     reader.close()
     if as_json:
         render.print_json(problems.as_json(read))
     else:
-        console.print(_shown(read), soft_wrap=not sys.stdout.isatty())
+        _show_problems(read)
+        if read.stored is not None:
+            _show_figures(read, read.stored)
     if problems.problems(read):
         raise typer.Exit(1)
 
 
-def _watch(reader: Reader, console: Console) -> None:
-    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(_shown(reader.read()), refresh=True)
-            time.sleep(_WATCH_SECONDS)
-
-
-def _shown(read: Status) -> Group:
-    """The status, section by section; empty sections are left out, and those of a Postgres that never answered."""
-    shown: list[RenderableType] = [Text("\n").join(_headline(read))]
-    for section in _sections(read):
-        shown += [Text(""), section]
-    return Group(*shown)
-
-
-def _headline(read: Status) -> Iterator[Text]:
+def _show_problems(read: Status) -> None:
     found = problems.problems(read)
-    yield Text(problems.headline(read), style=f"bold {_STYLES[problems.urgency(read)]}")
+    say(problems.headline(read), style=f"bold {_STYLES[problems.urgency(read)]}")
     for problem in found:
         indent = ""
         if len(found) > 1:
-            yield Text(problem.message, style="yellow" if problem.is_passing else "red")
+            say(problem.message, style="yellow" if problem.is_passing else "red")
             indent = "  "
         where = problem.detail if problem.runbook == "SyncerComponentTroubled" else ""
         for line in [*problem.action.splitlines(), *where.splitlines()]:
-            yield Text(f"{indent}{line}", style="dim")
+            say(f"{indent}{line}", style="dim")
 
 
-def _sections(read: Status) -> Iterator[RenderableType]:
-    stored = read.stored
-    if stored is None:
-        return
-    yield _flow(read)
-    if read.documents:
-        headings = ("document", "loaded", "lag", "dead letters", "index", "role", "documents")
-        yield table(headings, map(_document, read.documents))
-    else:
-        yield Text("No document is active. Run: syncer apply")
-    if stored.jobs:
-        rows = [(f"{job.id} {job.reason}", job.index_name, jobs.done(job), jobs.pace(job)) for job in stored.jobs]
-        yield table(("job", "of", "done", "pace"), rows)
-    if stored.daemons:
-        yield table(("daemon", "version", "components", "started (UTC)", ""), map(_daemon, stored.daemons))
-
-
-def _flow(read: Status) -> RenderableType:
-    stored, workers = read.stored, ("none", "red")
-    assert stored is not None  # see above
+def _show_figures(read: Status, stored: Stored) -> None:
+    led, workers = ("none", "red"), ("none", "red")
+    if leader := stored.leader:
+        led = f"{leader.host}, process {leader.process}", "green"
     if stored.workers:
-        pace = f"{jobs.rate(stored.written_per_second)} documents/s"
-        workers = f"{stored.workers} at work, {pace}", "green"
-    leader = stored.leader
-    led = ("none", "red") if leader is None else (f"{leader.host}, process {leader.process}", "green")
+        workers = f"{stored.workers} at work, {stored.written_per_second:,.1f} documents/s", "green"
     outbox = amount(stored.outbox_waiting, "change") + " in the outbox" + _oldest(read.outbox_lag_seconds)
     in_hand = amount(stored.topic_waiting, "change") + " read, not handled" + _oldest(read.topic_lag_seconds)
-    rows: list[list[Part]] = [["leader", led, outbox], ["workers", workers, in_hand]]
-    headings = ["component", "state", "waiting"]
-    if (postgres := next(server for server in read.servers if server.server == POSTGRES)).error is not None:
-        headings.append("as of")
-        for row in rows:
-            row.append((f"{elapsed(postgres.age_seconds or 0)} ago", "yellow"))
-    return table(headings, rows)
+    show_table(("component", "state", "waiting"), [("leader", led, outbox), ("workers", workers, in_hand)])
+    if not read.documents:
+        say("\nNo document is active. Run: syncer apply")
+    show_table(
+        ("document", "loaded", "lag", "dead letters", "index", "role", "documents"),
+        [_document(document, index) for document in read.documents for index in document.targets],
+    )
+    show_table(
+        ("job", "of", "done", "pace"),
+        [(f"{job.id} {job.reason}", job.index_name, jobs.done(job), jobs.pace(job)) for job in stored.jobs],
+    )
+    show_table(("daemon", "version", "components", "started (UTC)", ""), [_daemon(each) for each in stored.daemons])
 
 
 def _oldest(seconds: float) -> str:
     return f", the oldest for {seconds:,.1f} s" if seconds >= _SOON_SECONDS else ""
 
 
-def _document(document: DocumentStatus) -> Sequence[Part]:
-    loaded = ("yes", "green") if document.is_loaded else ("no", "red")
+def _document(document: DocumentStatus, index: str) -> Sequence[Part]:
+    loaded, count = ("yes", "green") if document.is_loaded else ("no", "red"), document.targets[index]
     return (
         document.name,
         loaded if document.suspended is None else ("suspended", "red"),
         f"{document.lag_seconds:,.1f} s",
         (f"{document.dead_letters:,}", "red" if document.dead_letters else ""),
-        "\n".join(document.targets),
-        "\n".join(document.roles[name] for name in document.targets),
-        Text("\n").join(
-            Text(f"{count:,}") if count is not None else Text(document.faults.get(name, "unknown"), "red")
-            for name, count in document.targets.items()
-        ),
+        index,
+        document.roles[index],
+        f"{count:,}" if count is not None else (document.faults.get(index, "unknown"), "red"),
     )
 
 
@@ -154,6 +119,121 @@ def _daemon(daemon: Daemon) -> Sequence[Part]:
         f"{daemon.host}, {daemon.process}",
         daemon.version,
         ", ".join(filter(None, parts)) if daemon.components else "starting",
-        f"{daemon.started_at:%Y-%m-%d %H:%M:%S}",
+        f"{daemon.started_at:{TIME}}",
         (f"has not reported for {elapsed(daemon.silent_seconds)}", "red") if daemon.is_silent else "",
     )
+
+
+def _period(value: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,6}[smhd]", value):
+        raise typer.BadParameter(f"{value} is not a period such as 30m, 24h or 7d")
+    return value
+
+
+def events(
+    *,
+    since: Annotated[str, typer.Option(callback=_period, help="How far to go back: 30m, 24h, 7d.")] = "24h",
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened lately, newest last.
+
+    Shows daemons that start, stop or disappear, new leaders, outages once they are over,
+    failovers, suspended and resumed documents, jobs that wrote every document, applies and
+    verifies. Postgres keeps them for a week.
+    """
+    with open_postgres("events") as connection:
+        found = timeline.read(connection, seconds=int(since[:-1]) * _PERIODS[since[-1]])
+    if as_json:
+        render.print_json(found)
+    elif not found:
+        say(f"Nothing happened in the last {since}.")
+    else:
+        rows = [
+            (f"{each.at:{TIME}}", (each.message, _LEVELS.get(each.level, "")), f"{each.host}, {each.process}")
+            for each in found
+        ]
+        show_table(("at (UTC)", "event", "host, process"), rows)
+
+
+def doctor(*, as_json: AsJson = False) -> None:
+    """Check the deployment and suggest fixes.
+
+    Checks every setting, privilege and condition that a guarantee depends on. Changes
+    nothing and takes a few seconds. Run it with the daemon's settings. If a server is
+    unavailable or a privilege is missing, reports the checks that could not run. Exit code 0
+    only if nothing is wrong.
+    """
+    with render.progress(_ASKING):
+        findings = checks.examine(load_settings())
+    found = Counter(finding.severity for finding in findings)
+    numbers, is_well = {severity: found[severity] for severity in Severity}, not found[Severity.WRONG]
+    if as_json:
+        render.print_json({"is_well": is_well, **numbers, "findings": findings})
+    else:
+        for _, of_check in groupby(findings, key=lambda finding: finding.id):
+            _show_findings(list(of_check))
+        counts = ", ".join(f"{number} {severity}" for severity, number in numbers.items() if number)
+        verdict = ("Nothing is wrong", "bold green") if is_well else ("Not all is well", "bold red")
+        say("\n", verdict, f": {counts}")
+    if not is_well:
+        raise typer.Exit(1)
+
+
+def _show_findings(findings: Sequence[Finding]) -> None:
+    """Print what a check found; statements and commands are not folded, so that you can paste them."""
+    severity = min((finding.severity for finding in findings if finding.severity), key=list(Severity).index)
+    mark, style = _MARKS[severity]
+    say((f"{mark} ", style), f"{findings[0].id:<29} ", (findings[0].expected, "dim"))
+    if severity is Severity.WELL:
+        return
+    unseen = "cannot be checked: " if severity is Severity.UNSEEN else ""
+    for finding in findings:
+        say(f"    {unseen}{finding.found}")
+    # Together, so that they are pasted at once.
+    fixes = {finding.fix: finding for finding in findings if finding.fix}
+    for (how, note), fixing in groupby(fixes.values(), key=lambda finding: (finding.how, finding.note)):
+        if how in _PLACES:
+            say(f"    {_PLACES[how]}", style="cyan")
+        for line in "\n".join(finding.fix for finding in fixing).splitlines():
+            say(f"      {line}")
+        if note:
+            say(f"    {note}", style="dim")
+
+
+def wait(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="What SELECT syncer.token() returned in it.")],
+    *,
+    timeout: Annotated[int, typer.Option(min=0, help="Seconds to wait at most.")] = TIMEOUT_SECONDS,
+    searchable: Annotated[bool, flag("--searchable", text="Wait until searches show it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until a transaction is indexed.
+
+    Get the token inside the transaction, before its commit. Dead letters and suspended
+    documents are reported, not waited for. Exit code 0 only if everything is indexed.
+    """
+    with Waiter(load_settings()) as waiter:
+        waited = waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
+    if as_json:
+        render.print_json(waited)
+    else:
+        _show_waited(waited)
+    if not waited.is_complete:
+        raise typer.Exit(1)
+
+
+def _show_waited(waited: Waited) -> None:
+    if not waited.is_captured:
+        say(f"Transaction {waited.xid} changed nothing that a document reads.")
+        return
+    what = "searchable" if waited.is_searchable else "indexed"
+    end = "." if waited.is_complete else ", except:"
+    say(f"Transaction {waited.xid} is {what}, after {waited.seconds:.3f} s{end}")
+    for letter in waited.dead_lettered:
+        say(f"  {letter.document} {letter.id} is dead-lettered: {letter.error}")
+    for name in waited.suspended:
+        say(f"  {name} is suspended: see syncer status")
+    for name in waited.incomplete:
+        say(f"  {name} has lost a job: run syncer backfill {name}")
+    if waited.jobs:
+        say(f"{amount(len(waited.jobs), 'job')} waited for: {', '.join(map(str, waited.jobs))}")

@@ -1,52 +1,40 @@
-"""The command ``syncer verify``: compare documents with their SELECT, and print which differ, why, and what to do."""
+"""The commands ``syncer verify`` and ``syncer explain``: which documents differ from their SELECT, and why."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
 from syncer.base.formatting import amount, shortened, shown_id
-from syncer.cli import parameters, render
-from syncer.cli.context import Parts, open_parts
-from syncer.cli.jobs import show_left
-from syncer.cli.parameters import flag
-from syncer.cli.render import say
+from syncer.cli import jobs, render
+from syncer.cli.context import AnyDocument, AsJson, DocumentName, Parts, Values, flag, open_parts
+from syncer.cli.render import TIME, Part, Show, say, show_table
 from syncer.documents import queries, registry
 from syncer.documents.registry import Document
 from syncer.jobs import listing
-from syncer.verify import compare
+from syncer.verify import compare, explain as explaining
 from syncer.verify.compare import VerifyReport
-from syncer.verify.diff import Cause, Drift, advice
+from syncer.verify.diff import Drift, advice
+from syncer.verify.explain import InIndex, State
 from syncer.verify.settle import SETTLE_SECONDS
-from syncer.worker import job_loop
 
-_UNDECIDED = 3
-"""The exit code if no drift was found but some documents are busy."""
 _SHOWN_MAX = 20
-_PATHS_SHOWN_MAX = 3
-_CAUSES = {
-    None: "",
-    Cause.DEAD_LETTERED: "dead-lettered",
-    Cause.REORDERED: "same elements, other order",
-    Cause.FOREIGN: "another client wrote it",
-    Cause.FOREIGN_AHEAD: "another client wrote it, with a version that syncer has not assigned yet",
-    Cause.INCOMPLETE: "not loaded yet",
-}
+_EXPLAIN_SECONDS = 5
+"""How long changes in flight to an explained document may make no progress."""
+_STYLES = {State.EQUAL: "bold green", State.BUSY: "bold yellow"}
 
 
 def verify(
-    document: parameters.MaybeDocument = None,
+    document: AnyDocument = None,
     *,
-    repair: Annotated[bool, flag("--repair", text="Write differing documents again and compare once more.")] = False,
-    values: parameters.Values = False,
-    as_json: parameters.AsJson = False,
+    repair: Annotated[bool, flag("--repair", text="Write what differs again, and compare once more.")] = False,
+    values: Values = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare documents with their SELECT.
 
@@ -55,28 +43,22 @@ def verify(
     for changes in flight while they make progress. Exit code 1 if documents have drifted,
     3 if some are busy: being written all the while, or left to changes or jobs in flight.
     """
-    err, out = render.console(sys.stderr), render.console(sys.stdout)
+    render.out.quiet = as_json
     reports = []
     with open_parts("verify") as parts:
         for kept in _kept(parts, document):
-            report = compared(parts, kept, err=err, values=values, repair=repair)
-            reports.append(report)
-            if not as_json:
-                show_verify(out, report, kept)
+            reports.append(compared(parts, kept, values=values, repair=repair))
+            show_verify(reports[-1], kept)
     if as_json:
         render.print_json(reports)
     if any(report.has_drifted for report in reports):
         raise typer.Exit(1)
     if not all(report.holds for report in reports):
-        raise typer.Exit(_UNDECIDED)
+        raise typer.Exit(3)
 
 
 def _kept(parts: Parts, name: str | None) -> Iterator[Document]:
-    """What is to equal its SELECT, of one document or of all; each as it is active when its turn comes.
-
-    Raises:
-        DefinitionError: The document is not active, or none is.
-    """
+    """What is to equal its SELECT, of one document or of all; each as it is active when its turn comes."""
     if name is not None:
         parts.document(name)
     done: set[str] = set()
@@ -95,7 +77,6 @@ def compared(
     parts: Parts,
     document: Document,
     *,
-    err: Console,
     settle_seconds: float = SETTLE_SECONDS,
     values: bool = False,
     repair: bool = False,
@@ -104,28 +85,26 @@ def compared(
 
     If another definition is applied meanwhile, the comparison starts again with that one.
     """
-    while True:
-        report = VerifyReport(document=document.name, index_name=document.index_name, suspended=document.suspended)
-        try:
-            if document.suspended is None:
-                with at_work_for(document.name, document.revision):
-                    expected = parts.index.holdings.count(document.target)  # counting the SELECT may take much longer
-                with render.progress(err, f"comparing {document.index_name}") as show:
-                    report = compare.verify(
-                        parts.connect,
-                        document,
-                        index=parts.index,
-                        settle_seconds=settle_seconds,
-                        values=values,
-                        repair=partial(_write_again, parts, document, err) if repair else None,
-                        progress=partial(_show_compared, show, expected),
-                    )
-        except DocumentError as error:
-            report.suspended = f"{error.message}\n{error.hint}"
-        now = parts.active(document)
-        if now is None or now.revision == document.revision:
-            break
-        document = now
+    report = VerifyReport(document=document.name, index_name=document.index_name, suspended=document.suspended)
+    try:
+        if document.suspended is None:
+            with at_work_for(document.name, document.revision):
+                expected = parts.index.holdings.count(document.target)  # counting the SELECT may take much longer
+            with render.progress(f"comparing {document.index_name}") as show:
+                report = compare.verify(
+                    parts.connect,
+                    document,
+                    index=parts.index,
+                    settle_seconds=settle_seconds,
+                    values=values,
+                    repair=partial(_write_again, parts, document, show) if repair else None,
+                    progress=lambda done: show(f"{done:,} of {max(done, expected):,}"),
+                )
+    except DocumentError as error:
+        report.suspended = f"{error.message}\n{error.hint}"
+    now = parts.active(document)
+    if now is not None and now.revision != document.revision:
+        return compared(parts, now, settle_seconds=settle_seconds, values=values, repair=repair)
     if now is not None and now.suspended is not None:  # the changes that it missed meanwhile are no drift
         report = VerifyReport(document=now.name, index_name=now.index_name, suspended=now.suspended)
     if report.suspended is None and (report.drifts or not report.busy):  # else nothing is known
@@ -133,85 +112,58 @@ def compared(
     return report
 
 
-def _show_compared(show: render.Show, expected: int, done: int) -> None:
-    show(done, max(done, expected), "" if done < expected else "looking for what only Elasticsearch has")
-
-
-def _write_again(parts: Parts, document: Document, err: Console, ids: Sequence[str]) -> None:
-    """Write documents by a job, on every shard, and wait until it has ended."""
+def _write_again(parts: Parts, document: Document, show: Show, ids: Sequence[str]) -> None:
+    """Write documents by a job, on every shard, and wait until it is done."""
     writable = filter(queries.is_text, ids)  # no row has the others, and no job can name them
     chunk = parts.settings.worker.batch_documents_max
     job = listing.create_listed(parts.connection, document, writable, chunk=chunk, everywhere=True)
-    if job is None:
-        return
-    try:
-        job_loop.follow(job.id, connect=parts.connect, job_worker=parts.job_worker)
-    except KeyboardInterrupt:
-        show_left(err, job)
-        raise
+    if job is not None:
+        jobs.follow(parts, document, job.id, show)
 
 
-# What is printed
-
-
-def show_verify(console: Console, report: VerifyReport, document: Document) -> None:
+def show_verify(report: VerifyReport, document: Document) -> None:
     """Print the result of a verification, and what to do if something differs."""
     if report.suspended is not None:
         state = "cannot be compared" if document.suspended is None else "is suspended"
-        say(console, (f"{report.document} {state}:", "bold red"), f" {report.suspended}")
+        say((f"{report.document} {state}:", "bold red"), f" {report.suspended}")
         return
-    _show_verdict(console, report)
-    if report.searched is not None:
-        found = " and ".join(report.searched) or "no index"
-        wrong = f"Searches find {found} instead of {report.index_name} alone"
-        say(console, (wrong, "bold red"), ". Run: syncer apply")
-    for what, drifts, style in (
+    groups = (
         ("repaired", report.repaired, "dim"),
         ("busy", report.busy, "yellow"),
-        ("different", report.drifts, ""),
-    ):
+        ("different", report.drifts, "bold red"),
+    )
+    count = f"{'' if report.is_complete else 'only '}{amount(report.documents, 'document')}"
+    verdict = f"{count} compared"
+    if report.is_complete and not (report.busy or report.drifts):
+        verdict = f"{count} {'equals its' if report.documents == 1 else 'equal their'} SELECT"
+    say(f"{report.document}: {verdict} ({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)")
+    if report.searched is not None:
+        found = " and ".join(report.searched) or "no index"
+        say((f"Searches find {found} instead of {report.index_name} alone", "bold red"), ". Run: syncer apply")
+    for what, drifts, style in groups:
         if drifts:
-            say(console, f"{amount(len(drifts), 'document')} {'is' if len(drifts) == 1 else 'are'} {what}:")
-            _show_drifts(console, drifts, style=style)
+            say(f"{amount(len(drifts), 'document')} {'is' if len(drifts) == 1 else 'are'} {what}:", style=style)
+            _show_drifts(drifts)
     for line in _advice(report, document):
-        say(console, line, style="dim")
+        say(line, style="dim")
 
 
-def _show_verdict(console: Console, report: VerifyReport) -> None:
-    count, style = amount(report.documents, "document"), "bold red" if report.drifts else "yellow"
-    if differing := report.drifts or report.busy:
-        found = amount(len(differing), "document")
-        verb = ("differs" if len(differing) == 1 else "differ") if report.drifts else "busy"
-        verdict = f"{'' if report.is_complete else 'at least '}{found} {verb}, of {count} compared"
-    elif not report.is_complete:
-        verdict = f"not all documents were compared, only {count}"
-    else:
-        verdict, style = f"{count} {'equals its' if report.documents == 1 else 'equal their'} SELECT", "green"
-    pace = f" ({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)"
-    say(console, (f"{report.document}: {verdict}", style), pace)
-
-
-def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> None:
+def _show_drifts(drifts: Sequence[Drift]) -> None:
     for drift in drifts[:_SHOWN_MAX]:
-        paths = [difference.path for difference in drift.differences]
-        more = f" and {len(paths) - _PATHS_SHOWN_MAX} more" if len(paths) > _PATHS_SHOWN_MAX else ""
+        paths: Any = shortened([difference.path for difference in drift.differences])
         facts = [
+            f"{shown_id(drift.id)} {drift.kind} {', '.join(paths)}".rstrip(),
             f"routing {drift.routing}" if drift.routing not in (None, drift.id) else "",
             f"version {drift.version}" if drift.version else "",
-            _CAUSES[drift.cause],
+            (drift.cause or "").replace("_", " "),
         ]
-        fields = "".join(f" {path}," for path in paths[:_PATHS_SHOWN_MAX]).rstrip(",") + more
-        say(
-            console,
-            f"  {shown_id(drift.id)} {drift.kind}{fields}; {', '.join(filter(None, facts))}".rstrip("; "),
-            style=style,
-        )
+        say(f"  {'; '.join(filter(None, facts))}")
         for difference in drift.differences:
             left, right = difference.postgres, difference.elasticsearch
             if left or right:
-                say(console, f"      {difference.path}: {left or '-'} in Postgres, {right or '-'} in Elasticsearch")
+                say(f"      {difference.path}: {left or '-'} in Postgres, {right or '-'} in Elasticsearch")
     if len(drifts) > _SHOWN_MAX:
-        say(console, f"  … and {len(drifts) - _SHOWN_MAX:,} more; --json lists them all")
+        say(f"  … and {len(drifts) - _SHOWN_MAX:,} more; --json lists them all")
 
 
 def _advice(report: VerifyReport, document: Document) -> Iterator[str]:
@@ -227,3 +179,62 @@ def _advice(report: VerifyReport, document: Document) -> Iterator[str]:
         if example.error is not None:
             yield f"Dead-lettered, for example {shown_id(example.id)}: {shortened(example.error)}"
         yield advice(cause, document)
+
+
+def explain(
+    document: DocumentName,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The document's _id.")],
+    *,
+    values: Values = False,
+    as_json: AsJson = False,
+) -> None:
+    """Explain the state of one document.
+
+    Shows whether the document equals its SELECT, and in which fields it differs; the version
+    in Elasticsearch; its dead letter; the jobs that may write it; and the tables it reads. If
+    it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
+    """
+    with render.progress("asking Postgres and Elasticsearch"), open_parts("explain") as parts:
+        servers = parts.connection, parts.index
+        found = explaining.explain(*servers, document, id_, seconds=_EXPLAIN_SECONDS, values=values)
+    if as_json:
+        render.print_json(found)
+    else:
+        for seen in found.indices:
+            _show_explanation(f"{document} {shown_id(id_)}", seen, values=values)
+    if not found.is_equal:
+        raise typer.Exit(1)
+
+
+def _show_explanation(title: str, seen: InIndex, *, values: bool) -> None:
+    """Print the state in one index, and what it rests on."""
+    say((seen.says, _STYLES.get(seen.state, "bold red")))
+    if seen.hint:
+        say(seen.hint, style="dim")
+    loaded = "" if seen.is_loaded else ", not loaded yet"
+    say((f"\n{title}", "bold"), f" in {seen.index}, {seen.role}, revision {seen.revision}{loaded}")
+    show_table(("", ""), [(f"  {label}", text) for label, text in _facts(seen) if text])
+    if values:
+        rows = [(part.path, part.postgres or "", part.elasticsearch or "") for part in seen.differences]
+        show_table(("field", "Postgres", "Elasticsearch"), rows)
+
+
+def _facts(seen: InIndex) -> Iterator[tuple[Part, str]]:
+    if seen.postgres.exists is None:
+        yield "Postgres", "unknown: its SELECT fails, or a table is locked"
+    elif not seen.postgres.exists:
+        yield "Postgres", "its SELECT returns no such id"
+    else:
+        routing = f", _routing {seen.postgres.routing}" if seen.postgres.routing else ""
+        yield "Postgres", f"its SELECT returns it: {amount(seen.postgres.bytes or 0, 'byte')}{routing}"
+    copies = [
+        f"version {copy.version}{f', under routing {copy.routing}' if copy.routing is not None else ''}"
+        for copy in seen.elasticsearch or ()
+    ]
+    nothing = "unknown: it cannot be read" if seen.elasticsearch is None else "nothing under this id"
+    yield "Elasticsearch", "\n".join(copies) or nothing
+    yield "differs in", ", ".join(part.path for part in seen.differences)
+    if (letter := seen.dead_letter) is not None:
+        yield "dead letter", f"{letter.error}\nat {letter.failed_at:{TIME}}, with version {letter.version}"
+    yield "jobs", ", ".join(map(str, seen.jobs))
+    yield "reads", ", ".join(seen.reads)

@@ -7,7 +7,7 @@ What `syncer status` finds wrong with a document is one of the checks. docs/oper
 Guarantees that nothing is changed: every transaction in Postgres is read-only and every statement bounded in time, and
 Kafka and Elasticsearch are only read.
 
-The checks ``reach`` ask what guards the start of a daemon: see `syncer.daemon.checked`.
+The checks ``reach`` ask what guards the start of a daemon: see `syncer.daemon`.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from syncer.indexing.dead_letters import DeadLetter
 from syncer.jobs import model
 from syncer.jobs.model import JobState
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 30
 """The default timeout."""
 _DEAD_LETTERED_MAX = 100
 """At most this many dead letters are named."""

@@ -208,7 +208,6 @@ def shown(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "parts"),
     [
-        ("select.sql", "SELECT p.id AS _id,\n  p.title AS\nFROM posts AS p", ("line 3", "^")),
         ("index.json", '{"mappings": {"properties": {"title": {"type": "txt"}}}}', ("index.json of", "title", "txt")),
         ("index.json", '{"settings": {"number_of_shads": 1}}', ("index.json of blogpost", "number_of_shads")),
     ],

@@ -116,12 +116,3 @@ def test_stop_leaves_no_process(folder: Path, sandbox: Sandbox) -> None:
     assert sandbox.postgres.start()
     with psycopg.connect(sandbox.postgres.address) as connection:
         assert connection.execute("SELECT count(*) FROM committed").fetchone() == (1,)
-
-
-def test_version_that_there_is_not_is_refused(folder: Path) -> None:
-    """The error names those that there are, and nothing is started."""
-    old = syncer("start", "--postgres", "9.6", "--folder", str(folder.with_name("old")))
-    assert (old.returncode, old.stdout) == (1, "")
-    assert "There is no Postgres 9.6 for the sandbox" in old.stderr
-    assert "14, 15, 16, 17, 18" in old.stderr
-    assert not processes_below(folder.with_name("old"))

@@ -7,9 +7,8 @@ import json
 import re
 import socket
 from contextlib import closing
-from importlib.metadata import version
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -77,9 +76,6 @@ def test_the_api_has_what_the_commands_print(world: World) -> None:
     assert seen["documents"] == printed["documents"]
     assert seen["access"] == {"takes_token": True, "sees_values": False}
     assert operator.get("/api/status")["access"]["sees_values"]
-    wait_until(lambda: reader.get("/api/status")["daemons"][0]["components"] != [], what="it has reported them")
-    (running,) = reader.get("/api/status")["daemons"]
-    assert (running["process"], running["version"]) == (daemon.process.pid, version("syncer-cdc"))
 
     world.sql(f"UPDATE comments SET age = {SECRET} WHERE id = 1")  # its mapping is short
     daemon.wait_for("document.dead_lettered")
@@ -92,8 +88,6 @@ def test_the_api_has_what_the_commands_print(world: World) -> None:
     assert SECRET in explained["dead_letter"]["error"]
     assert explained["postgres"]["source"]["comments"][0]["age"] == int(SECRET)
     assert operator.get("/api/explain/absent?id=1", status=404)["hint"] == "Active documents: blogpost"
-    assert "id" in operator.get("/api/explain/blogpost", status=400)["message"]
-    assert operator.get(f"/api/explain/blogpost?id={quote('../x')}")["indices"][0]["state"] == "absent"
     with world.connect() as connection, connection.transaction():
         made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
         assert made is not None

@@ -169,11 +169,11 @@ def test_what_could_not_be_written_is_said(blog: World) -> None:
 def test_the_command_says_what_is_waited_for(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """In words, as JSON and in Python; exit code 1 if it is not there in time, with where it hangs and what to do."""
     token = committed(blog, UPDATE, "mine")
-    late = blog.syncer("wait", token, "--timeout", "0.1")
+    late = blog.syncer("wait", token, "--timeout", "1")
     assert (late.returncode, "no daemon leads, which would read it" in late.stderr) == (1, True), late.stderr
     with blog.relay() as relay:
         relay.run_once()
-    assert "the workers have not handled it" in blog.syncer("wait", token, "--timeout", "0.1").stderr
+    assert "the workers have not handled it" in blog.syncer("wait", token, "--timeout", "1").stderr
     blog.daemon()
     done = blog.syncer("wait", token, "--searchable", "--json")
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from elasticsearch import Elasticsearch
-from rich.console import Console
 
 from syncer.cli.verify import compared
 from syncer.monitoring.status import ask_postgres
@@ -298,6 +297,6 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
     blog.apply()
     with blog.connect() as connection:
         parts = blog.parts(connection, client)
-        report = compared(parts, before, err=Console(quiet=True), settle_seconds=0)
+        report = compared(parts, before, settle_seconds=0)
         assert (report.holds, report.documents) == (True, 60)
         assert [last.drifted for last in ask_postgres(connection).verifications] == [0]

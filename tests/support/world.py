@@ -29,7 +29,6 @@ from confluent_kafka.admin import AdminClient
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
 from pydantic import SecretStr
-from rich.console import Console
 
 from syncer import daemon as syncer_daemon
 from syncer.apply import activate, plan
@@ -40,7 +39,7 @@ from syncer.base.postgres import Connection, Link
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
 from syncer.capture import progress
 from syncer.cli.context import Parts
-from syncer.cli.follow_jobs import LoadProgress
+from syncer.cli.load import load_all
 from syncer.documents import definition, registry
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
@@ -417,9 +416,7 @@ class World:
             decided = planned(connection, parts.indices, self.config)
             initial_loads = activate.carry_out(connection, parts.indices, decided)
             self.refresh(parts.index)
-            filling = LoadProgress(parts, out=Console(quiet=True), err=Console(quiet=True))
-            for fill in initial_loads:
-                filling.initial_load(replace(fill, job=None))
+            load_all(parts, [replace(load, job=None) for load in initial_loads])
 
     def _has_topic(self) -> bool:
         """Make the topic, if it is not there; a broker that stands still for a while answers later."""

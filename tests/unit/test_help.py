@@ -70,9 +70,7 @@ USAGE = {
     "aply": "No such command 'aply'",
     "status --jsn": "--json",
     "doctor blogpost": "unexpected extra argument",
-    "apply blogpost --remove x": "cannot be combined",
-    "status --watch": "--watch needs a terminal",
-    "status --watch --json": "cannot be combined",
+    "status --watch": "No such option",
 }
 
 

@@ -47,7 +47,7 @@ GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
 GRANT INSERT, UPDATE, DELETE ON syncer.daemon TO syncer_relay, syncer_worker;
 GRANT UPDATE (loaded_at, suspended, suspended_ids, suspended_at, is_stale, stale_since) ON syncer.document
     TO syncer_relay, syncer_worker;
-GRANT INSERT (kind, document, index_name, revision, completes_load, cause, occasion), DELETE ON syncer.job
+GRANT INSERT (kind, document, index_name, revision, completes_load, cause, occasion, changed_at), DELETE ON syncer.job
     TO syncer_relay, syncer_worker;
 GRANT UPDATE (
     revision, state, is_paused, completes_load, error, cause, occasion, caused_before, changed_at, sequence_numbers,

@@ -189,7 +189,7 @@ def _activate(connection: Connection, step: Step) -> InitialLoad:
         orphan_indices.forget(connection, document.target)
     if document.is_loaded and not step.is_new_revision:
         return InitialLoad(document=document, job=None)
-    # Rules: load-the-new-index-after-the-commit, load-after-the-commit.
+    # Rule: load-the-new-index-after-the-commit.
     job = queue.create(connection, document, JobKind.INITIAL_LOAD, resumes=not step.is_new_revision)
     assert job is not None  # the document is active, and `alone` keeps others from withdrawing it
     return InitialLoad(document=document, job=job.id)

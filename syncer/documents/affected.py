@@ -98,7 +98,7 @@ class AffectedReader:
 
     def documents(self) -> list[Document]:
         """Return the active definitions."""
-        # Rules: ask-for-indices-after-receiving, ask-for-revisions-after-receiving.
+        # Rule: ask-for-indices-after-receiving.
         return self._catalogue.refresh(self._connection)
 
     def read(self, document: Document, changes: Sequence[Change]) -> Affected:

@@ -112,7 +112,7 @@ class Worker:
                 self._resolver.unresolved.report()
             if batch is not None:
                 batch.number = next(self._numbers)
-                # Rules: assign-after-receiving, the-job-before-the-offset.
+                # Rule: assign-after-receiving.
                 self._resolve(batch)
                 self._batches.append(batch)
             elif self._batches:

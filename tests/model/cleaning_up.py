@@ -83,11 +83,6 @@ class CleaningUp(Model[State]):
         kept_by="syncer.jobs.listing",
         otherwise="a document written between the two is too new to be an orphan, and its writer sees no new listing",
     )
-    the_job_before_the_offset = Rule(
-        "a worker saves a TRUNCATE as handled only after it has created the job",
-        kept_by="syncer.worker.loop",
-        otherwise="a worker that dies in between loses the TRUNCATE",
-    )
     join_only_a_new_refresh = Rule(
         "a TRUNCATE joins a refresh only if its listing has not begun",
         kept_by="syncer.jobs.queue",
@@ -130,8 +125,6 @@ class CleaningUp(Model[State]):
                     continue
                 after = _handled(self._refresh(state), number)
                 yield f"the worker creates a refresh for {name}, and saves it as handled", after
-                if not self.the_job_before_the_offset:
-                    yield f"the worker saves {name} as handled, and dies", _handled(state, number)
         elif hand.phase == _SENT and not self._has_to_check(hand):
             after = _worker(_handled(state, hand.task), Hand())
             yield f"the worker saves event {hand.task + 1} as handled", after

@@ -5,8 +5,9 @@ table is altered, the first revision's SELECT fails, and changes may be made tha
 that has grown too long take up no more. The document is then stale, and is resumed with a refresh. Kafka may lose a
 change before it is handled; that it is found out is shown by `tests.model.progressing`. `syncer apply`
 activates a second revision, whose SELECT works and reads one more table, which is captured from then on: one commit
-activates a revision and creates the job that writes every document. Elasticsearch shows a state of the database in the
-form of a revision.
+activates a revision and creates the job that writes every document. That the job reads after that commit, and a worker
+which revision is active after it has received the change, are rules of `tests.model.reindexing`. Elasticsearch shows a
+state of the database in the form of a revision.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from tests.model.explorer import Model, Rule, Step, processes, put
 
-_IDLE, _RECEIVED, _RESOLVED, _READ, _FAILED = range(5)
+_IDLE, _KNOWS, _RESOLVED, _READ, _FAILED = range(5)
 _JOB, _FORMER_JOB = -1, -2
 _NONE, _CAPTURED, _APPLIED, _ENDED = range(4)
 _AS_APPLIED, _LOCKED, _ALTERED, _ALTERED_BACK = range(4)
@@ -30,7 +31,7 @@ class Worker(NamedTuple):
 
     phase: int = _IDLE
     task: int = 0  # the number of its event; below 0, a chunk of the job, or of one that is gone since
-    revision: int = 0  # that it takes as active, or has built the document with; 0 if it is yet to read it
+    revision: int = 0  # that it takes as active, or has built the document with
     version: int = 0  # that it has assigned
     state: int = 0  # of the database that it has read
     is_altered: bool = False  # it has failed because a table was altered
@@ -74,20 +75,10 @@ class Suspending(Model[State]):
         kept_by="syncer.jobs.queue",
         otherwise="the changes that the fan-out did not take up are never written",
     )
-    ask_for_revisions_after_receiving = Rule(
-        "a worker leaves a change to the load of a revision only if it read which one is active after receiving it",
-        kept_by="syncer.documents.affected",
-        otherwise="a worker leaves a change to a load that began before the change",
-    )
     the_revision_is_read_in_the_snapshot = Rule(
         "the active definition is read in the same snapshot as the documents",
         kept_by="syncer.indexing.compose",
         otherwise="a document is written in the old form, with a higher version than the load's",
-    )
-    load_after_the_commit = Rule(
-        "a load reads the documents after the commit that activates the revision",
-        kept_by="syncer.apply.activate",
-        otherwise="a document that is skipped or written in the old form after the load has read it stays stale",
     )
     refresh_with_the_resumption = Rule(
         "one commit ends the suspension of a stale document and creates a refresh",
@@ -122,19 +113,16 @@ class Suspending(Model[State]):
         if state.applying == captures_at and not state.is_captured:
             yield "apply captures the other table", state._replace(is_captured=True)
         elif state.applying == _CAPTURED:
-            active = _with_job(state) if self.load_after_the_commit else state
-            active = active._replace(revision=2, is_suspended=False, is_stale=False, causes=0, applying=_APPLIED)
+            active = _with_job(state)._replace(revision=2, is_suspended=False, is_stale=False, causes=0)
+            active = active._replace(applying=_APPLIED)
             yield "apply activates revision 2 and creates its load", active
         elif state.applying == _APPLIED:
             yield "apply is done", state._replace(applying=_ENDED)
 
     def _work(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         if worker.phase == _IDLE:
-            yield from self._take(state, at, worker, name)
-        elif worker.phase == _RECEIVED and not worker.revision:
-            known = worker._replace(revision=state.revision)
-            yield f"{name} reads that revision {state.revision} is active", put(state, "workers", at, known)
-        elif worker.phase == _RECEIVED:
+            yield from self._take(state, at, name)
+        elif worker.phase == _KNOWS:
             yield from self._resolve(state, at, worker, name)
         elif worker.phase == _RESOLVED:
             yield self._read(state, at, worker, name)
@@ -147,8 +135,7 @@ class Suspending(Model[State]):
                 yield said, after._replace(version=worker.version, shown=(worker.state, worker.revision))
         else:
             suspended, said = self._suspend(state, worker, name)
-            again = Worker(phase=_RECEIVED, task=worker.task) if worker.task >= 0 else Worker()
-            yield said, put(suspended, "workers", at, again)
+            yield f"{said}, and starts again", put(suspended, "workers", at, Worker())
 
     def _resolve(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         if worker.revision != state.revision:
@@ -168,22 +155,20 @@ class Suspending(Model[State]):
             dropped = _without_job(state)._replace(is_stale=self.a_full_fan_out_becomes_a_refresh)
             yield f"{name} drops the full fan-out: the document is stale", self._done(dropped, at, worker)
 
-    def _take(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
-        # Without the rule, a worker keeps what it first read about revisions until it dies.
-        knows = Worker(revision=0 if self.ask_for_revisions_after_receiving else worker.revision or state.revision)
+    @staticmethod
+    def _take(state: State, at: int, name: str) -> Iterator[Step[State]]:
         for number, is_done in enumerate(state.events):
             if not is_done:
-                received = knows._replace(phase=_RECEIVED, task=number)
-                yield f"{name} receives event {number + 1}", put(state, "workers", at, received)
-        if state.has_job and not (state.is_suspended and self.load_after_the_commit):
+                knows = Worker(phase=_KNOWS, task=number, revision=state.revision)
+                what = f"{name} receives event {number + 1}, and reads that revision {state.revision} is active"
+                yield what, put(state, "workers", at, knows)
+        if state.has_job and not state.is_suspended:
             taken = Worker(phase=_RESOLVED, task=_JOB, revision=state.revision)
             yield f"{name} takes the job's chunk", put(state, "workers", at, taken)
 
     def _read(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
         revision = state.revision if self.the_revision_is_read_in_the_snapshot else worker.revision
-        if worker.task < 0 and not self.load_after_the_commit:
-            revision = 2
-        elif state.is_suspended:
+        if state.is_suspended:
             failed = worker._replace(phase=_FAILED, revision=revision, is_altered=False)
             return f"{name} finds the document suspended", put(state, "workers", at, failed)
         if state.table in (_LOCKED, _ALTERED) and revision == 1:
@@ -201,9 +186,9 @@ class Suspending(Model[State]):
             return suspended, f"{name} suspends revision {state.revision}"
         return state, f"{name} would suspend revision {worker.revision}, which is no longer active"
 
-    def _done(self, state: State, at: int, worker: Worker) -> State:
-        knows = Worker(revision=0 if self.ask_for_revisions_after_receiving else worker.revision)
-        after = put(state, "workers", at, knows)
+    @staticmethod
+    def _done(state: State, at: int, worker: Worker) -> State:
+        after = put(state, "workers", at, Worker())
         if worker.task < 0:
             return _without_job(after) if worker.task == _JOB else after
         return put(after, "events", worker.task, item=True)
@@ -222,10 +207,7 @@ class Suspending(Model[State]):
         if state.revision == 1:
             yield from self._alter(state)
         if state.applying == _NONE:
-            begun = state._replace(applying=_CAPTURED)
-            if not self.load_after_the_commit:
-                begun = _with_job(begun)
-            yield "syncer apply begins, with revision 2", begun
+            yield "syncer apply begins, with revision 2", state._replace(applying=_CAPTURED)
         for at, worker, name in processes(state.workers, "worker"):
             if worker.phase:
                 yield f"{name} is killed", put(state, "workers", at, Worker())

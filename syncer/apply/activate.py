@@ -172,7 +172,7 @@ def alone(connection: Connection) -> Iterator[None]:
     """Hold the lock under which definitions are activated and withdrawn."""
     if not value(connection, "SELECT pg_try_advisory_lock($1)", (int(AdvisoryLock.APPLY),)):
         raise ConfigError(
-            "Another `syncer apply` or `syncer backfill` is changing what is active", hint="Wait until it is done."
+            "Another `syncer apply` or `syncer index` is changing what is active", hint="Wait until it is done."
         )
     try:
         yield
@@ -203,8 +203,6 @@ def _with_index(connection: Connection, indices: Indices, step: Step, report: Ca
         report(f"aliases of {document.index_name} are restored")
     elif step.change in NEEDS_INDEX:
         is_beside = step.change is PlannedChange.REBUILD
-        if not is_beside:
-            indices.require_free(document.index, registry.installation(connection))
         target = indices.create(
             document=document.name,
             alias=document.index,

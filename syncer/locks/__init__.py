@@ -8,27 +8,24 @@ holder has died, and what to do about a change it left half done.
     with locks.documents("files", ["1", "2", "3"]) as held:
         held.write([Edit(index="files", id="1", source={...}), ...])
 
-How it is safe:
+How it is safe (docs/locks.md has the protocol):
 
-* **Lease.** Each request of locks has a document for as long as they are held, the *holder*, which a thread renews. A
-  process that waits for a lock watches it. If it is unchanged for the length of its lease, by the waiting process's
-  own clock, its holder is considered dead: clocks are not compared.
-* **Take-over.** Each write to a holder's document is conditional on the previous one. A process that considers the
-  holder dead takes the document over by such a write; after it, the holder can write it no more. Locks are granted in
-  the same request as such a write. So is the permission to change documents.
-* **Fence.** The sequence number of that write is the *term*. Documents are written with the term as their external
+* **Table.** All holders are in one document, written only if it is as it was read.
+* **Lease.** A thread renews a holder's entry. If it is unchanged for the length of its lease, by the clock of a process
+  that waits for the lock, the holder is considered dead: clocks are not compared.
+* **Take-over.** That process enters itself as the entry's writer. From then on the dead holder can write it no more.
+* **Fence.** The sequence number of a write of the table is a *term*. Documents are written with it as their external
   version, so Elasticsearch refuses what arrives after a write in a later term.
-* **Roll-back.** Before documents are changed, they are stored as they are. The process that takes a dead holder's
-  document over restores them in later terms, and then deletes it. So each document that a dead holder may still be
-  writing has a greater version before the next process gets the lock. If the process dies meanwhile, the next one
-  takes over from it and begins again.
+* **Roll-back.** Before documents are changed, they are stored as they are. The process that takes a dead holder over
+  restores them in later terms, and then removes the entry. So each document that a dead holder may still be writing has
+  a greater version before the next process gets the lock. If the process dies meanwhile, the next one begins again.
 
 Requirements: all processes that write the protected documents do so under a lock, with `HeldLocks.write`. The index of
 locks is never closed, rolled over or restored, nor deleted while a program uses it. If documents of an index are
 created or deleted under locks, its ``index.gc_deletes`` is at least an hour.
 
     locks   acquires locks, waits for them, buries dead holders     table   the index of locks, and terms
-    held    a holder's document: locks, changes, roll-back          edits   documents, written with a term
+    held    a holder: its lease, its changes, roll-back             edits   documents, written with a term
 """
 
 from syncer.base.errors import LockError, LockLostError, LockTimeoutError

@@ -70,7 +70,7 @@ class HeldLocks:
         def add(holders: Holders) -> bool:
             # Ours is there already if an earlier answer was lost.
             others = [holder for holder in holders.values() if holder.writer != self._holder.writer]
-            in_the_way[:] = [holder for holder in others if holder.excludes(self._holder)]
+            in_the_way[:] = [holder for holder in others if holder.conflicts(self._holder)]
             self._beat(holders)
             return not in_the_way
 

@@ -125,9 +125,8 @@ class Locks:
                         continue
                     left = retry_until - time.monotonic()
                     if left <= 0:
-                        names = sorted(lock for lock in in_the_way[0].locks if lock in wanted)
-                        hint = "Wait longer, or see: syncer locks list"
-                        raise LockTimeoutError(f"{readable(names[0])} is held by {in_the_way[0].owner}", hint=hint)
+                        lock, hint = in_the_way[0].conflicts(holder)[0], "Wait longer, or see: syncer locks list"
+                        raise LockTimeoutError(f"{readable(lock)} is held by {in_the_way[0].owner}", hint=hint)
                     time.sleep(min(backoff.next_seconds(), left))
                 yield held
             finally:

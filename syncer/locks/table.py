@@ -92,10 +92,10 @@ class Holder:
     locks: dict[str, Mode]
     undo: Sequence[str] = ()
 
-    def excludes(self, other: Holder) -> bool:
-        """Whether the two hold a lock in ways that exclude each other."""
+    def conflicts(self, other: Holder) -> list[str]:
+        """Return the locks that the two hold in ways that exclude each other."""
         common = self.locks.keys() & other.locks.keys()
-        return any(Mode.EXCLUSIVE in (self.locks[lock], other.locks[lock]) for lock in common)
+        return sorted(lock for lock in common if Mode.EXCLUSIVE in (self.locks[lock], other.locks[lock]))
 
 
 Holders = dict[str, Holder]

@@ -138,11 +138,10 @@ def _require_routing(file: str, columns: dict[str, str], mappings: dict[str, Any
         )
 
 
-def _join_field(mapping: object) -> str | None:
-    fields = mapping.get("properties") if isinstance(mapping, dict) else None
-    for name, field in fields.items() if isinstance(fields, dict) else ():  # Elasticsearch refuses what is no object
+def _join_field(mapping: dict[str, Any]) -> str | None:
+    for name, field in mapping.get("properties", {}).items():  # objects, as `syncer.documents.definition` has checked
         inner = _join_field(field)
-        if inner is not None or (isinstance(field, dict) and field.get("type") == "join"):
+        if field.get("type") == "join" or inner is not None:
             return name if inner is None else f"{name}.{inner}"
     return None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from syncer.elasticsearch import indices
 _INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _BODY_HINT = 'As in: {"settings": {"number_of_shards": 1}, "mappings": {"properties": {"title": {"type": "text"}}}}'
+_MAPPING_HINT = 'As in: "properties": {"title": {"type": "text", "fields": {"exact": {"type": "keyword"}}}}'
 _PIPELINE = "_none", "put its logic into select.sql, since a document must equal its SELECT."
 _FIXED_SETTINGS = {
     "index.gc_deletes": ("", "syncer's protocol sets how long deletes are remembered."),
@@ -171,11 +172,24 @@ def read_index_body(file: Path) -> dict[str, Any]:
     for name, part in body.items():
         if not isinstance(part, dict):
             raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
+    _require_objects(file, body.get("mappings", {}), "mappings")
     settings = indices.flat_settings(body.get("settings", {}))
     for name, (allowed, why) in _FIXED_SETTINGS.items():
         if str(settings.get(name, allowed)) != allowed:
             raise DefinitionError(f"{file} sets {name.removeprefix('index.')}", hint=f"Remove it: {why}")
     return body
+
+
+def _require_objects(file: Path, mapping: Mapping[str, Any], path: str) -> None:
+    """Refuse a mapping in which a field or multi-field is not an object."""
+    for part in ("properties", "fields"):
+        fields = mapping.get(part, {})
+        if not isinstance(fields, dict):
+            raise DefinitionError(f"{file}: {path}.{part} must be an object", hint=_MAPPING_HINT)
+        for name, field in fields.items():
+            if not isinstance(field, dict):
+                raise DefinitionError(f"{file}: {path}.{part}.{name} must be an object", hint=_MAPPING_HINT)
+            _require_objects(file, field, f"{path}.{part}.{name}")
 
 
 def require_own_index(chosen: Definition, others: Iterable[Definition]) -> None:

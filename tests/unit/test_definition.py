@@ -75,6 +75,10 @@ BAD: dict[str, tuple[dict[str, str | None], tuple[str, ...]]] = {
     "json_is_a_list": ({"index.json": "[]"}, ("index.json", "settings and mappings")),
     "aliases": ({"index.json": '{"aliases": {}}'}, ("index.json", "settings and mappings", "Aliases")),
     "mappings_a_word": ({"index.json": '{"mappings": "dynamic"}'}, ("index.json", "mappings")),
+    "multi_field_a_word": (
+        {"index.json": '{"mappings": {"properties": {"title": {"type": "text", "fields": {"k": "keyword"}}}}}'},
+        ("index.json", "mappings.properties.title.fields.k must be an object"),
+    ),
     "affects_without_rows": ({"affects/users.sql": "SELECT 1"}, ("users.sql", "%(rows)s")),
     "affects_misspelled": ({"affect/users.sql": "SELECT 1"}, ("affect is no folder that a document has",)),
     "deletes_forgotten": ({"index.json": SETTINGS.format('{"gc_deletes": "1s"}')}, ("sets gc_deletes",)),

@@ -24,9 +24,8 @@ from syncer.base.lifecycle import Stop
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings, WebSettings
 from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.web import server as web_server
-from syncer.monitoring.web.access import Access
 from syncer.monitoring.web.api import Api
-from syncer.monitoring.web.app import App, route
+from syncer.monitoring.web.app import Access, App, route
 
 TOKEN = "a token that is long enough"  # noqa: S105 - of this test
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there

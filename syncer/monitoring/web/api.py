@@ -34,8 +34,7 @@ from syncer.monitoring import gauges, health, problems
 from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.health import HealthCheck
 from syncer.monitoring.status import Reader
-from syncer.monitoring.web.access import Access
-from syncer.monitoring.web.app import App, as_json, route
+from syncer.monitoring.web.app import Access, App, as_json, route
 from syncer.monitoring.web.server import WebServer, listen
 from syncer.verify import explain
 from syncer.verify.wait import Waiter

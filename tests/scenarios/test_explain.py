@@ -73,7 +73,7 @@ def test_what_differs_with_nothing_on_its_way_can_be_repaired(blog: World) -> No
 
 
 def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
-    """Both sides, if its index is at fault; if its tables are, what Elasticsearch has."""
+    """Both sides, if its index is at fault; if its tables are, what Elasticsearch has; nothing of a closed index."""
     blog.sql(r"UPDATE syncer.document SET suspended = E'its index is blocked\nlift the block'")
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 4")
     seen = explained(blog, "4")
@@ -87,6 +87,9 @@ def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
         dead_letters.dead_letter(connection, blog.index_of(), 1, {"4": Failure(kind="any", error="because")})
     seen = explained(blog, "4")
     assert (seen.dead_letter is not None, "is suspended" in seen.says) == (True, True)
+    with blog.elasticsearch() as client:
+        client.indices.close(index=blog.index_of(), wait_for_active_shards=0)
+    assert explained(blog, "4").elasticsearch is None
 
 
 def test_bad_input_is_explained(blog: World) -> None:

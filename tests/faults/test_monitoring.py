@@ -119,7 +119,7 @@ def deployment(shared_world: World) -> Iterator[Operator]:
     proxy = Proxy(world.endpoints.elasticsearch_url)
     with proxy.running():
         daemon = world.daemon(environment={**QUICK, "SYNCER_ELASTICSEARCH_URL": proxy.address})
-        daemon.wait_for_workers()
+        daemon.wait_for_worker()
         yield Operator(world, daemon, proxy)
         daemon.stop()
 

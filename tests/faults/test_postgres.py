@@ -198,7 +198,7 @@ def test_a_writer_with_narrow_limits_is_captured(own: World) -> None:
 
 def test_a_synchronous_standby_that_is_away_is_named(own: World) -> None:
     """Nothing fails and nothing is retried: commits just wait."""
-    own.daemon().wait_for_workers()
+    own.daemon().wait_for_worker()
     operate(own, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
     operate(own, "SELECT pg_reload_conf()")
     try:

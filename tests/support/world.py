@@ -86,6 +86,12 @@ def wait_until(
         time.sleep(_LOOK_SECONDS if waited < _OFTEN_SECONDS else _LATER_LOOK_SECONDS)
 
 
+def require_kafka() -> None:
+    """Skip a test of what only Kafka needs, if changes do not go through it."""
+    if not USES_KAFKA:
+        pytest.skip("needs Kafka")
+
+
 def _routing(value: Any) -> dict[str, str]:
     return {} if value in (None, "") else {"_routing": str(value)}
 
@@ -189,19 +195,11 @@ class Daemon:
         wait_until(is_logged, what=f"the daemon logs {event}", seconds=seconds, detail=self.log_file.read_text)
         return found[0]
 
-    def wait_for_workers(self, number: int = 1) -> None:
-        """Return once so many workers have partitions: whoever joins takes some of the others' away."""
-
-        def have_some() -> bool:
-            held: dict[str, set[int]] = {}
-            for event in self.events():
-                if event["event"] == "worker.partitions_assigned":
-                    held.setdefault(event["worker"], set()).update(event["partitions"])
-                elif event["event"] == "worker.partitions_revoked":
-                    held.setdefault(event["worker"], set()).difference_update(event["partitions"])
-            return sum(map(bool, held.values())) == number
-
-        wait_until(have_some, what=f"{number} workers have partitions", detail=self.log_file.read_text)
+    def wait_for_worker(self) -> None:
+        """Return once its worker receives changes: it leads, or has partitions."""
+        receives = ("relay.led", "worker.partitions_assigned") if USES_KAFKA else ("relay.led",)
+        for event in receives:
+            self.wait_for(event)
 
     def kill(self) -> None:
         """SIGKILL: nothing is finished, nothing is said."""
@@ -513,6 +511,7 @@ class World:
             self._led.append((opened, opened.info.backend_pid))
             return opened
 
+        require_kafka()
         with self.connect() as connection:
             self._installation = registry.installation(connection)
         made = Relay(connect=connect, kafka=self.settings.kafka)
@@ -554,6 +553,8 @@ class World:
         until: str = "daemon.started",
     ) -> Daemon:
         """Start ``syncer run``, and return once it has logged an event; another program may run it in its own way."""
+        if "relay" in arguments:
+            require_kafka()
         log_file = self.folder / f"daemon-{len(self.daemons)}.log"
         # At the level debug, each batch has a line.
         given = {"SYNCER_LOG_LEVEL": "debug", **self.environment, **(environment or {})}

@@ -129,10 +129,10 @@ class Blog(World):
         """Its number."""
         return self.process.pid if self.process else None
 
-    def start(self, *, environment: Mapping[str, str] | None = None) -> None:
-        """Start a daemon, unless one runs."""
+    def start(self, *, program: tuple[str, ...] = ("syncer",), environment: Mapping[str, str] | None = None) -> None:
+        """Start a daemon, unless one runs; another program may run it in its own way."""
         if self.running is None:
-            self.running = self.daemon(environment={**_QUIET, **(environment or {})})
+            self.running = self.daemon(program=program, environment={**_QUIET, **(environment or {})})
 
     def restart(self) -> None:
         """Start another daemon in place of one that has ended."""

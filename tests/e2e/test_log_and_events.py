@@ -93,7 +93,7 @@ def test_the_table_is_bounded(shared_world: World) -> None:
 def test_a_change_is_followed_by_its_id_and_its_version(world: World) -> None:
     """Outbox id → batch of the relay → batch of a worker → document and version."""
     daemon = world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"})
-    daemon.wait_for_workers()  # else what is handled while the second one joins is handled once more
+    daemon.wait_for_worker()  # else what is handled while the second one joins is handled once more
     world.sql(BLOG)
     world.wait_until_level()
     with world.application() as application:

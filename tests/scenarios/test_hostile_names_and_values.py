@@ -47,7 +47,8 @@ def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
     execute(world, "CREATE TABLE {one} (id int, {columns}, PRIMARY KEY (id))", one=one, columns=columns)
     create = "CREATE TABLE {other} ({key} int REFERENCES {one}, no int, {text} text, PRIMARY KEY ({key}, no))"
     execute(world, create, other=other, one=one, key=("%s",), text=('"',))
-    drafted = world.syncer("init", "--table", ".".join(one), "--with", ".".join(other), "--name", "posts")
+    table, with_ = (sql.Identifier(*name).as_string() for name in (one, other))
+    drafted = world.syncer("init", "--table", table, "--with", with_, "--name", "posts")
     assert drafted.returncode == 0, drafted.stderr
     (world.config / "documents" / "posts" / "document.yaml").write_text(f"index: {world.alias_of('posts')}\n")
     world.documents = ("posts",)

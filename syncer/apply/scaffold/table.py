@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from textwrap import indent
 from typing import Any
 
 import psycopg
@@ -61,6 +60,8 @@ ORDER BY k.conkey, k.conname
 """
 _LISTED_MAX = 20
 _INDENT = "    "
+_LINE = re.compile(r"""\"(?:[^"]|"")*"|'(?:[^']|'')*'|\n""")
+"""A name, a text, or the end of a line: one inside a name is none."""
 _PAIRS_MAX = 50
 """How many fields jsonb_build_object takes at once: a function has at most 100 arguments."""
 _KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
@@ -258,7 +259,7 @@ class Drafter:
         """Return a subquery; ``joined`` has columns of the table and the equal ones of the query around it."""
         equal = " AND ".join(f"{self._name(alias, own)} = {self._name(outer, other)}" for own, other in joined)
         query = f"SELECT {shown}\nFROM {table.relation} AS {self._name(alias)}\nWHERE {equal}"
-        return f"(\n{indent(query, _INDENT)}\n)"
+        return f"(\n{_indented(query)}\n)"
 
     def _json(self, fields: Sequence[_Field]) -> str:
         """Return an expression for an object of these fields."""
@@ -328,7 +329,11 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _listed(parts: Iterable[str]) -> str:
-    return indent(",\n".join(parts), _INDENT)
+    return _indented(",\n".join(parts))
+
+
+def _indented(query: str) -> str:
+    return _INDENT + _LINE.sub(lambda found: f"\n{_INDENT}" if found[0] == "\n" else found[0], query)
 
 
 def _properties(fields: Iterable[_Field]) -> dict[str, Any]:

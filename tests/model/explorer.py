@@ -177,10 +177,6 @@ def processes(items: Iterable[Item], kind: str) -> Iterator[tuple[int, Item, str
 
 def put(state: State, field: str, at: int, item: object) -> State:
     """Return the state with one item of a field replaced."""
-    changed: State = cast("Any", state)._replace(**{field: placed(getattr(state, field), at, item)})
+    items = getattr(state, field)
+    changed: State = cast("Any", state)._replace(**{field: (*items[:at], item, *items[at + 1 :])})
     return changed
-
-
-def placed(items: tuple[Item, ...], at: int, item: Item) -> tuple[Item, ...]:
-    """Return a copy with the item at one position replaced."""
-    return (*items[:at], item, *items[at + 1 :])

@@ -122,13 +122,11 @@ class Fanning(Model[State]):
             yield f"{name} assigns a version, and reads state {state.commits}", put(state, "job_workers", at, read)
         else:
             shown = tuple(
-                max(one, job_worker.state) if document in job.documents else one
-                for document, one in enumerate(state.shown)
+                max(shown, job_worker.state) if document in job.documents else shown
+                for document, shown in enumerate(state.shown)
             )
-            after, what = (
-                put(state._replace(shown=shown), "job_workers", at, JobWorker()),
-                f"{name} writes state {job_worker.state}",
-            )
+            after = put(state._replace(shown=shown), "job_workers", at, JobWorker())
+            what = f"{name} writes state {job_worker.state}"
             if job_worker.is_late:
                 yield f"{what}, and finds its session ended", after
             else:

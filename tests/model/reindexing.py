@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, placed, processes, put
+from tests.model.explorer import Model, Rule, Step, processes, put
 
 _A, _B = 0, 1
 _IDLE, _HOLDS, _READ = range(3)
@@ -96,7 +96,7 @@ class Reindexing(Model[State]):
             active = (False, True) if self.out_of_force_before_dropping else state.active
             yield "a commit makes B the current index, and deactivates A", state._replace(phase=_CURRENT, active=active)
         elif state.phase == _CURRENT:
-            dropped = state._replace(exists=placed(state.exists, _A, item=False), holds=placed(state.holds, _A, Held()))
+            dropped = put(put(state, "exists", _A, item=False), "holds", _A, Held())
             yield "A is dropped", dropped._replace(phase=_DROPPED)
         elif state.phase == _ACTIVE and not state.is_loading:
             yield "the load is done", state._replace(phase=_LOADED)
@@ -118,8 +118,8 @@ class Reindexing(Model[State]):
             if worker.task == _LOAD:
                 yield f"{name} finishes the load's chunk", after._replace(is_loading=False)
             else:
-                events = placed(state.events, worker.task, item=True)
-                yield f"{name} saves that event {worker.task + 1} is handled", after._replace(events=events)
+                saved = put(after, "events", worker.task, item=True)
+                yield f"{name} saves that event {worker.task + 1} is handled", saved
         elif worker.phase == _HOLDS:
             yield self._read(state, at, worker, name)
         else:
@@ -128,9 +128,8 @@ class Reindexing(Model[State]):
     def _read(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
         index = worker.indices[0]
         if not state.active[index] and (worker.task != _LOAD or self.load_the_new_index_after_the_commit):
-            return f"{name} finds {'AB'[index]} no longer active, and skips it", put(
-                state, "workers", at, _next(worker)
-            )
+            skipped = put(state, "workers", at, _next(worker))
+            return f"{name} finds {'AB'[index]} no longer active, and skips it", skipped
         version = 1 + max(*(holder.version for holder in state.holds), *(holder.version for holder in state.workers))
         read = worker._replace(phase=_READ, version=version, state=len(state.events))
         what = f"{name} assigns version {version}, and reads state {read.state} for {'AB'[index]}"
@@ -141,18 +140,13 @@ class Reindexing(Model[State]):
         what = f"{name} writes state {worker.state} to {'AB'[index]} as version {worker.version}"
         if not state.exists[index] and self.writes_require_the_alias:
             again = Worker(phase=_HOLDS, task=worker.task, indices=worker.indices)
-            return f"{what}, which is rejected: there is no such alias; it starts again", put(
-                state, "workers", at, again
-            )
+            rejected = put(state, "workers", at, again)
+            return f"{what}, which is rejected: there is no such alias; it starts again", rejected
+        after = put(state, "workers", at, _next(worker))
         if state.exists[index] and worker.version <= state.holds[index].version:
-            return f"{what}, which is rejected", put(state, "workers", at, _next(worker))
-        written = state._replace(
-            exists=placed(state.exists, index, item=True),
-            holds=placed(state.holds, index, Held(worker.version, worker.state)),
-        )
-        return what if state.exists[index] else f"{what}, which creates it again", put(
-            written, "workers", at, _next(worker)
-        )
+            return f"{what}, which is rejected", after
+        written = put(put(after, "exists", index, item=True), "holds", index, Held(worker.version, worker.state))
+        return what if state.exists[index] else f"{what}, which creates it again", written
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:

@@ -127,15 +127,15 @@ class Suspending(Model[State]):
         elif worker.phase == _RESOLVED:
             yield self._read(state, at, worker, name)
         elif worker.phase == _READ:
-            said = f"{name} writes state {worker.state} in form {worker.revision} as version {worker.version}"
+            what = f"{name} writes state {worker.state} in form {worker.revision} as version {worker.version}"
             after = self._done(state, at, worker)
             if worker.version <= state.version:
-                yield f"{said}, which is rejected", after
+                yield f"{what}, which is rejected", after
             else:
-                yield said, after._replace(version=worker.version, shown=(worker.state, worker.revision))
+                yield what, after._replace(version=worker.version, shown=(worker.state, worker.revision))
         else:
-            suspended, said = self._suspend(state, worker, name)
-            yield f"{said}, and starts again", put(suspended, "workers", at, Worker())
+            suspended, what = self._suspend(state, worker, name)
+            yield f"{what}, and starts again", put(suspended, "workers", at, Worker())
 
     def _resolve(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         if worker.revision != state.revision:
@@ -201,8 +201,8 @@ class Suspending(Model[State]):
             if state.table == _ALTERED and state.revision == 1:
                 yield f"state {number} is committed, uncaptured", state._replace(events=(*state.events, True))
             if state.is_captured or state.revision == 2:
-                told = (*state.events, not state.is_captured)
-                yield f"state {number} is committed, in the other table", state._replace(events=told)
+                committed = (*state.events, not state.is_captured)
+                yield f"state {number} is committed, in the other table", state._replace(events=committed)
         yield from self._lose(state)
         if state.revision == 1:
             yield from self._alter(state)

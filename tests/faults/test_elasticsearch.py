@@ -96,7 +96,7 @@ def test_whatever_becomes_of_a_request_it_is_made_again(narrow: World, proxy: Pr
     with writing(narrow, writers=2), narrow.elasticsearch() as client:
         for name, fault in ANSWERS.items():
             with proxy.spoiling(fault, times=2):
-                wait_until(lambda: proxy.is_through, what=name, detail=daemon.log_file.read_text)
+                wait_until(lambda: proxy.left == 0, what=name, detail=daemon.log_file.read_text)
         for trouble in (no_room, read_only):
             with trouble(client) as words:
                 wait_for_trouble(daemon, words)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.derivation import Judge, judging
-from tests.support.random_tables import MORE_SCHEMA, SCHEMA
+from tests.support.random_tables import SCHEMA
 from tests.support.world import World
 
 HELPERS = """
@@ -21,5 +21,5 @@ CREATE FUNCTION twice(int) RETURNS SETOF int LANGUAGE sql IMMUTABLE AS 'SELECT $
 @pytest.fixture(scope="module")
 def judge(module_world: World) -> Iterator[Judge]:
     """One database, and one connection to it, for all tests of a module."""
-    with judging(module_world, SCHEMA + MORE_SCHEMA + HELPERS) as judge:
+    with judging(module_world, SCHEMA + HELPERS) as judge:
         yield judge

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +43,9 @@ def set_up(world: World) -> None:
     world.use(*SHIPPED)
     world.documents = (*SHIPPED, *shapes.define(world.config, world.alias_of), *_MESH)
     for name, select in _MESH.items():
-        folder = world.config / "documents" / name
-        folder.mkdir()
-        (folder / "document.yaml").write_text(f"index: {world.alias_of(name)}\n")
-        (folder / "select.sql").write_text(select)
-        (folder / "index.json").write_text(json.dumps({"mappings": {"dynamic": False}}))
+        world.define(name, select, {"dynamic": False})
     schemas = (BLOG_SCHEMA.read_text(), guide.schema("filesystem"), guide.models()["files"].rows, shapes.SCHEMA)
-    for schema in (*schemas, random_tables.SCHEMA, random_tables.MORE_SCHEMA):
+    for schema in (*schemas, random_tables.SCHEMA):
         world.sql(schema)
     world.sql("ALTER TABLE posts ADD COLUMN extra text DEFAULT 'extra'")
     fill(world)
@@ -149,8 +144,7 @@ def _shop(interrupt: threading.Event, connection: psycopg.Connection[Any], dice:
 
 def _mesh(interrupt: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
     """A few small tables whose rows meet often."""
-    tables = [*random_tables.COLUMNS, *random_tables.MORE_COLUMNS]
-    for statements in random_tables.transactions(dice, tables):
+    for statements in random_tables.transactions(dice, random_tables.COLUMNS):
         with connection.transaction(force_rollback=dice.random() < 0.2):
             connection.execute("SET LOCAL lock_timeout = '500ms'")
             for statement in statements:

@@ -32,14 +32,12 @@ class Point:
     Args:
         at: The function, which is public, as ``syncer.capture.reader:OutboxReader.save``.
         when: Before it begins, or after it has returned; returning an empty list does not count.
-        turn: At the how many-th time.
         send: The signal that the process sends to itself.
         seconds: How long it stays there before; its other threads go on meanwhile.
     """
 
     at: str
     when: Literal["before", "after"] = "before"
-    turn: int = 1
     send: Literal["SIGKILL", "SIGSTOP", "SIGTERM"] = "SIGKILL"
     seconds: float = 0
 
@@ -79,10 +77,10 @@ def _carry_out(plan: Mapping[str, Any]) -> None:
 def _wrap(point: Point) -> None:
     owner, name = _owner(point.at)
     wrapped: Callable[..., Any] = getattr(owner, name)
-    turns = itertools.count(1)
+    turns = itertools.count()
 
     def come() -> None:
-        if next(turns) == point.turn:
+        if next(turns) == 0:
             print(f"{REACHED} {point.at}", file=sys.stderr, flush=True)  # noqa: T201 - a test waits for it
             time.sleep(point.seconds)
             os.kill(os.getpid(), signal.Signals[point.send])

@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -41,27 +41,6 @@ _COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1::regclass
 _OUTBOX = "DELETE FROM syncer.outbox RETURNING id, relation, operation::text, old::text, new::text"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """The documents that changes are said to touch; all of them after a TRUNCATE."""
-
-    ids: frozenset[str] = frozenset()
-    is_all: bool = False
-
-    def __or__(self, other: Named) -> Named:
-        """Those of both."""
-        return Named(ids=self.ids | other.ids, is_all=self.is_all or other.is_all)
-
-    def missing(self, ids: frozenset[str]) -> frozenset[str]:
-        """Those of these ids that are not named."""
-        return frozenset() if self.is_all else ids - self.ids
-
-
-def differing(before: Contents, after: Contents) -> frozenset[str]:
-    """The ids whose documents differ."""
-    return frozenset(id_ for id_ in before.keys() | after.keys() if before.get(id_) != after.get(id_))
-
-
 @dataclass
 class Judge:
     """One connection to a database that is captured whole.
@@ -73,6 +52,8 @@ class Judge:
     connection: Connection
     select: str = ""
     dependencies: Dependencies | None = None
+    seen: set[str] = field(default_factory=set)
+    """The ids that the SELECT has ever returned."""
 
     def set_up(self) -> None:
         """Capture every table that has a primary key."""
@@ -108,6 +89,7 @@ class Judge:
         for id_, row in rows:
             if id_ is not None:
                 found.setdefault(id_, []).append(row)
+        self.seen |= found.keys()
         return {id_: sorted(rows) for id_, rows in found.items()}
 
     def write(self, statements: str) -> None:
@@ -125,14 +107,17 @@ class Judge:
             return []
         return list(self._changes())
 
-    def named(self, changes: Sequence[Change]) -> Named:
-        """The documents that these changes are said to touch, asked now, as `syncer.documents.affected` asks."""
+    def named(self, changes: Sequence[Change]) -> set[str]:
+        """The documents that these changes are said to touch, asked now, as `syncer.documents.affected` asks.
+
+        After a TRUNCATE, these are all.
+        """
         assert self.dependencies is not None
         ids: set[str] = set()
         for relation, use in self.dependencies.tables.items():
             own = [change for change in changes if change.relation == relation]
             if any(not change.images for change in own):
-                return Named(is_all=True)
+                return set(self.seen)
             for column in use.id_columns:
                 ids |= {str(image[column]) for change in own for image in change.images if image[column] is not None}
             for query in use.affected if own else ():
@@ -142,9 +127,9 @@ class Judge:
                         query, (dump_images([image for change in own for image in change.images]),)
                     )
                 }
-        return Named(ids=frozenset(ids))
+        return ids
 
-    def words(self, missing: frozenset[str], transactions: Sequence[Sequence[str]], when: str) -> str:
+    def words(self, missing: set[str], transactions: Sequence[Sequence[str]], when: str) -> str:
         """A missed document, for a reader."""
         assert self.dependencies is not None
         done = "\n".join("; ".join(transaction) for transaction in transactions)
@@ -159,15 +144,15 @@ class Judge:
         each asked at any point after its own commit. So whoever composes all that is named, when it is named, ends
         with what the SELECT says in the end.
         """
-        before, changes, differ = self.contents(), list[list[Change]](), list[frozenset[str]]()
+        before, changes, differ = self.contents(), list[list[Change]](), list[set[str]]()
         due: dict[tuple[int, int], list[Change]] = defaultdict(list)  # by when it is asked, and whose it is
-        between = [Named() for _ in transactions]
+        between = [set[str]() for _ in transactions]
         for at, transaction in enumerate(transactions):
             changes.append(self.run(transaction))
             after = self.contents()
-            differ.append(differing(before, after))
+            differ.append({id_ for id_ in before.keys() | after.keys() if before.get(id_) != after.get(id_)})
             before = after
-            missing = self.named(changes[at]).missing(differ[at])
+            missing = differ[at] - self.named(changes[at])
             assert not missing, self.words(missing, transactions[: at + 1], "asked at once")
             for change in changes[at]:
                 due[delays.randint(at, len(transactions)), at].append(change)
@@ -176,10 +161,10 @@ class Judge:
         between = [named | self.named(due[len(transactions), of]) for of, named in enumerate(between)]
         asked = {"asked after the last": [*map(self.named, changes)], "each asked some time later": between}
         for when, named in asked.items():
-            from_here = Named()
+            from_here = set[str]()
             for at in reversed(range(len(transactions))):
                 from_here |= named[at]
-                missing = from_here.missing(differ[at])
+                missing = differ[at] - from_here
                 assert not missing, self.words(missing, transactions, when)
 
     @contextmanager

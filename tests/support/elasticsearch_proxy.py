@@ -85,14 +85,18 @@ _OWN = {"Content-Type": "application/vnd.elasticsearch+json;compatible-with=8", 
 
 
 class Proxy:
-    """A proxy before one Elasticsearch."""
+    """A proxy before one Elasticsearch.
+
+    Attributes:
+        left: How many more requests are spoilt.
+    """
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
         self._lock = threading.Lock()
         self._fault: Fault | None = None
         self._spoilt = ""
-        self._left = 0
+        self.left = 0
         self._server = _Server(("127.0.0.1", 0), self._handler())
 
     @property
@@ -129,23 +133,18 @@ class Proxy:
     def spoiling(self, fault: Fault, *, times: int = 10**9, path: str = "/_bulk") -> Iterator[None]:
         """Do this to the next requests that come while the block lasts: bulk requests, or those with another path."""
         with self._lock:
-            self._fault, self._left, self._spoilt = fault, times, path
+            self._fault, self.left, self._spoilt = fault, times, path
         try:
             yield
         finally:
             with self._lock:
                 self._fault = None
 
-    @property
-    def is_through(self) -> bool:
-        """Whether it has been done as often as asked for."""
-        return self._left == 0
-
     def _next_fault(self, path: str) -> Fault | None:
         with self._lock:
-            if self._fault is None or self._left == 0 or self._spoilt not in path:
+            if self._fault is None or self.left == 0 or self._spoilt not in path:
                 return None
-            self._left -= 1
+            self.left -= 1
             return self._fault
 
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:

@@ -15,11 +15,6 @@ def hold(connection: Connection, job_id: int) -> None:
     connection.execute("SELECT pg_advisory_lock($1::bigint | $2::bigint)", (int(AdvisoryLock.JOBS), job_id))
 
 
-def written(chunk: Chunk) -> tuple[Chunk, WriteReport]:
-    """Return what a job worker reports of a chunk all of whose documents it has indexed."""
-    return chunk, WriteReport(indexed=len(chunk.ids))
-
-
 @dataclass
 class ChunkWorker:
     """Takes and finishes chunks on a connection of its own."""
@@ -39,8 +34,8 @@ class ChunkWorker:
         return taken
 
     def finish(self, done: Sequence[Chunk]) -> int:
-        """Finish chunks; return how many of them counted."""
-        counted = self.chunks.finish([written(chunk) for chunk in done])
+        """Finish chunks, all of whose documents are indexed; return how many of them counted."""
+        counted = self.chunks.finish([(chunk, WriteReport(indexed=len(chunk.ids))) for chunk in done])
         self.counted += counted
         return counted
 

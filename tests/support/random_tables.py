@@ -21,16 +21,7 @@ INSERT INTO b SELECT i % 3, i / 3, i % 4, (i + 1) % 4, nullif(i % 3, 0), (ARRAY[
               FROM generate_series(0, 5) AS i;
 INSERT INTO l SELECT i, (i + 1) % 4, i % 2 FROM generate_series(0, 3) AS i;
 INSERT INTO l SELECT i, i, 1 FROM generate_series(0, 2) AS i;
-"""
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "r": ("id", "k", "v", "n"),
-    "a": ("id", "r_id", "k", "v"),
-    "b": ("p", "q", "r_id", "a_id", "v", "n"),
-    "l": ("r_id", "a_id", "v"),
-}
-
-# Names that need quotes, and types that equal values do not make identical, or that are not atoms.
-MORE_SCHEMA = """
+-- Names that need quotes, and types that equal values do not make identical, or that are not atoms.
 CREATE SCHEMA "other.one";
 CREATE TABLE "other.one"."Or""der ü" ("select" int, "the.Key" int, r_id int, PRIMARY KEY ("select", "the.Key"));
 CREATE TABLE t (
@@ -42,13 +33,16 @@ INSERT INTO t SELECT i, (i + 1) % 4, (ARRAY['{x}', '{y,x}', NULL])[i % 3 + 1]::t
                      (ARRAY[1.0, 1.00, 2])[i % 3 + 1], '2020-01-01'::date + i % 2, '2020-01-01'::timestamp
               FROM generate_series(0, 3) AS i;
 """
-MORE_COLUMNS: dict[str, tuple[str, ...]] = {
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "r": ("id", "k", "v", "n"),
+    "a": ("id", "r_id", "k", "v"),
+    "b": ("p", "q", "r_id", "a_id", "v", "n"),
+    "l": ("r_id", "a_id", "v"),
     '"other.one"."Or""der ü"': ('"select"', '"the.Key"', "r_id"),
     "t": ("id", "r_id", "tags", "data", "word", "n", "day", "moment"),
 }
-
-KEYS = {"r": ("id",), "a": ("id",), "b": ("p", "q"), "l": ("r_id", "a_id"), "t": ("id",)}
-KEYS['"other.one"."Or""der ü"'] = ('"select"', '"the.Key"')
+_KEYS = {"r": 1, "a": 1, "b": 2, "l": 2, '"other.one"."Or""der ü"': 2, "t": 1}
+"""How many of its first columns are a table's key."""
 _VALUES = {
     "n": ["NULL", "1", "1.0", "1.00", "2", "2.0"],
     "tags": ["NULL", "'{x}'", "'{y,x}'", "'{x,x}'"],
@@ -80,7 +74,8 @@ def cleaning_up(tables: Collection[str]) -> Iterator[list[list[str]]]:
 
 def _statement(random: Random, tables: list[str]) -> str:
     table = random.choice(tables)
-    columns, keys = {**COLUMNS, **MORE_COLUMNS}[table], KEYS[table]
+    columns = COLUMNS[table]
+    keys = columns[: _KEYS[table]]
     name = random.choice(columns)
     numbers = [column for column in columns if column not in _VALUES]
     where = f"{random.choice(numbers if random.random() < 0.4 else keys)} = {random.randrange(4)}"

@@ -595,11 +595,8 @@ class World:
 
     def held(self, document: str = "blogpost") -> dict[str, dict[str, Any]]:
         """Every document that a search finds, with its routing if it has one; a second copy is one of its own."""
-        return self.held_in(self.alias_of(document))
-
-    def held_in(self, index: str) -> dict[str, dict[str, Any]]:
-        """The same, of any index or alias."""
         found: dict[str, dict[str, Any]] = {}
+        index = self.alias_of(document)
         with self.elasticsearch() as client:
             client.indices.refresh(index=index)
             for hit in scan(client, index=index, size=2000):

@@ -56,9 +56,9 @@ def fill(world: World) -> None:
 
 
 @contextmanager
-def writing(world: World, *, writers: int = 4, seed: int = SEED, outlive: bool = False) -> Iterator[None]:
-    """Writers at work until the block ends; each is a connection of its own, and another one if they outlive that."""
-    with at_work(world, [write_until] * writers, seed=seed, outlive=outlive):
+def writing(world: World, *, writers: int = 4) -> Iterator[None]:
+    """Writers at work until the block ends; each has a connection of its own."""
+    with at_work(world, [write_until] * writers):
         yield
 
 
@@ -67,31 +67,22 @@ Work = Callable[[threading.Event, psycopg.Connection[Any], random.Random], objec
 
 
 @contextmanager
-def at_work(world: World, works: Sequence[Work], *, seed: int = SEED, outlive: bool = False) -> Iterator[None]:
-    """All of them at work until the block ends; what one of them raises fails the test.
-
-    If they ``outlive`` their connection, they connect anew, as applications do.
-    """
-    print(f"SYNCER_TEST_SEED={seed}")  # noqa: T201 - pytest shows it when the test fails
+def at_work(world: World, works: Sequence[Work]) -> Iterator[None]:
+    """All of them at work until the block ends; what one of them raises fails the test."""
+    print(f"SYNCER_TEST_SEED={SEED}")  # noqa: T201 - pytest shows it when the test fails
     stop = threading.Event()
     failures: list[BaseException] = []
 
     def run(work: Work, dice: random.Random) -> None:
         try:
-            while not stop.is_set():
-                try:
-                    with world.application() as connection:
-                        work(stop, connection, dice)
-                except psycopg.OperationalError:
-                    if not outlive:
-                        raise
-                    stop.wait(0.05)
+            with world.application() as connection:
+                work(stop, connection, dice)
         except BaseException as error:  # noqa: BLE001 - told to the test below
             traceback.print_exception(error)  # also if the test fails for another reason, which this may have caused
             failures.append(error)
 
     threads = [
-        threading.Thread(target=run, args=(work, random.Random(seed + number)), daemon=True)
+        threading.Thread(target=run, args=(work, random.Random(SEED + number)), daemon=True)
         for number, work in enumerate(works)
     ]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Jobs beside crowds of job workers, late writers, crashes, pauses and cancellations: each document counts once."""
+"""Jobs beside crowds of job workers, late writers, other jobs and failures: each document counts once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import pytest
 
 from syncer.base.postgres import Connection
 from syncer.base.settings import WorkerSettings
-from syncer.documents import registry
 from syncer.jobs import listing, queue
-from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
+from syncer.jobs.model import Job, JobKind, JobState, find
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
 from tests.faults.harness import Hold, add_posts, create, the_document
@@ -89,67 +88,22 @@ def test_a_crowd_takes_each_chunk_once(world: World, connection: Connection) -> 
     job = listed(world, connection, chunks=150)
     with crowd_of(world) as crowd:
         kept = crowd[0].take(20)
-        given_up = crowd[0].take(10)
-        crowd[0].chunks.finish([(chunk, None) for chunk in given_up])
+        crowd[0].chunks.finish([(chunk, None) for chunk in crowd[0].take(10)])  # they are given up
         together([each.drain for each in crowd[1:]])
         assert left(world, job)[0] >= 20
         wait_until(lambda: not any(each.turn() for each in crowd[1:]) and left(world, job)[0] == 20, what="20 are left")
 
-        def finish(job_worker: ChunkWorker) -> Callable[[], None]:
-            def run() -> None:
-                for chunk in kept * 2:
-                    job_worker.finish([chunk])
+        def finish(job_worker: ChunkWorker) -> None:
+            for chunk in kept * 2:
+                job_worker.finish([chunk])
 
-            return run
-
-        together([finish(each) for each in crowd])
+        together([partial(finish, each) for each in crowd])
         taken = Counter(id_ for each in crowd[1:] for chunk in each.taken for id_ in chunk.ids)
         assert sum(each.counted for each in crowd) == 150
         assert set(taken.values()) == {1}
     after = find(connection, job.id)
     assert (after.documents_total, after.documents_done, after.indexed) == (1500, 1500, 1500)
     assert left(world, job) == (0, 0, 0)
-
-
-END = {
-    "paused": lambda connection, job: queue.pause(connection, job.id),
-    "cancelled": lambda connection, job: queue.cancel(connection, job.id),
-}
-
-
-@pytest.mark.parametrize("end", END.values(), ids=END)
-def test_a_job_that_is_ended_under_job_workers_counts_nothing_more(
-    world: World, connection: Connection, end: Callable[[Connection, Job], object]
-) -> None:
-    """No chunk is taken from then on; what is in hand counts only if the job was paused, and resumes."""
-    job = listed(world, connection, chunks=100)
-    with crowd_of(world) as crowd:
-        held = crowd[0].take()
-        has_begun = threading.Barrier(len(crowd))
-
-        def act() -> None:
-            has_begun.wait(DEADLINE_SECONDS)
-            end(connection, job)
-
-        def work(job_worker: ChunkWorker) -> None:
-            for _ in range(5):
-                assert job_worker.turn()
-            has_begun.wait(DEADLINE_SECONDS)
-            job_worker.drain()
-
-        together([act, *(partial(work, each) for each in crowd[1:])])
-        done = sum(each.counted for each in crowd) * 10
-        assert world.sql("SELECT documents_done FROM syncer.job WHERE id = %s", job.id) in ([(done,)], [])
-        assert not any(each.turn() for each in crowd)
-        if end is not END["paused"]:
-            assert crowd[0].finish(held) == 0
-            assert world.sql("SELECT count(*) FROM syncer.job_chunk") == [(0,)]
-            return
-        assert left(world, job)[:2] == (100 - done // 10, 1000 - done)
-        queue.resume(connection, job.id)
-        together([each.drain for each in crowd[1:]])
-        assert crowd[0].finish(held) == 1
-        assert find(connection, job.id).indexed == 1000
 
 
 # Late writers, whose documents no change names
@@ -227,20 +181,7 @@ def fail_otherwise(connection: Connection, patch: pytest.MonkeyPatch) -> Job:
     return job
 
 
-def drop_its_index(connection: Connection, patch: pytest.MonkeyPatch) -> Job:
-    """The index is put out of force with its jobs, when a job worker has found that one of them is through."""
-    advance, job = queue.advance, create(connection)
-
-    def drop_first(asking: Connection, job_id: int) -> Job:
-        if job_id == job.id and find(asking, job_id).state is JobState.CLEANING_UP:
-            registry.drop_document(connection, the_document(connection))
-        return advance(asking, job_id)
-
-    patch.setattr(queue, "advance", drop_first)
-    return job
-
-
-@pytest.mark.parametrize("fail", [break_the_session, fail_otherwise, drop_its_index])
+@pytest.mark.parametrize("fail", [break_the_session, fail_otherwise])
 def test_a_step_that_fails_ends_no_job_worker(
     world: World, connection: Connection, fail: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,8 +195,6 @@ def test_a_step_that_fails_ends_no_job_worker(
         if fail is fail_otherwise:
             wait_until(lambda: find(connection, first.id).state is JobState.FAILED, what="the first one has failed")
             assert "nobody foresaw it" in (find(connection, first.id).error or "")
-        if fail is drop_its_index:
-            wait_until(lambda: not unfinished(connection), what="its job is gone")
 
 
 # Memory

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -66,11 +65,6 @@ def finish(world: World) -> None:
 
 # Daemons are killed
 
-RELAY = (
-    Point(at="syncer.kafka.producer:ChangeProducer.flush"),
-    Point(at="syncer.capture.reader:OutboxReader.save"),
-    Point(at="syncer.capture.outbox:trim"),
-)
 WORKER = (
     Point(at="syncer.worker.resolve:Resolver.resolve"),
     Point(at="syncer.indexing.compose:Composer.compose", when="after"),
@@ -86,16 +80,6 @@ JOB_WORKER = (
     Point(at=WRITE, seconds=1),
     Point(at="syncer.jobs.chunks:Chunks.finish"),
 )
-
-
-def test_a_relay_is_killed_at_each_step(blog: World) -> None:
-    """What was not acknowledged is published by the next one, and what was is published again."""
-    with writing(blog, writers=3):
-        for number, point in enumerate(RELAY):
-            witness(blog, number)
-            plan = Plan(points=(point,), constants={"syncer.capture.reader:TRIM_SECONDS": 0.1})
-            wait_until_dead(blog.daemon("--only", "relay", program=plan.program), point)
-    finish(blog)
 
 
 def test_workers_are_killed_at_each_step(blog: World) -> None:
@@ -216,25 +200,6 @@ def test_a_rebuild_that_was_killed_is_given_up(blog: World) -> None:
     run(blog, "index", "abort", "blogpost", "--yes")
     assert physical(blog) == {before} == {blog.index_of()}
     assert blog.differences() == []
-
-
-COMMANDS = {("backfill", "blogpost"): "syncer.jobs.chunks:Chunks.finish", ("verify", "--repair"): WRITE}
-
-
-@pytest.mark.parametrize(("arguments", "after_a_chunk"), COMMANDS.items(), ids=["backfill", "repair"])
-def test_a_command_that_was_killed_goes_on_from_where_it_was(
-    blog: World, arguments: Sequence[str], after_a_chunk: str
-) -> None:
-    """Without a daemon: what is done stays done, and each document counts once."""
-    blog.worker_settings["SYNCER_WORKER_BATCH_DOCUMENTS_MAX"] = "10"
-    blog.sql("DELETE FROM syncer.outbox")
-    run_killed(blog, *arguments, point=Point(at=after_a_chunk, when="after", turn=2))
-    run(blog, *arguments)
-    assert blog.differences() == []
-    jobs = blog.sql(
-        "SELECT documents_done, documents_listed, indexed + skipped FROM syncer.job WHERE kind = 'backfill'"
-    )
-    assert jobs == ([(60, 60, 60)] if "backfill" in arguments else [])
 
 
 # Daemons are told to end

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 import pytest
 
 from syncer.apply import activate, reindex
-from syncer.base.errors import ConfigError, DocumentError
+from syncer.base.errors import ConfigError
 from syncer.base.model import Role
 from syncer.base.postgres import AdvisoryLock
 from syncer.documents import registry
-from syncer.recovery import schema_watch
 from tests.faults import harness
 from tests.faults.harness import require_holds
 from tests.support.world import DEADLINE_SECONDS, World, planned, wait_until
@@ -124,21 +123,6 @@ def test_a_full_disk_amid_a_rebuild_leaves_the_old_index_live(blog: World) -> No
         assert not client.indices.exists(index=new)
 
 
-def test_a_writer_of_an_index_that_was_suspended_while_it_was_built_writes_it_once_it_serves(blog: World) -> None:
-    """What it has read of the definition before is no longer true."""
-    with blog.connect() as connection, blog.indices() as indices, blog.index() as index, blog.writer(index) as writer:
-        new = reindex.begin(connection, indices, "blogpost", report=lambda _: None).document
-        blog.refresh(index)
-        with blog.elasticsearch() as client:
-            client.indices.put_settings(index=new.index_name, settings={DISK_FULL: True})
-            with pytest.raises(DocumentError, match="refuses"):
-                writer.write(new.index_name, ["1"])
-            client.indices.put_settings(index=new.index_name, settings={DISK_FULL: None})
-        assert schema_watch.resume(connection, new.index_name)
-        reindex.serve(connection, indices, new)
-        assert writer.write(new.index_name, ["1"]).indexed == 1
-
-
 def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -> None:
     """The command says how many, and why; with --despite-dead-lettered the new index serves without them."""
     file = blog.document_folder / "index.json"
@@ -183,8 +167,7 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(blog: World) -> None:
     assert blog.differences() == []
 
 
-@pytest.mark.parametrize("is_suspended", [False, True])
-def test_a_move_that_a_failover_has_taken_back_is_recorded_by_the_next_apply(blog: World, is_suspended: bool) -> None:
+def test_a_move_that_a_failover_has_taken_back_is_recorded_by_the_next_apply(blog: World) -> None:
     """Postgres no longer knows that the new index serves, and the one before is gone."""
     blog.daemon()
     with blog.connect() as connection, blog.indices() as indices:
@@ -192,12 +175,11 @@ def test_a_move_that_a_failover_has_taken_back_is_recorded_by_the_next_apply(blo
         wait_until(lambda: registry.by_role(connection, "blogpost")[Role.BUILDING].is_loaded, what="it is loaded")
         indices.swap(blog.alias, new.target)
         indices.drop(registry.current(connection)["blogpost"].target)
-    if is_suspended:
-        blog.sql("UPDATE posts SET title = 'changed' WHERE id = 1")
-        wait_until(
-            lambda: bool(blog.sql("SELECT FROM syncer.document WHERE role = 'current' AND suspended IS NOT NULL")),
-            what="the index that is gone is suspended",
-        )
+    blog.sql("UPDATE posts SET title = 'changed' WHERE id = 1")
+    wait_until(
+        lambda: bool(blog.sql("SELECT FROM syncer.document WHERE role = 'current' AND suspended IS NOT NULL")),
+        what="the index that is gone is suspended",
+    )
     applied = blog.syncer("apply", "--yes")
     assert applied.returncode == 0, applied.stdout + applied.stderr
     assert blog.sql("SELECT role, index_name, suspended FROM syncer.document") == [("current", new.index_name, None)]

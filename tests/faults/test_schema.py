@@ -8,23 +8,21 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 
 import psycopg
 import pytest
 
 from syncer.base import postgres
-from syncer.base.errors import DocumentError
 from syncer.base.postgres import Connection
-from syncer.documents import registry, suspend
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.indexing import version
 from syncer.indexing.compose import Composer
 from syncer.jobs.model import JobKind
 from syncer.recovery.schema_watch import Watch, WatchReport
 from tests.faults import harness
-from tests.faults.harness import SUSPENDED, index_settings, require_holds
+from tests.faults.harness import index_settings, require_holds
 from tests.support.breakpoints import Plan, Point
 from tests.support.world import Daemon, World, wait_until
 from tests.support.writers import altering, at_work
@@ -74,11 +72,10 @@ def suspensions(daemon: Daemon) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Something that is done under a running daemon, and suspends the blogpost.
+    """Something that is done to the tables under a running daemon, and suspends the blogpost.
 
     Args:
-        sql: Done to the tables.
-        index: Done to the index, and undone after the block.
+        sql: What is done.
         as_role: Whether the daemon is a role that owns nothing.
         says: Words of what the daemon and the commands say.
         fix: What fixes it, in Postgres.
@@ -86,21 +83,12 @@ class Change:
         resumes: Whether it goes on by itself then, without an apply.
     """
 
-    sql: str = "SELECT"
-    index: Callable[[World], AbstractContextManager[None]] = lambda _: nullcontext()
+    sql: str
     as_role: bool = False
     says: tuple[str, ...] = ()
     fix: str = "SELECT"
     select: tuple[str, str] = ("", "")
     resumes: bool = False
-
-
-@contextmanager
-def deleted(world: World) -> Iterator[None]:
-    """The index is deleted."""
-    with world.elasticsearch() as client:
-        client.indices.delete(index=world.index_of())
-        yield
 
 
 def blocked(world: World) -> AbstractContextManager[None]:
@@ -148,7 +136,6 @@ CHANGES = {
         says=("row-level security", "comments", "BYPASSRLS", "syncer apply"),
         fix="ALTER ROLE {role} BYPASSRLS",
     ),
-    "the index is deleted": Change(index=deleted, says=("is gone", "deleted", "syncer apply")),
 }
 
 
@@ -201,21 +188,20 @@ def test_a_document_is_suspended_and_the_other_goes_on(two: World, change: Chang
         own = {"SYNCER_POSTGRES_DSN": two.dsn.replace("postgres@", f"{name}@")}
         daemon = two.daemon(environment=own if change.as_role else {})
         two.wait_until_level()
-        with change.index(two):
-            with at_work(two, [lambda stop, *_: write(two, stop)]):
-                with_retries(two, change.sql.format(role=name))  # the application may be in the way
-                event = daemon.wait_for("document.suspended")
-                assert (event["document"], event["level"]) == ("blogpost", "error")
-                two.sql("INSERT INTO pages (text) VALUES ('while the other is suspended')")
-                two.sql("DELETE FROM pages WHERE id = 3")
-                wait_until(lambda: is_level(two, "page"), what="the other follows", detail=daemon.log_file.read_text)
-            status = two.syncer("status", "--json")
-            assert status.returncode == 1
-            seen = {each["name"]: each["suspended"] for each in json.loads(status.stdout)["documents"]}
-            assert seen["page"] is None
-            for words in change.says:
-                assert words in f"{event['reason']}\n{event['hint']}"
-                assert words in seen["blogpost"]
+        with at_work(two, [lambda stop, *_: write(two, stop)]):
+            with_retries(two, change.sql.format(role=name))  # the application may be in the way
+            event = daemon.wait_for("document.suspended")
+            assert (event["document"], event["level"]) == ("blogpost", "error")
+            two.sql("INSERT INTO pages (text) VALUES ('while the other is suspended')")
+            two.sql("DELETE FROM pages WHERE id = 3")
+            wait_until(lambda: is_level(two, "page"), what="the other follows", detail=daemon.log_file.read_text)
+        status = two.syncer("status", "--json")
+        assert status.returncode == 1
+        seen = {each["name"]: each["suspended"] for each in json.loads(status.stdout)["documents"]}
+        assert seen["page"] is None
+        for words in change.says:
+            assert words in f"{event['reason']}\n{event['hint']}"
+            assert words in seen["blogpost"]
         two.sql(change.fix.format(role=name))
         replace_in_select(two, *change.select)
         if change.resumes:
@@ -235,11 +221,12 @@ HARMLESS = (
     "ALTER TABLE posts ALTER COLUMN views TYPE numeric",
     "ALTER TABLE posts DROP COLUMN views",
     "CREATE INDEX ON comments (name)",
+    "ALTER TABLE users DROP COLUMN email",
 )
 
 
 def test_what_no_document_reads_suspends_nothing(two: World) -> None:
-    """Columns that come, and columns that no document reads, are no matter."""
+    """Columns that come, and columns that no document reads, are no matter, also to statements prepared before."""
     daemon = two.daemon()
     with at_work(two, [lambda stop, *_: write(two, stop)]):
         for statement in HARMLESS:
@@ -289,29 +276,6 @@ def test_a_table_goes_with_what_reads_it(two: World) -> None:
     require_holds(two)
 
 
-def test_a_suspension_names_the_revision_that_failed(two: World) -> None:
-    """A late failure under an older revision suspends nothing, the first reason stays, and a composer looks again."""
-    with two.connect() as connection:
-        composer = Composer(connection)
-        assert composer.compose(two.index_of(), ["2"]).compositions
-        assert registry.suspend(connection, "blogpost", 1, reason="first", ids=(), is_stale=True)
-        assert not registry.suspend(connection, "blogpost", 1, reason="second", ids=(), is_stale=False)
-        assert two.sql(SUSPENDED) == [("blogpost", "first")]
-        assert not registry.mark_loaded(connection, "blogpost", 1)
-        two.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
-        replace_in_select(two, "p.title", "p.headline AS title")
-        two.apply()
-        assert not registry.suspend(connection, "blogpost", 1, reason="late", ids=(), is_stale=True)
-        with pytest.raises(DocumentError) as raised:
-            composer.compose(two.index_of(), ["2"])
-        assert not suspend.suspend(connection, raised.value)
-        batch = composer.compose(two.index_of(), ["2"])
-        assert batch.document is not None
-        assert batch.document.revision == 2
-        assert json.loads(batch.compositions[0].source or b"")["title"] == "title 2"
-        assert two.sql(SUSPENDED) == []
-
-
 # Values that change without a trigger
 
 
@@ -337,34 +301,6 @@ def test_values_that_a_migration_computes_anew_are_followed(two: World) -> None:
         assert watch.run_once().noted == ("public.comments",)
         two.drain(relay, worker)
         assert watch.run_once() == WatchReport(documents=2, suspended=(), noted=())
-
-
-def test_a_view_that_is_redefined_suspends_who_reads_it(two: World) -> None:
-    """Its rows change without any row of a table changing: the document suspends, and apply writes it all again."""
-    two.sql("CREATE VIEW shown AS SELECT id, text FROM pages")
-    (two.config / "documents" / "page" / "select.sql").write_text("SELECT id AS _id, text FROM shown")
-    two.apply()
-    with two.connect() as connection, closing(Watch(connect=two.connect)) as watch:
-        two.sql("CREATE OR REPLACE VIEW shown AS SELECT id, upper(text) AS text FROM pages")
-        with pytest.raises(DocumentError, match=r"the view public\.shown is defined anew"):
-            Composer(connection).compose(two.index_of("page"), ["1"])
-        assert watch.run_once().suspended == ("page",)
-    assert not is_level(two, "page")
-    two.apply()
-    assert is_level(two, "page")
-
-
-def test_a_statement_that_was_prepared_before_is_planned_anew(two: World) -> None:
-    """An ALTER of a column that the document does not read does not suspend it."""
-    with two.relay() as relay, two.index() as index, two.worker(index) as worker:
-        for alteration in ("DROP COLUMN email", "ADD COLUMN more text"):
-            for number in range(6):  # psycopg prepares a statement that it has run a few times
-                two.sql("UPDATE users SET name = %s WHERE id = 1", f"{alteration} {number}")
-                two.drain(relay, worker)
-            two.sql(f"ALTER TABLE users {alteration}")
-            two.sql("UPDATE users SET name = 'the last' WHERE id = 1")
-            two.drain(relay, worker)
-    assert two.sql(SUSPENDED) == []
 
 
 # Locks

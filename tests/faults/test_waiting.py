@@ -1,4 +1,4 @@
-"""`wait` ends once a transaction is indexed, and `verify` finds drift and nothing else, beside writers and losses."""
+"""`wait` ends once a transaction is indexed, and `verify` finds drift and nothing else, beside random writers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.base.errors import TokenError, WaitTimeoutError
-from syncer.sandbox import Endpoints, Sandbox
+from syncer.base.errors import WaitTimeoutError
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.wait import Waiter
-from tests.faults.harness import elsewhere, require_holds
+from tests.faults.harness import require_holds
 from tests.scenarios.test_fan_outs import BLOG, MANY, follow
 from tests.scenarios.test_jobs import new_revision
-from tests.support.in_process import let_expire, refreshes
 from tests.support.routing import document
-from tests.support.standbys import Standbys, standbys
-from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 from tests.support.writers import QUICK_FAILOVER, SECONDS, at_work, fill, writing
 
 _SOON = 0.01
@@ -104,18 +100,6 @@ def test_each_component_is_waited_for(blog: World, waiter: Waiter) -> None:
     assert (names(blog, 1), names(blog, 2)) == ({"renamed"}, {"second"})
 
 
-def test_what_is_truncated_is_waited_for(blog: World, waiter: Waiter) -> None:
-    """The refresh that a TRUNCATE becomes is waited for; then searches find no post any more."""
-    with blog.elasticsearch() as client, blog.index() as index:
-        client.indices.put_settings(index=blog.alias, settings={"index.refresh_interval": -1})
-        token = committed(blog, "TRUNCATE posts CASCADE")
-        follow(blog, index)
-        assert component(waiter, token) == "jobs"
-        blog.refresh(index)
-        assert waiter.wait(token, searchable=True).is_complete
-        assert client.count(index=blog.alias)["count"] == 0
-
-
 def test_what_is_left_to_an_initial_load_is_waited_for(blog: World, waiter: Waiter) -> None:
     """The apply that makes the load has not seen the change; the worker that has finds the next revision."""
     locks = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
@@ -131,49 +115,6 @@ def test_what_is_left_to_an_initial_load_is_waited_for(blog: World, waiter: Wait
         blog.refresh(index)
     assert waiter.wait(token).is_complete
     assert names(blog, 1) == {"renamed"}
-
-
-# Kafka or Postgres loses what is waited for
-
-
-def test_what_kafka_has_lost_is_not_taken_for_indexed(blog: World, waiter: Waiter) -> None:
-    """The client waits for the job that makes up for it, and reads its own write after that."""
-    token = renamed(blog, 3, "renamed")
-    with blog.relay() as relay:
-        assert relay.run_once().published == 1
-    assert component(waiter, token) == "workers"
-    let_expire(blog)
-    with blog.index() as index:
-        with blog.relay() as relay, blog.worker(index) as made, running(relay), running(made):
-            wait_until(lambda: component(waiter, token) == "jobs", what="it waits for the job")
-        assert (refreshes(blog), names(blog, 3)) == (1, {"name 3"})
-        blog.refresh(index)
-    assert waiter.wait(token).is_complete
-    assert names(blog, 3) == {"renamed"}
-
-
-@pytest.fixture
-def servers(sandbox: Sandbox) -> Iterator[Standbys]:
-    """A Postgres of the test's own."""
-    with standbys(sandbox) as started:
-        yield started
-
-
-def test_what_postgres_has_lost_is_not_taken_for_indexed(
-    sandbox: Sandbox, endpoints: Endpoints, servers: Standbys, tmp_path: Path
-) -> None:
-    """Whoever waits for what a failover has lost gets an error."""
-    with elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=servers.primary.address) as world:
-        world.sql(BLOG)
-        fail_over = servers.keep_standby()
-        token = renamed(world, 3, "lost")
-        xid = token.partition(".")[0]
-        fail_over()
-        with psycopg.connect(world.dsn, autocommit=True) as connection:
-            while int(str(connection.execute("SELECT pg_current_xact_id()::text").fetchall()[0][0])) <= int(xid):
-                pass
-        with Waiter(world.settings) as waiter, pytest.raises(TokenError, match="before a failover"):
-            waiter.wait(token)
 
 
 # Random writers

@@ -10,15 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from structlog.testing import capture_logs
 
 from syncer.base.errors import DocumentError
 from syncer.base.model import Composition, Target
 from syncer.base.settings import WorkerSettings
-from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome
-from syncer.indexing import failover
-from syncer.indexing.compose import Composer
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
 from tests.faults.harness import Hold, Write, require_holds, spoilt, stalled_writer
@@ -130,19 +126,6 @@ def test_a_version_that_another_client_raises_keeps_no_change_from_being_written
     require_holds(blog)
 
 
-def test_a_version_that_another_client_made_up_is_called_that(blog: World) -> None:
-    """Another epoch is entered, which writes over it; no failover is claimed."""
-    with blog.index() as index, blog.elasticsearch() as client, blog.writer(index) as writer:
-        writer.write(blog.index_of(), ["1"])
-        version = int(client.get(index=blog.alias, id="1").body["_version"]) + (1 << 40)
-        client.index(index=blog.alias, id="1", document={}, version=version, version_type="external")
-        blog.sql("UPDATE posts SET title = 'made up' WHERE id = 1")
-        with capture_logs() as logs:
-            assert writer.write(blog.index_of(), ["1"]).indexed == 1
-        (entered,) = [line["timeline"] for line in logs if line["event"] == "failover.detected"]
-        assert "another client wrote it" in entered
-
-
 def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
     """Not even one that is earlier than a state whose change nobody has handled yet."""
     over = threading.Event()
@@ -179,19 +162,6 @@ def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
 
 
 # Progress
-
-
-def test_a_transaction_that_is_rolled_back_costs_no_statement(blog: World) -> None:
-    """A writer's connection also answers other questions between."""
-    with blog.index() as index, blog.connect() as connection:
-        failover.enter(connection, index)
-        composer = Composer(connection)
-        for _ in range(2):
-            for _ in range(10):
-                registry.state(connection, blog.index_of())
-            assert len(composer.compose(blog.index_of(), ["1", "2"]).compositions) == 2
-            with connection.transaction(force_rollback=True):
-                registry.state(connection, blog.index_of())
 
 
 def test_what_a_busy_elasticsearch_refuses_is_sent_again(world: World) -> None:

@@ -7,11 +7,15 @@ Guarantees: the sample is bounded in documents, bytes and time. Nothing is left 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 import psycopg
@@ -23,7 +27,7 @@ from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount, shortened, shown_id, without_preview
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition
-from syncer.base.postgres import Connection, bounded
+from syncer.base.postgres import Connection, bounded, value
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
@@ -40,7 +44,23 @@ _COUNT_SECONDS_MAX = 10.0
 _OF_ONE_DOCUMENT = re.compile(
     r"\[-?\d+:-?\d+\] | in document with id '.*?'| in doc \[.*?\]|\s+at \[Source: .*", re.DOTALL
 )
-
+_TRIED_AGAIN_MAX = 50
+"""How many documents are built again with other settings."""
+_PINNED = {"TimeZone": "UTC", "DateStyle": "ISO", "IntervalStyle": "iso_8601"}
+# In one of the two zones, any instant has another date than in UTC.
+_OTHER_SETTINGS = (
+    ("TimeZone", "Pacific/Kiritimati"),
+    ("TimeZone", "Etc/GMT+12"),
+    ("DateStyle", "German"),
+    ("IntervalStyle", "postgres"),
+)
+_INSTEAD = {
+    "TimeZone": "Name the zone, as in: (placed AT TIME ZONE 'America/New_York')::date.",
+    "DateStyle": "If the text matters, use to_char with a format.",
+    "IntervalStyle": "If the text matters, use to_char with a format.",
+}
+_SET = "SELECT pg_catalog.set_config($1, $2, false)"
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d)?")
 
 _Result = TypeVar("_Result")
 
@@ -114,7 +134,7 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
             *_failed(failures, tried),
             *_rejected(rejections, tried),
             *_ignored(ignored, tried),
-            *_unordered(connection, document),
+            *_remarks(connection, document, sample),
         ),
     )
 
@@ -216,12 +236,59 @@ def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[Problem]:
         )
 
 
-def _unordered(connection: Connection, document: Document) -> Iterator[Problem]:
+def _remarks(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[Problem]:
+    """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
     found = document.dependencies
-    if fields := sorted(unordered_fields(connection, found.canonical_select, found.shapes)):
+    unordered = unordered_fields(connection, found.canonical_select, found.shapes)
+    if unordered:
         yield Problem(
             severity=Severity.NOTE,
-            message=f"{', '.join(fields)}: an aggregate has no ORDER BY. Its elements may come in another order each "
-            "time, and verify then reports a difference",
+            message=f"{', '.join(sorted(unordered))}: an aggregate has no ORDER BY. Its elements may come in another "
+            "order each time, and verify then reports a difference",
             action="Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
         )
+    depending: dict[str, set[str]] = {}
+    built = _fields(dict(islice(sample.items(), _TRIED_AGAIN_MAX)))
+    for setting, other in _OTHER_SETTINGS:
+        rebuilt = _built_with(connection, document, list(dict.fromkeys(id_ for id_, _ in built)), setting, other)
+        differing = {field for id_, field in built if built[id_, field] != rebuilt.get((id_, field), built[id_, field])}
+        depending.setdefault(setting, set()).update(differing - unordered)
+    for setting, fields in depending.items():
+        if fields:
+            yield Problem(
+                severity=Severity.NOTE,
+                message=f"{', '.join(sorted(fields))}: depends on {setting}. syncer uses {_PINNED[setting]}, whatever "
+                "the database, the role or psql use",
+                action=_INSTEAD[setting],
+            )
+
+
+def _built_with(
+    connection: Connection, document: Document, ids: list[str], setting: str, other: str
+) -> dict[tuple[str, str], str]:
+    """Return fields of these documents as another setting of the session makes them; none if that fails."""
+    pinned = value(connection, "SELECT pg_catalog.current_setting($1)", (setting,))
+    connection.execute(_SET, (setting, other))
+    try:
+        return _fields(_in_time(connection, partial(queries.current, connection, document, ids)) or {})
+    except DocumentError:
+        return {}
+    finally:
+        connection.execute(_SET, (setting, pinned))
+
+
+def _fields(rows: Mapping[str, Row]) -> dict[tuple[str, str], str]:
+    """Return the JSON of fields by id and name; an instant that is shown with its offset is the same in any zone."""
+    found = {}
+    for id_, row in rows.items():
+        with suppress(RecursionError):  # it is nested too deep to be parsed
+            for field, content in json.loads(row.source, parse_int=str, parse_float=str).items():
+                found[id_, field] = _INSTANT.sub(_in_utc, json.dumps(content))
+    return found
+
+
+def _in_utc(found: re.Match[str]) -> str:
+    try:
+        return datetime.fromisoformat(found[0]).astimezone(UTC).isoformat()
+    except (ValueError, OverflowError):
+        return found[0]

@@ -110,7 +110,7 @@ def open_parts(name: str, *, is_migrated: bool = True) -> Iterator[Parts]:
         if is_migrated:
             migrations.require_current(connection)
             loaded = loaded.of(registry.installation(connection))
-        client = elastic.connect(loaded.elasticsearch)
+        client = elastic.connect(loaded.elasticsearch, is_patient=True)
         index = Index(client)
         try:
             yield Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)

@@ -6,24 +6,30 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from elasticsearch import Elasticsearch
+import structlog
+from elasticsearch import ApiError, Elasticsearch
 from elasticsearch.serializer import NdjsonSerializer
 
+from syncer.base.error_policy import NO_ROOM, explain
 from syncer.base.errors import IndexingError
-from syncer.base.retry import answered
+from syncer.base.retry import Backoff, answered
 from syncer.base.settings import ElasticsearchSettings
 
 OLDEST_SUPPORTED_VERSION = 8
 
 TIMEOUT_SECONDS = 60.0
 """How long a request may take."""
+_PATIENCE_SECONDS = 60.0
 _BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
 
 
-def connect(settings: ElasticsearchSettings, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Elasticsearch:
+def connect(
+    settings: ElasticsearchSettings, *, is_patient: bool = False, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Elasticsearch:
     """Create a client that tries another node if one cannot be reached.
 
-    It retries nothing else: that is decided by the error policy, not by the transport.
+    It retries nothing else: that is decided by the error policy, not by the transport. Only a patient client, for
+    commands, repeats what Elasticsearch refuses for lack of room (429), for a minute.
 
     Raises:
         IndexingError: The server is not Elasticsearch, or too old.
@@ -38,7 +44,7 @@ def connect(settings: ElasticsearchSettings, *, timeout_seconds: float = TIMEOUT
     if settings.ca_certs:
         options["ca_certs"] = str(settings.ca_certs)
     try:
-        client = _Client(
+        client = (_Patient if is_patient else _Client)(
             settings.urls,
             request_timeout=timeout_seconds,
             max_retries=len(settings.urls) - 1,
@@ -82,6 +88,22 @@ class _Client(Elasticsearch):
         response = super().perform_request(method, path, **kwargs)
         answered("elasticsearch", seconds=time.monotonic() - began)
         return response
+
+
+class _Patient(_Client):
+    def perform_request(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Repeat a request that is refused for lack of room; nothing of it was done. The writer repeats its own."""
+        backoff, deadline, is_logged = Backoff(), time.monotonic() + _PATIENCE_SECONDS, False
+        while True:
+            try:
+                return super().perform_request(method, path, **kwargs)
+            except ApiError as error:
+                if error.status_code != NO_ROOM or path.endswith("/_bulk") or time.monotonic() > deadline:
+                    raise
+                if not is_logged and (why := explain(error)):
+                    structlog.get_logger().warning("elasticsearch.request_retried", error=why.message, hint=why.hint)
+                    is_logged = True
+            time.sleep(backoff.next_seconds())
 
 
 class _Prebuilt(NdjsonSerializer):

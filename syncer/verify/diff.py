@@ -8,6 +8,7 @@ path is `TOO_DEEP`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -24,6 +25,8 @@ TOO_DEEP = "…"
 _DIFFERENCES_MAX = 20
 _VALUE_CHARACTERS_MAX = 80
 _NOTHING = object()
+_BETWEEN_ELEMENTS = re.compile(r"\s*[,;|/\n]\s*")
+"""What `string_agg` usually puts between elements."""
 _UNPARSED = (RecursionError, ValueError)
 """Nested too deep, or not JSON to Python, though Elasticsearch has accepted it."""
 
@@ -137,10 +140,12 @@ def _compared(expected: bytes, held: bytes) -> tuple[list[Difference], Cause | N
 
 
 def _in_any_order(value: Any) -> str:
-    """Return a text that is the same for values whose arrays have the same elements."""
+    """Return a text that is the same for values whose arrays, or texts of string_agg, have the same elements."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{name!r}:{_in_any_order(value[name])}' for name in sorted(value))}}}"
-    return f"[{','.join(sorted(map(_in_any_order, value)))}]" if isinstance(value, list) else repr(value)
+    if isinstance(value, list):
+        return f"[{','.join(sorted(map(_in_any_order, value)))}]"
+    return repr(sorted(_BETWEEN_ELEMENTS.split(value)) if isinstance(value, str) else value)
 
 
 def _differences(left: Any, right: Any) -> Iterator[Difference]:

@@ -26,6 +26,7 @@ from tests.benchmarks import (
     one_edit,
     pgsync,
     single_edits,
+    sources,
     staleness,
 )
 from tests.benchmarks.report import Figure, Report, SkippedError, keep, say
@@ -33,9 +34,11 @@ from tests.benchmarks.world import Bench
 from tests.conftest import KEPT_SANDBOX
 
 BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
+    "fill": bulk_work.fill,
     "backfill": bulk_work.backfill,
     "rebuild": bulk_work.rebuild,
     "verify": bulk_work.verify,
+    "sources": sources.sources,
     "drain": bulk_work.drain,
     "fan-out": bulk_work.fan_out,
     "latency": single_edits.latency,

@@ -72,6 +72,25 @@ def rebuild(bench: Bench) -> Iterator[Figure]:
     yield contest.memory("syncer rebuild", at_most=_COMMAND_MEGABYTES_MAX)
 
 
+def fill(bench: Bench) -> Iterator[Figure]:
+    """A document is applied for the first time."""
+    blog = bench.even
+
+    def applied() -> Run:
+        aside = blog.folder / "aside"
+        blog.document_folder.rename(aside)
+        blog.command("apply", "--yes", "--remove", "blogpost")
+        aside.rename(blog.document_folder)
+        run = blog.command("apply", "--yes")
+        return replace(run, parts={"filling": blog.job_seconds("initial_load")})
+
+    takers = {"syncer apply": applied, "bare loop": lambda: blog.bare_loop(blog.index_like_it("bare"))}
+    contest = bench.contest(takers, f"a new index filled with {blog.posts:,} documents; filling: its job alone")
+    yield contest.ratio("syncer apply", "bare loop", at_least=0.8)
+    yield contest.ratio("syncer apply, filling", "bare loop", at_least=0.9)
+    yield contest.memory("syncer apply", at_most=_COMMAND_MEGABYTES_MAX)
+
+
 def verify(bench: Bench) -> Iterator[Figure]:
     """Every document is compared with its SELECT; the backfill overwrites it."""
     takers = {f"syncer {name}": partial(_command, bench.even, name) for name in ("verify", "backfill")}

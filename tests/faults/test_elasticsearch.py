@@ -106,6 +106,16 @@ def test_whatever_becomes_of_a_request_it_is_made_again(narrow: World, proxy: Pr
     assert daemon.stop() == 0
 
 
+def test_a_command_waits_for_room(narrow: World, proxy: Proxy) -> None:
+    """What Elasticsearch refuses with 429 was not done, and is asked for again."""
+    narrow.backfill()
+    with proxy.spoiling(refused(429, "circuit_breaking_exception"), times=2, path="/"):
+        done = narrow.syncer("verify")
+        assert proxy.is_through
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "larger than the limit" in done.stderr
+
+
 def test_what_is_too_large_is_split_or_dead_lettered(narrow: World) -> None:
     """Requests are halved until they fit. A document that never fits is dead-lettered, with the limit's name."""
     posts = "INSERT INTO posts (id, user_id, title, body) "

@@ -160,6 +160,14 @@ INSERT INTO "Shop"."Visits" SELECT id, 'there', '2026-11-21', boss_id, '{"n": 1}
 """
 
 
+def test_a_wide_table_raises_the_limit_of_fields(bare: World) -> None:
+    """Its draft is put active as it is."""
+    columns = ", ".join(f"c{number} text" for number in range(600))
+    bare.sql(f"CREATE TABLE wide (id int PRIMARY KEY, {columns}); INSERT INTO wide (id) VALUES (1)")
+    drafted(bare, "--table", "public.wide")
+    followed(bare)
+
+
 def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) -> None:
     """Keys of several columns, to the table itself, of link tables; quoted names; a document of each table."""
     bare.sql(PEOPLE)

@@ -326,6 +326,19 @@ def test_a_cast_that_fails_on_other_rows_is_a_warning(blog: World) -> None:
     assert of(blog, "act").problems == ()
 
 
+def test_a_field_that_depends_on_a_setting_is_noted(blog: World) -> None:
+    """A date, an hour and an interval do; an instant that is shown with its offset does not."""
+    blog.sql("UPDATE posts SET created = '2026-11-26 23:30:00Z'")
+    blog.define(
+        "two",
+        "SELECT p.id AS _id, p.created, p.created::date::text AS b, to_char(p.created, 'HH24') AS a, "
+        "(p.created - 'epoch')::text AS i FROM posts AS p",
+        {"dynamic": True},
+    )
+    notes = {problem.message.partition(". syncer uses ")[0] for problem in of(blog, "two").problems}
+    assert notes == {"a, b: depends on TimeZone", "b: depends on DateStyle", "i: depends on IntervalStyle"}
+
+
 # Refusals
 
 

@@ -112,6 +112,9 @@ def test_every_place_is_looked_at() -> None:
     [
         ({"tags": ["a", "b"]}, {"tags": ["b", "a"]}, True),
         ({"tags": [{"x": 1, "y": [1, 2]}, {"x": 2}]}, {"tags": [{"x": 2}, {"y": [2, 1], "x": 1}]}, True),
+        ({"names": "Ann, Bo; Cy"}, {"names": "Cy; Ann, Bo"}, True),
+        ({"names": "12"}, {"names": "21"}, False),
+        ({"names": "2026-12-01"}, {"names": "2026-01-12"}, False),
         ({"tags": ["a", "a"]}, {"tags": ["a"]}, False),
         ({"tags": ["1"]}, {"tags": [1]}, False),
         ({"tags": True}, {"tags": 1}, False),

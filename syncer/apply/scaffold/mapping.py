@@ -94,6 +94,8 @@ def column_type(connection: Connection, declared: str) -> ColumnType:
     return ColumnType(name=name, is_array=is_array, mapping=None if name == "json" else dict(mapping))
 
 
+_FIELDS_MAX = 1000
+"""How many fields an index has at most by default."""
 _KEYS_MAX = 50
 """Objects with more keys than this are taken for maps, whose keys are data."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?)?")
@@ -163,7 +165,11 @@ def completed(
             remarks.append(f"{name}: its mapping is a guess from sampled documents; others may be rejected")
         elif type_.name == "numeric" and made["type"] == "double":
             remarks.append(f"{name}: double rounds to 15 digits; for money use scaled_float, for every digit keyword")
-    return {**body, "mappings": {**mappings, "properties": properties}}, remarks
+    number = _number_of_fields(properties)
+    settings = body.get("settings", {})
+    if number > _FIELDS_MAX:
+        settings = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
+    return {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}, remarks
 
 
 def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
@@ -235,3 +241,11 @@ def _united(given: Mapping[str, Any], derived: Mapping[str, Any]) -> dict[str, A
 
 def _is_open(mapping: Mapping[str, Any]) -> bool:
     return mapping.get("type", "object") in ("object", "nested") and not mapping.keys() & {"dynamic", "enabled"}
+
+
+def _number_of_fields(properties: Mapping[str, Any]) -> int:
+    """Return how many fields Elasticsearch counts: objects, and the ways in which a field is indexed, too."""
+    return sum(
+        1 + _number_of_fields(mapping.get("properties", {})) + len(mapping.get("fields", {}))
+        for mapping in properties.values()
+    )

@@ -301,14 +301,13 @@ class World:
 
     def make(self) -> None:
         """Create the database, and a config folder with the blogpost document."""
-        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
-            # To the other template Postgres connects by itself now and then, and then it cannot be copied.
-            connection.execute(f'CREATE DATABASE "{self.name}" TEMPLATE template0')
+        # To the other template Postgres connects by itself now and then, and then it cannot be copied.
+        self._execute_on_server(f'CREATE DATABASE "{self.name}" TEMPLATE template0')
         self.use("blogpost")
 
     def make_as(self, template: World) -> None:
         """Make this world as if it had been set up, from one that was and is not used; it takes half as long."""
-        wait_until(lambda: self._is_copied(template), what="the database is copied")
+        self._execute_on_server(f'CREATE DATABASE "{self.name}" TEMPLATE "{template.name}"')
         self.use("blogpost")
         wait_until(self._has_topic, what="Kafka answers, and there is a topic")
         rename = f"replace({{}}, '{template.name}', '{self.name}')".format
@@ -336,14 +335,18 @@ class World:
                 parts.indices.swap(document.index, target)
                 parts.indices.settle(target)
 
-    def _is_copied(self, template: World) -> bool:
-        """Copy the database, unless Postgres vacuums the other one just then."""
-        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
-            try:
-                connection.execute(f'CREATE DATABASE "{self.name}" TEMPLATE "{template.name}"')
-            except psycopg.errors.ObjectInUse:
-                return False
-        return True
+    def _execute_on_server(self, statement: str) -> None:
+        """Create or drop a database, once none of its sessions hinders that: one that vacuums, or is told to end."""
+
+        def is_executed() -> bool:
+            with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
+                try:
+                    connection.execute(statement.encode())
+                except psycopg.errors.ObjectInUse:
+                    return False
+            return True
+
+        wait_until(is_executed, what=statement)
 
     def use(self, *documents: str) -> None:
         """Load the config folder with these documents as they are shipped, and with no other."""
@@ -374,21 +377,12 @@ class World:
             if names:
                 client.indices.delete(index=",".join(names))
         self._delete_topic()
-        wait_until(self._is_dropped, what="the database is dropped")
+        self._execute_on_server(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
 
     def _delete_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.endpoints.kafka_bootstrap_servers})
         if self.settings.kafka.topic in admin.list_topics(timeout=DEADLINE_SECONDS).topics:
             admin.delete_topics([self.settings.kafka.topic])[self.settings.kafka.topic].result(2 * DEADLINE_SECONDS)
-
-    def _is_dropped(self) -> bool:
-        """Drop the database; Postgres waits for no more than five seconds for sessions that it has told to end."""
-        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
-            try:
-                connection.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
-            except psycopg.errors.ObjectInUse:
-                return False
-        return True
 
     @property
     def document_folder(self) -> Path:

@@ -66,7 +66,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         if frozenset({id_.name}) in keys[graph.nodes[number].table]:
             root, root_key = relations[graph.nodes[number].table], id_.name
     paths = {node.number: graph.paths(node, keys) for node in graph.nodes}
-    _require_derivable(definition, found, graph, paths, affects)
+    _require_derivable(definition, found, graph, paths, affects, root=root, root_key=root_key)
     derived: dict[TableName, list[Route]] = {name: [] for name in relations}
     for node in graph.nodes:
         for path in paths[node.number]:
@@ -169,6 +169,9 @@ def _require_derivable(
     graph: Graph,
     paths: Mapping[int, Sequence[Path]],
     affects: Container[str],
+    *,
+    root: str | None,
+    root_key: str | None,
 ) -> None:
     """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table."""
     asked = {read.name: read.relation for read in found.reads if read.relation not in affects}
@@ -179,10 +182,8 @@ def _require_derivable(
     if lost:
         reason = f"syncer cannot read {found.unread}" if found.unread else "a call that syncer cannot read has them"
     elif graph.ids:
-        reason = (
-            "no equality of WHERE or ON leads from there to _id. It must always hold: not under OR or NOT, not for the "
-            "rows that an outer join keeps, and not from behind a LIMIT or a window. docs/documents.md has examples"
-        )
+        obstacles = dict.fromkeys(text for node in nodes for text in graph.obstacles.get(node.number, ()))
+        reason = "; ".join(["no equality of WHERE or ON that must hold leads from there to _id", *obstacles])
     else:
         reason = (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
@@ -194,7 +195,7 @@ def _require_derivable(
         f"{definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
         f"It does not follow from the SELECT: {reason}",
         hint=f"Add {files}, a query that returns the ids of these documents:\n"
-        "SELECT d.… AS _id FROM … AS d JOIN %(rows)s AS changed ON d.… = changed.…\n"
+        f"SELECT d.{root_key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…\n"
         "%(rows)s has the old and the new version of each changed row. The query adds to what follows from the\n"
         "SELECT, so it need not cover other uses of the table. It may return too many ids, never too few.",
     )

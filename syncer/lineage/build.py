@@ -33,12 +33,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
+from syncer.base.formatting import shortened
 from syncer.lineage.catalog import TableName, table_name, tables
 from syncer.lineage.graph import Edge, Graph, Node
 from syncer.lineage.scope import (
@@ -60,6 +61,7 @@ from syncer.lineage.scope import (
 )
 
 _READINGS_MAX = 1000
+_COMPETE = "LIMIT, OFFSET, DISTINCT ON or a window lets the rows of a query displace one another"
 
 Types = Mapping[TableName, Mapping[str, str]]
 """The type of each column, by table; empty if different texts count as equal."""
@@ -82,7 +84,9 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
     ]
     needed = {number for id_ in ids if is_strict(id_) for number in numbers(id_)}
     edges = _holding(walk.edges, needed)
-    return Graph(nodes=tuple(walk.nodes), edges=edges, ids=tuple(ids), forks=tuple(walk.forks))
+    return Graph(
+        nodes=tuple(walk.nodes), edges=edges, ids=tuple(ids), forks=tuple(walk.forks), obstacles=walk.obstacles
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,7 @@ class _Walk:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.forks: list[tuple[Edge, ...]] = []
+        self.obstacles: dict[int, list[str]] = {}
         self._types = types
         self._views = views
         self._contexts = itertools.count(1)
@@ -198,7 +203,8 @@ class _Walk:
         found: Columns = []
         for part in tree.expressions:
             meaning = body.scope.meaning(part.unalias())
-            if not all(part.unalias().unnest() in names for names in shared):
+            if meaning.alternatives and not all(part.unalias().unnest() in names for names in shared):
+                self._note(range(first, len(self.nodes)), _COMPETE)
                 meaning = UNKNOWN
             exact = tuple(known for known in meaning.alternatives if type_of(known) in EXACT_TYPES)
             found.append((part.alias_or_name, Meaning(exact) if merges and exact != meaning.alternatives else meaning))
@@ -273,6 +279,14 @@ class _Walk:
         self._read_nested(expression, body)
         if isinstance(expression, exp.EQ):
             self._equate(body.scope.meaning(expression.left), body.scope.meaning(expression.right), condition)
+        else:
+            named = {
+                number
+                for part in expression.find_all(exp.Column)
+                for alternative in body.scope.meaning(part).alternatives
+                for number in numbers(alternative)
+            }
+            self._note(named, f"{_text(expression)} is no equality")
 
     def _read_in(self, expression: exp.In, condition: _Condition, body: _Body) -> None:
         """Treat ``x IN (SELECT …)`` as a join: its inner rows never matter without an outer one."""
@@ -311,6 +325,12 @@ class _Walk:
         needed = [needs for nodes, needs in condition.sides if source in nodes]
         for needs in [None] if None in needed else needed:
             self.edges.append(Edge(source=source, target=target, condition=equal, needs=needs))
+            if needs is not None:
+                self._note([source], f"the outer join on {_text(condition.expression)} keeps rows without a match")
+
+    def _note(self, nodes: Iterable[int], obstacle: str) -> None:
+        for number in nodes:
+            self.obstacles.setdefault(number, []).append(obstacle)
 
     def _read_nested(self, part: object, body: _Body) -> None:
         """Read the queries inside an expression, each in a context of its own."""
@@ -376,3 +396,7 @@ def _shared_by_competitors(select: exp.Select) -> list[set[exp.Expr]]:
     if on is not None:
         shared.append({part.unnest() for part in (on.expressions if isinstance(on, exp.Tuple) else [on])})
     return shared
+
+
+def _text(expression: exp.Expr) -> str:
+    return str(shortened(expression.unnest().sql(dialect="postgres")))

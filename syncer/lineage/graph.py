@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlglot import exp
 
@@ -71,12 +71,14 @@ class Graph:
         edges: Those that hold; a condition that holds in both directions is two edges.
         ids: The expression for ``_id``, in columns of one node, in each UNION branch in which it is known.
         forks: Edges from one node into all branches of a UNION: a row there matters only with a row in one of them.
+        obstacles: By node, what in the SELECT relates it to others and yields no edge from it.
     """
 
     nodes: tuple[Node, ...] = ()
     edges: tuple[Edge, ...] = ()
     ids: tuple[exp.Expr, ...] = ()
     forks: tuple[tuple[Edge, ...], ...] = ()
+    obstacles: Mapping[int, Collection[str]] = field(default_factory=dict)
 
     def paths(self, start: Node, keys: Keys) -> tuple[Path, ...]:
         """Return paths from a node that together lead to all its documents; hops along keys are preferred.

@@ -347,6 +347,10 @@ WRONG = {
         "SELECT p.id AS _id, (SELECT count(*) FROM users) AS u, (SELECT max(name) FROM tags) AS c FROM posts AS p",
         "public.users, public.tags",
     ),
+    "later": (
+        "SELECT p.id AS _id, (SELECT count(*) FROM comments AS c WHERE c.post_id > p.id) AS later FROM posts AS p",
+        "c.post_id > p.id is no equality",
+    ),
     "unlogged": ("SELECT p.id AS _id, l.line FROM posts AS p LEFT JOIN log AS l ON l.line = p.title", "unlogged table"),
 }
 

@@ -11,47 +11,47 @@ export function showDocuments(documents, verifications, silent) {
   show(by("documents-none"), !documents.length);
   show(table, documents.length > 0);
   asOf("documents-old", silent, "postgres", "elasticsearch");
-  fill(table, documents.map((one) => one.name), () => [table.caption, table.tHead, ...documents.map(() => el("tbody"))]);
-  documents.forEach((one, place) => {
+  fill(table, documents.map((shown) => shown.name), () => [table.caption, table.tHead, ...documents.map(() => el("tbody"))]);
+  documents.forEach((shown, place) => {
     const body = table.tBodies[place];
-    const verification = verifications.find((each) => each.document === one.name) ?? null;
+    const verification = verifications.find((each) => each.document === shown.name) ?? null;
     // The lag changes all the time: the rest of the row stays.
-    fill(body, [{ ...one, lag_seconds: null }, verification], () => [...rows(one, verification)]);
-    say(body.querySelector(".lag"), about(one.lag_seconds));
+    fill(body, [{ ...shown, lag_seconds: null }, verification], () => [...rows(shown, verification)]);
+    say(body.querySelector(".lag"), about(shown.lag_seconds));
   });
 }
 
-function* rows(one, verification) {
-  const indices = Object.entries(one.targets);
+function* rows(shown, verification) {
+  const indices = Object.entries(shown.targets);
   for (const [place, [name, number]] of indices.entries()) {
     yield el("tr", { class: place === 0 ? null : "more" },
-      ...(place === 0 ? ofDefinition(one, verification) : Array.from({ length: 6 }, () => el("td"))),
+      ...(place === 0 ? ofDefinition(shown, verification) : Array.from({ length: 6 }, () => el("td"))),
       el("td", { class: "index", "data-label": "Index" }, el("code", {}, name)),
-      el("td", { class: one.roles[name] === "current" ? null : "lesser", "data-label": "Role" }, one.roles[name]),
+      el("td", { class: shown.roles[name] === "current" ? null : "lesser", "data-label": "Role" }, shown.roles[name]),
       el("td", { class: number === null ? "number alarm" : "number", "data-label": "Documents" },
-        number === null ? one.faults[name] ?? "unknown" : count(number)));
+        number === null ? shown.faults[name] ?? "unknown" : count(number)));
   }
-  if (one.suspended !== null) yield why(`${one.name} is suspended: `, one.suspended);
-  for (const [name, notice] of Object.entries(one.troubles)) yield why(`${name} (${one.roles[name]}) is suspended: `, notice);
+  if (shown.suspended !== null) yield why(`${shown.name} is suspended: `, shown.suspended);
+  for (const [name, notice] of Object.entries(shown.troubles)) yield why(`${name} (${shown.roles[name]}) is suspended: `, notice);
 }
 
-const ofDefinition = (one, verification) => [
-  el("th", { scope: "row" }, one.name),
-  el("td", { "data-label": "State" }, state(one)),
+const ofDefinition = (shown, verification) => [
+  el("th", { scope: "row" }, shown.name),
+  el("td", { "data-label": "State" }, state(shown)),
   el("td", { class: "number lag", "data-label": "Lag" }),
   el("td", { class: verification?.drifted ? "alarm" : null, "data-label": "Last verify" }, verified(verification)),
-  el("td", { class: one.dead_letters ? "number alarm" : "number", "data-label": "Dead letters" }, count(one.dead_letters)),
-  el("td", { class: "number", "data-label": "Revision" }, String(one.revision)),
+  el("td", { class: shown.dead_letters ? "number alarm" : "number", "data-label": "Dead letters" }, count(shown.dead_letters)),
+  el("td", { class: "number", "data-label": "Revision" }, String(shown.revision)),
 ];
 
-function verified(one) {
-  if (one === null) return "never";
-  return `${moment(one.finished_at)}${one.drifted ? `, ${count(one.drifted)} drifted` : ""}`;
+function verified(result) {
+  if (result === null) return "never";
+  return `${moment(result.finished_at)}${result.drifted ? `, ${count(result.drifted)} drifted` : ""}`;
 }
 
-function state(one) {
-  if (one.suspended !== null) return el("span", { class: "state bad" }, "suspended");
-  return one.is_loaded ? el("span", { class: "state" }, "active") : el("span", { class: "state busy" }, "not loaded");
+function state(shown) {
+  if (shown.suspended !== null) return el("span", { class: "state bad" }, "suspended");
+  return shown.is_loaded ? el("span", { class: "state" }, "active") : el("span", { class: "state busy" }, "not loaded");
 }
 
 function why(what, notice) {

@@ -10,7 +10,7 @@ export function el(name, attributes = {}, ...children) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return made;
 }
 
@@ -33,7 +33,7 @@ export function fill(element, source, make) {
 
 /** Keep one child for each item, by its key, in order; those that stay are the same elements. */
 export function keep(container, items, key, make, change) {
-  const old = new Map([...container.children].map((one) => [one.dataset.key, one]));
+  const old = new Map([...container.children].map((child) => [child.dataset.key, child]));
   let place = container.firstElementChild;
   for (const item of items) {
     const name = String(key(item));

@@ -24,27 +24,27 @@ const verdict = (kind, says, hint, where = "") =>
   el("div", { class: `verdict ${kind}` }, where ? el("p", {}, where) : null, el("h3", {}, says), hint ? el("p", {}, hint) : null);
 
 function* explanation(seen) {
-  for (const one of seen.indices) {
-    const where = seen.indices.length > 1 ? `${one.index} (${one.role})` : "";
-    yield verdict(one.state, one.says, one.hint, where);
-    yield el("dl", { class: "facts" }, ...facts(seen, one));
-    if (one.differences.some((part) => part.postgres !== null || part.elasticsearch !== null)) yield differences(one.differences);
+  for (const index of seen.indices) {
+    const where = seen.indices.length > 1 ? `${index.index} (${index.role})` : "";
+    yield verdict(index.state, index.says, index.hint, where);
+    yield el("dl", { class: "facts" }, ...facts(seen, index));
+    if (index.differences.some((part) => part.postgres !== null || part.elasticsearch !== null)) yield differences(index.differences);
   }
 }
 
-function* facts(seen, one) {
-  yield* fact("Document", `${seen.document} ${seen.id} in ${one.index}, ${one.role}, revision ${one.revision}`
-    + (one.is_loaded ? "" : ", not loaded yet"));
-  yield* fact("Postgres", inPostgres(one.postgres));
-  yield* fact("Elasticsearch", inElasticsearch(one.elasticsearch));
-  if (one.differences.length) yield* fact("Differs in", one.differences.map((part) => part.path).join(", "));
-  if (one.jobs.length) yield* fact("Jobs", `${one.jobs.join(", ")} may write it`);
-  if (one.dead_letter) {
-    yield* fact("Dead letter", `${one.dead_letter.error ? `${one.dead_letter.error}\n` : ""}dead-lettered ${moment(one.dead_letter.failed_at)}`);
+function* facts(seen, index) {
+  yield* fact("Document", `${seen.document} ${seen.id} in ${index.index}, ${index.role}, revision ${index.revision}`
+    + (index.is_loaded ? "" : ", not loaded yet"));
+  yield* fact("Postgres", inPostgres(index.postgres));
+  yield* fact("Elasticsearch", inElasticsearch(index.elasticsearch));
+  if (index.differences.length) yield* fact("Differs in", index.differences.map((part) => part.path).join(", "));
+  if (index.jobs.length) yield* fact("Jobs", `${index.jobs.join(", ")} may write it`);
+  if (index.dead_letter) {
+    yield* fact("Dead letter", `${index.dead_letter.error ? `${index.dead_letter.error}\n` : ""}dead-lettered ${moment(index.dead_letter.failed_at)}`);
   }
-  if (one.postgres.source) {
+  if (index.postgres.source) {
     yield el("dt", {}, "Its SELECT returns");
-    yield el("dd", {}, el("code", {}, JSON.stringify(one.postgres.source, null, 1)));
+    yield el("dd", {}, el("code", {}, JSON.stringify(index.postgres.source, null, 1)));
   }
 }
 
@@ -58,10 +58,10 @@ function inPostgres(row) {
 
 const inElasticsearch = (copies) => (copies ? copies.map(copy).join("\n") || "nothing under this id" : "unknown");
 
-const copy = (one) => `version ${one.version}`
-  + (one.routing ? `, under routing ${one.routing}` : "");
+const copy = (held) => `version ${held.version}`
+  + (held.routing ? `, under routing ${held.routing}` : "");
 
 const differences = (parts) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What differs" }, el("table", {},
-  el("thead", {}, el("tr", {}, ["Field", "Postgres", "Elasticsearch"].map((one) => el("th", { scope: "col" }, one)))),
+  el("thead", {}, el("tr", {}, ["Field", "Postgres", "Elasticsearch"].map((title) => el("th", { scope: "col" }, title)))),
   el("tbody", {}, parts.map((part) => el("tr", {}, el("th", { scope: "row" }, part.path),
     el("td", {}, el("code", {}, part.postgres ?? "–")), el("td", {}, el("code", {}, part.elasticsearch ?? "–")))))));

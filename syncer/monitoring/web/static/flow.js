@@ -14,37 +14,37 @@ export function showBanner(status) {
 export function showProblems(problems) {
   const list = by("problems");
   show(list, problems.length > 0);
-  const keyed = problems.map((one, place) => ({ ...one, place: `${place} ${one.runbook} ${one.about}` }));
-  keep(list, keyed, (one) => one.place, makeProblem, (item, one) => {
+  const keyed = problems.map((problem, place) => ({ ...problem, place: `${place} ${problem.runbook} ${problem.about}` }));
+  keep(list, keyed, (problem) => problem.place, makeProblem, (item, problem) => {
     const [message, action, more] = item.children;
     show(message, problems.length > 1);
-    say(message, one.message);
-    say(action, one.action);
-    show(more, Boolean(one.runbook));
-    show(more.lastElementChild, Boolean(one.detail));
-    say(more.querySelector("pre"), one.detail ?? "");
+    say(message, problem.message);
+    say(action, problem.action);
+    show(more, Boolean(problem.runbook));
+    show(more.lastElementChild, Boolean(problem.detail));
+    say(more.querySelector("pre"), problem.detail ?? "");
   });
 }
 
-const makeProblem = (one) => el("li", {}, el("b"), el("p", { class: "does" }), el("div", { class: "links" },
-  el("a", { href: `/operating#:~:text=%23%23%23%20${one.runbook}`, target: "_blank" }, `What it means: ${one.runbook}`), raw()));
+const makeProblem = (problem) => el("li", {}, el("b"), el("p", { class: "does" }), el("div", { class: "links" },
+  el("a", { href: `/operating#:~:text=%23%23%23%20${problem.runbook}`, target: "_blank" }, `What it means: ${problem.runbook}`), raw()));
 
 /** What is read aloud when it changes: not how much waits, which changes all the time. */
 function announcement(status) {
-  const lasting = status.problems.filter((one) => !one.is_passing);
+  const lasting = status.problems.filter((problem) => !problem.is_passing);
   if (lasting.length) return lasting.length === 1 ? lasting[0].message : `${lasting.length} problems.`;
   return status.status === "well" ? "All is well." : "Behind.";
 }
 
 /** The servers that do not answer, each with the time of its last answer: their figures are of then. */
-export const silentOf = (status) => new Map(status.servers.filter((one) => one.error !== null).map((one) =>
-  [one.server, one.age_seconds === null ? null : Date.now() / 1000 - one.age_seconds]));
+export const silentOf = (status) => new Map(status.servers.filter((server) => server.error !== null).map((server) =>
+  [server.server, server.age_seconds === null ? null : Date.now() / 1000 - server.age_seconds]));
 
 /** The rates are those since the status before. Without Kafka there is no topic. */
 export function showFlow(status, rates) {
   const { leader } = status;
   const silent = silentOf(status);
-  const usesKafka = status.servers.some((one) => one.server === "kafka");
+  const usesKafka = status.servers.some((server) => server.server === "kafka");
   show(by("to-topic"), usesKafka);
   show(by("at-topic"), usesKafka);
   station("at-outbox", known(status.outbox_waiting), waits(status.outbox_waiting, status.outbox_lag_seconds));
@@ -52,10 +52,10 @@ export function showFlow(status, rates) {
   station("at-topic", known(status.topic_waiting), waits(status.topic_waiting, status.topic_lag_seconds));
   const inHand = !usesKafka && status.topic_waiting ? `${brief(status.topic_waiting)} changes in hand` : "at work";
   station("at-workers", known(status.workers), inHand, status.workers === 0);
-  const served = (status.documents ?? []).map((one) => Object.entries(one.targets)
-    .filter(([name]) => one.roles[name] === "current").map(([, number]) => number)).flat();
+  const served = (status.documents ?? []).map((document) => Object.entries(document.targets)
+    .filter(([name]) => document.roles[name] === "current").map(([, number]) => number)).flat();
   const held = served.reduce((sum, number) => sum + (number ?? 0), 0);
-  const isUnknown = served.length > 0 && served.every((one) => one === null);
+  const isUnknown = served.length > 0 && served.every((number) => number === null);
   station("at-index", isUnknown ? "–" : brief(held), held === 1 ? "document" : "documents", served.includes(null));
   for (const [id, server] of STATIONS) old(by(id), silent.has(server), silent.get(server));
   pipe("to-relay", rates?.captured, "changes written to the outbox each second");
@@ -71,8 +71,8 @@ const STATIONS = [
 
 /** Grey, with the time of the oldest of these servers' figures, if one of them is silent. */
 export function asOf(id, silent, ...servers) {
-  const away = servers.filter((one) => silent.has(one));
-  const times = away.map((one) => silent.get(one));
+  const away = servers.filter((server) => silent.has(server));
+  const times = away.map((server) => silent.get(server));
   by(id).closest("section").classList.toggle("away", away.length > 0);
   say(by(id), !away.length ? "" : times.includes(null) ? "unknown" : `as of ${timeOf(Math.min(...times))}`);
 }
@@ -112,12 +112,12 @@ export function showDaemons(status) {
   show(by("daemons-none"), status.daemons !== null && !daemons.length);
   show(by("daemons"), daemons.length > 0);
   asOf("daemons-old", silentOf(status), "postgres");
-  keep(by("daemons").tBodies[0], daemons, (one) => `${one.process}@${one.host} ${one.started_at}`,
+  keep(by("daemons").tBodies[0], daemons, (daemon) => `${daemon.process}@${daemon.host} ${daemon.started_at}`,
     () => el("tr", {}, el("th", { scope: "row" }), cell("Process", "number"), cell("State"), cell("Components"),
       cell("Version"), cell("Started")),
-    (row, one) => {
-      const [text, kind] = state(one);
-      [one.host, String(one.process), null, components(one), one.version, moment(one.started_at)]
+    (row, daemon) => {
+      const [text, kind] = state(daemon);
+      [daemon.host, String(daemon.process), null, components(daemon), daemon.version, moment(daemon.started_at)]
         .forEach((each, place) => { if (each !== null) say(row.cells[place], each); });
       fill(row.cells[2], [kind, text], () => [el("span", { class: `state ${kind}` }, text)]);
     });
@@ -126,19 +126,19 @@ export function showDaemons(status) {
 const cell = (label, kind = null) => el("td", { class: kind, "data-label": label });
 
 /** What a daemon does, and how it is shown: one that is silent hangs, or is gone. */
-function state(one) {
-  if (one.is_silent) return [`silent for ${about(one.silent_seconds)}`, "bad"];
-  if (!one.components.length) return ["starts", "busy"];
-  if (!one.troubles.length) return ["works", ""];
-  const longest = one.troubles.reduce((a, b) => (b.seconds > a.seconds ? b : a));
+function state(daemon) {
+  if (daemon.is_silent) return [`silent for ${about(daemon.silent_seconds)}`, "bad"];
+  if (!daemon.components.length) return ["starts", "busy"];
+  if (!daemon.troubles.length) return ["works", ""];
+  const longest = daemon.troubles.reduce((a, b) => (b.seconds > a.seconds ? b : a));
   return [`${longest.component} retries for ${about(longest.seconds)}`, "bad"];
 }
 
-function components(one) {
-  const workers = one.components.filter((name) => name.startsWith("worker-")).length;
+function components(daemon) {
+  const workers = daemon.components.filter((name) => name.startsWith("worker-")).length;
   return [
-    one.leads ? "leads" : one.components.includes("relay") ? "stands by" : null,
+    daemon.leads ? "leads" : daemon.components.includes("relay") ? "stands by" : null,
     workers ? amount(workers, "worker") : null,
-    one.components.includes("job_worker") ? "job worker" : null,
+    daemon.components.includes("job_worker") ? "job worker" : null,
   ].filter(Boolean).join(", ");
 }

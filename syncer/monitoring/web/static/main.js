@@ -191,8 +191,8 @@ by("token-form").addEventListener("submit", async (event) => {
 function showLook(documents, access) {
   const choice = by("look-document");
   const chosen = choice.value;
-  fill(choice, documents.map((one) => one.name), () => documents.map((one) => el("option", { value: one.name }, one.name)));
-  if (chosen && documents.some((one) => one.name === chosen)) choice.value = chosen;
+  fill(choice, documents.map((shown) => shown.name), () => documents.map((shown) => el("option", { value: shown.name }, shown.name)));
+  if (chosen && documents.some((shown) => shown.name === chosen)) choice.value = chosen;
   show(by("look-values-choice"), access.sees_values);
 }
 

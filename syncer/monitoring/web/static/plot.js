@@ -24,18 +24,18 @@ const svg = (name, attributes = {}, text) => {
 /** The least round number that is not below this one: 1, 2, 2.5, 5 and ten times that. */
 function roundedUp(number) {
   const power = 10 ** Math.floor(Math.log10(number));
-  return [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= number * 0.9999);
+  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= number * 0.9999);
 }
 
 /** The least time that one would say, and that is not below this one. */
 export const roundedUpTime = (seconds) =>
   seconds <= 10 ? roundedUp(seconds)
-    : [20, 30, 60, 120, 240, 600, 1200, 3600, 7200, 14_400, 28_800, 86_400].find((one) => one >= seconds)
+    : [20, 30, 60, 120, 240, 600, 1200, 3600, 7200, 14_400, 28_800, 86_400].find((period) => period >= seconds)
       ?? 86_400 * roundedUp(seconds / 86_400);
 
 /** The usual time between two samples. */
 function usual(samples) {
-  const between = samples.slice(1).map((one, place) => one.at - samples[place].at).sort((one, other) => one - other);
+  const between = samples.slice(1).map((sample, place) => sample.at - samples[place].at).sort((a, b) => a - b);
   return between[Math.floor(between.length / 2)] ?? 0;
 }
 
@@ -50,7 +50,7 @@ export class Plot {
     this.drawing = svg("svg", { role: "img", tabindex: "0", preserveAspectRatio: "none" });
     this.reading = el("figcaption");
     this.rows = el("tbody");
-    const heads = ["Time", ...lines.map((one) => one.name)].map((one) => el("th", { scope: "col" }, one));
+    const heads = ["Time", ...lines.map((line) => line.name)].map((head) => el("th", { scope: "col" }, head));
     const table = el("table", {}, el("caption", { class: "unseen" }, title),
       el("thead", {}, el("tr", {}, heads)), this.rows);
     this.table = el("details", { ontoggle: () => this.tabulate() }, el("summary", {}, "As a table"),
@@ -76,7 +76,7 @@ export class Plot {
   draw() {
     const width = Math.max(200, this.drawing.clientWidth || this.drawing.parentElement.clientWidth);
     this.width = width;
-    const values = this.samples.flatMap((sample) => this.lines.map((one) => one.of(sample) ?? 0));
+    const values = this.samples.flatMap((sample) => this.lines.map((line) => line.of(sample) ?? 0));
     const greatest = this.round(Math.max(this.least, ...values));
     this.x = (at) => LEFT + (width - LEFT - RIGHT) * (1 - (this.until - at) / this.range);
     this.y = (number) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - number / greatest);
@@ -145,7 +145,7 @@ export class Plot {
     if (by === undefined || !this.samples.length) return;
     event.preventDefault();
     const last = this.samples.length - 1;
-    const now = this.chosen === null ? last + 1 : this.samples.findIndex((one) => one.at === this.chosen);
+    const now = this.chosen === null ? last + 1 : this.samples.findIndex((sample) => sample.at === this.chosen);
     const next = Math.min(last, Math.max(0, (by === Infinity ? last : by === -Infinity ? 0 : now + by)));
     this.choose(this.samples[next].at, true);
   }
@@ -157,7 +157,7 @@ export class Plot {
   }
 
   mark() {
-    const sample = this.samples.find((one) => one.at === this.chosen) ?? null;
+    const sample = this.samples.find((known) => known.at === this.chosen) ?? null;
     const shown = sample ?? this.samples.at(-1);
     this.read(shown, sample === null ? "now" : timeOf(shown.at));
     if (sample === null || !this.marks) { this.marks?.replaceChildren(); return; }
@@ -187,7 +187,7 @@ export class Plot {
     const known = this.samples.filter((sample) => this.until - sample.at <= this.range);
     if (!known.length) return "Nothing is known yet.";
     return this.lines.map((line) => {
-      const values = known.map(line.of).filter((one) => one !== null && one !== undefined);
+      const values = known.map(line.of).filter((value) => value !== null && value !== undefined);
       if (!values.length) return `${line.name}: not known.`;
       return `${line.name}: ${line.format(values.at(-1))} now, at most ${line.format(Math.max(...values))} in ${RANGES[this.range][0]}.`;
     }).join(" ");

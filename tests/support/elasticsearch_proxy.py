@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,19 +22,12 @@ _HOP_BY_HOP = frozenset({"connection", "content-length", "transfer-encoding", "h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer, as far as it goes.
-
-    Args:
-        status: Its status.
-        body: What is sent of its body.
-        headers: Besides the length.
-        length: What it says of its length, if that is not true.
-    """
+    """An answer, or the half of it before the connection is cut."""
 
     status: int
     body: bytes
-    headers: dict[str, str] = field(default_factory=dict)
-    length: int | None = None
+    headers: dict[str, str]
+    is_cut: bool = False
 
 
 Forward = Callable[[], Answer]
@@ -50,8 +43,7 @@ def swallowed(forward: Forward) -> None:
 
 def cut(forward: Forward) -> Answer:
     """It is applied, and the connection is cut in the middle of the answer."""
-    answer = forward()
-    return replace(answer, body=answer.body[: len(answer.body) // 2], length=len(answer.body))
+    return replace(forward(), is_cut=True)
 
 
 def emptied(forward: Forward) -> Answer:
@@ -152,10 +144,18 @@ class Proxy:
         path = unquote(urlsplit(handler.path).path)
         fault, forward = self._next_fault(path), partial(self._forward, handler, body)
         answer = forward() if fault is None else fault(forward)
-        if answer is None or answer.length is not None:
+        if answer is None or answer.is_cut:
             handler.close_connection = True
-        if answer is not None:
-            _send(handler, answer)
+        if answer is None:
+            return
+        handler.send_response(answer.status)
+        for name, value in answer.headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(answer.body)))
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(answer.body[: len(answer.body) // 2] if answer.is_cut else answer.body)
+            handler.wfile.flush()
 
     def _forward(self, handler: BaseHTTPRequestHandler, body: bytes) -> Answer:
         there = urlsplit(self._upstream)
@@ -191,14 +191,3 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
-
-
-def _send(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
-    handler.send_response(answer.status)
-    for name, value in answer.headers.items():
-        handler.send_header(name, value)
-    handler.send_header("Content-Length", str(len(answer.body) if answer.length is None else answer.length))
-    handler.end_headers()
-    if handler.command != "HEAD":
-        handler.wfile.write(answer.body)
-        handler.wfile.flush()

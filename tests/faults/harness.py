@@ -6,7 +6,7 @@ that. Modules are named after the process, the server or the data that the hazar
     at a point of the code    `tests.support.breakpoints`: a process is killed, or stands still
     at a write                `spoilt`: what happens to a request to Elasticsearch
     on the way                `tests.support.elasticsearch_proxy`: what becomes of an answer
-    to a server               `elsewhere`: a world on servers that no other test uses
+    to a server               `tests.support.world.elsewhere`: a world on servers that no other test uses
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import ApiError, Elasticsearch
@@ -27,8 +25,7 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.jobs import model, queue
 from syncer.jobs.model import Job, JobKind, JobState, find
-from syncer.sandbox import Endpoints, Sandbox
-from tests.support.world import DEADLINE_SECONDS, Daemon, World, made, wait_until
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g"
@@ -178,15 +175,6 @@ def refused(compositions: Sequence[Composition], kind: str, *, status: int = 429
 
 
 # Servers
-
-
-@contextmanager
-def elsewhere(sandbox: Sandbox, endpoints: Endpoints, folder: Path, **addresses: str) -> Iterator[World]:
-    """The blog on other servers."""
-    there = replace(endpoints, **addresses)
-    with made(World(sandbox=sandbox, endpoints=there, folder=folder)) as world:
-        world.set_up()
-        yield world
 
 
 GRANTS = """

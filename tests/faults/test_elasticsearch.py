@@ -12,9 +12,9 @@ from elasticsearch import ApiError, Elasticsearch
 
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.elasticsearch import ElasticsearchServer
-from tests.faults.harness import DEAD_LETTERS, elsewhere, require_holds, require_quiet, wait_for_trouble
+from tests.faults.harness import DEAD_LETTERS, require_holds, require_quiet, wait_for_trouble
 from tests.support.elasticsearch_proxy import Proxy, cut, emptied, page, refused, swallowed
-from tests.support.world import World, sandbox_of_its_own, wait_until
+from tests.support.world import World, elsewhere, sandbox_of_its_own, wait_until
 from tests.support.writers import fill, writing
 
 _REQUEST_BYTES_MAX = 1024 * 1024

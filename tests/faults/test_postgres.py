@@ -25,12 +25,12 @@ from syncer.base.settings import ElasticsearchSettings, PostgresSettings
 from syncer.elasticsearch.client import connect
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from tests.faults.harness import GRANTS, elsewhere, require_holds, require_quiet, wait_for_trouble
+from tests.faults.harness import GRANTS, require_holds, require_quiet, wait_for_trouble
 from tests.support.breakpoints import Plan
 from tests.support.elasticsearch_proxy import Forward, Proxy
 from tests.support.pooler import pooled
 from tests.support.standbys import ask, standbys
-from tests.support.world import DEADLINE_SECONDS, World, postgres_server, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, elsewhere, postgres_server, wait_until
 from tests.support.writers import fill
 
 ROLE = "syncer_worker"

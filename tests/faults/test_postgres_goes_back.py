@@ -14,10 +14,10 @@ import pytest
 from syncer.base import migrations
 from syncer.base.errors import SourceError, SyncerError
 from syncer.sandbox import Endpoints, Sandbox
-from tests.faults.harness import elsewhere, require_holds
+from tests.faults.harness import require_holds
 from tests.support.doctor import fix, is_well, look
 from tests.support.standbys import standbys
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, elsewhere
 from tests.support.writers import fill
 
 MANY_NUMBERS = "SELECT count(nextval('syncer.version')) FROM generate_series(1, 300000)"

@@ -22,7 +22,7 @@ from tests.scenarios.test_schema_migrations import grant
 from tests.support.doctor import fix, is_well, look
 from tests.support.in_process import admin
 from tests.support.standbys import standbys
-from tests.support.world import World, made, postgres_with, wait_until
+from tests.support.world import World, elsewhere, postgres_server, wait_until
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
 OF_POSTGRES = [check for check in CHECKS if check.server == "postgres"]
@@ -34,10 +34,9 @@ Break = Callable[[Elasticsearch, World], object]
 def world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A world on a Postgres of its own, with a document in it; each test leaves it as it was."""
     with (
-        postgres_with(endpoints, {}) as others,
-        made(World(sandbox=sandbox, endpoints=others, folder=tmp_path_factory.mktemp("doctor"))) as world,
+        postgres_server({}) as own,
+        elsewhere(sandbox, endpoints, tmp_path_factory.mktemp("doctor"), postgres_dsn=own.address) as world,
     ):
-        world.set_up()
         world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'j@example.com')")
         world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'title', 'body')")
         world.backfill()

@@ -97,13 +97,6 @@ def _routing(value: Any) -> dict[str, str]:
 
 
 @contextmanager
-def postgres_with(endpoints: Endpoints, settings: Mapping[str, str]) -> Iterator[Endpoints]:
-    """A Postgres of its own with other settings, beside the same Kafka and Elasticsearch."""
-    with postgres_server(settings) as server:
-        yield replace(endpoints, postgres_dsn=server.address)
-
-
-@contextmanager
 def postgres_server(settings: Mapping[str, str]) -> Iterator[PostgresServer]:
     """A Postgres of its own with other settings."""
     with sandbox_of_its_own() as own:
@@ -135,6 +128,14 @@ def made(world: World, *, template: World | None = None) -> Iterator[World]:
         yield world
     finally:
         world.unmake()
+
+
+@contextmanager
+def elsewhere(sandbox: Sandbox, endpoints: Endpoints, folder: Path, **addresses: str) -> Iterator[World]:
+    """The blog on other servers."""
+    with made(World(sandbox=sandbox, endpoints=replace(endpoints, **addresses), folder=folder)) as world:
+        world.set_up()
+        yield world
 
 
 @contextmanager

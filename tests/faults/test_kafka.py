@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import time
+from contextlib import closing, suppress
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 from structlog.testing import capture_logs
 
 from syncer.base.errors import LossError
+from syncer.base.postgres import Link
 from syncer.kafka import producer
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.kafka.topic import INSTALLATION
@@ -158,6 +160,20 @@ def test_a_client_that_fetches_nothing_is_replaced(blog: World, monkeypatch: pyt
         require_holds(blog)
     assert [event["event"] for event in logs].count("worker.consumer_renewed") == 1
     assert refreshes(blog) == 0
+
+
+def test_a_worker_that_is_busy_for_long_keeps_its_client(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It receives nothing meanwhile, since it asks for nothing: its client is not at fault."""
+    monkeypatch.setattr(source, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(source, "_KEEP_ALIVE_SECONDS", 0.0)
+    with capture_logs() as logs, closing(Link(blog.connect)) as link, closing(blog.source(link, time.sleep)) as topic:
+        publish(blog, UPDATE)
+        wait_until(lambda: topic.receive(records_max=1, wait_seconds=0.01) is not None, what="it is behind")
+        for _ in range(4):
+            time.sleep(0.2)
+            topic.keep_alive()
+            topic.receive(records_max=1, wait_seconds=0)
+    assert "worker.consumer_renewed" not in [event["event"] for event in logs]
 
 
 # It refuses records that are too large

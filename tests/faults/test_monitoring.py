@@ -248,6 +248,18 @@ def test_kafka_is_frozen(operator: Operator, blog: World) -> None:
     operator.over()
 
 
+def test_elasticsearch_answers_late(operator: Operator, blog: World) -> None:
+    """The only request waited, and succeeded: nothing was retried, and yet the outage is an event."""
+    blog.sandbox.elasticsearch.pause()
+    try:
+        blog.sql(EDIT)
+        wait_until(lambda: operator.lag() > 12, what="the lag grows")
+    finally:
+        blog.sandbox.elasticsearch.resume()
+    operator.over()
+    wait_until(lambda: "Elasticsearch did not answer for 1" in events(blog), what="the outage is an event")
+
+
 def events(world: World) -> str:
     """What the timeline has."""
     return world.syncer("events").stdout

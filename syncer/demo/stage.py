@@ -186,7 +186,7 @@ Everything is left running, and shown at {self.daemon.address}. To play with it:
 {"".join(exports)}\
   {self.sandbox.postgres.bin_folder / "psql"} "$SYNCER_POSTGRES_DSN" -c "{change}"
   curl "$SYNCER_ELASTICSEARCH_URL/_search?pretty"
-  {_COMMAND} status --watch
+  {_COMMAND} status
   {_COMMAND} verify
   tail -f {self.daemon.log_file}
 To end it, or by starting another demo:

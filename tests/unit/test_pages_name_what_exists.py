@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -16,7 +17,10 @@ REPOSITORY = Path(__file__).parent.parent.parent
 INDEX = REPOSITORY / "docs" / "index.md"
 DOCS = sorted((REPOSITORY / "docs").rglob("*.md"))
 PAGES = [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *DOCS]
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+ROOT: Any = typer.main.get_command(app)
+COMMANDS = ROOT.commands
+CALL = re.compile(r"(?:\bsyncer|{_COMMAND}) ((?:(?! syncer )[^`\n|;&#])*)")
+"""A command line, in a page or in a text of the program."""
 SOURCE = "".join(file.read_text("utf-8") for file in (REPOSITORY / "syncer").rglob("*.py"))
 NAMES = {check.id for check in doctor.CHECKS} | set(re.findall(r'"([a-z]+\.[a-z_]+)"', SOURCE))
 """The checks, and whatever is written like an event in the program."""
@@ -38,6 +42,24 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
+def unknown_options(text: str) -> set[str]:
+    """The options in command lines that their commands do not have."""
+    unknown = set()
+    for call in CALL.findall(text):
+        command = ROOT
+        for word in call.split():
+            command = getattr(command, "commands", {}).get(word, command)
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        named = re.findall(r" (--[a-z][a-z-]+)", call)
+        unknown |= {f"{command.name} {option}" for option in named if option not in known}
+    return unknown
+
+
+def test_the_program_names_options_that_are_there() -> None:
+    """In hints and in what the demo prints."""
+    assert unknown_options(SOURCE) == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_names_is_there(page: Path) -> None:
     """Settings, commands and options, files and headings that it links to; and no page of docs links out of them."""
@@ -47,6 +69,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert [name for name in quoted if re.fullmatch(rf"({sections})\.[a-z_]+", name) and name not in NAMES] == []
     named = {found[1] for words in quoted if (found := re.match(r"syncer ([a-z][a-z-]*)", words))}
     assert named - COMMANDS.keys() == set()
+    assert unknown_options(text) == set()
     links = re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", prose(page))
     for file, heading in [(page.parent / file if file else page, heading) for file, heading in links]:
         assert file.exists()

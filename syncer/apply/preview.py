@@ -17,7 +17,7 @@ from psycopg import sql
 from syncer.apply import cost, plan, trial
 from syncer.apply.cost import Cost, MissingIndex
 from syncer.apply.plan import ActiveDefinitions, Plan, PlannedChange, Step
-from syncer.apply.trial import Problem, Severity
+from syncer.apply.trial import PlanProblem, PlanSeverity
 from syncer.base import migrations
 from syncer.base.error_policy import explain
 from syncer.base.errors import DefinitionError, SyncerError
@@ -71,17 +71,17 @@ class DocumentPreview:
     reason: str | None = None
     documents: int | None = None
     tables: tuple[TablePreview, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[PlanProblem, ...] = ()
 
     @property
-    def errors(self) -> list[Problem]:
+    def errors(self) -> list[PlanProblem]:
         """Why apply refuses it, or cannot write all of its documents."""
         return [problem for problem in self.problems if problem.is_error]
 
     @property
-    def warnings(self) -> list[Problem]:
+    def warnings(self) -> list[PlanProblem]:
         """What is probably not intended."""
-        return [problem for problem in self.problems if problem.severity is Severity.WARNING]
+        return [problem for problem in self.problems if problem.severity is PlanSeverity.WARNING]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Preview:
         """Refuse to apply what is refused, or what has documents that cannot be written."""
         errors = {document.name: document.errors[0] for document in self.documents if document.errors}
         for problem in errors.values():
-            if problem.severity is Severity.REFUSED:
+            if problem.severity is PlanSeverity.REFUSED:
                 raise DefinitionError(problem.message, hint=problem.action)
         if errors and not despite_dead_lettered:
             raise DefinitionError(
@@ -203,7 +203,7 @@ class _Previewed:
     connection: Connection
     index: Index
     indices: Indices
-    refused: dict[str, list[Problem]] = field(default_factory=dict)
+    refused: dict[str, list[PlanProblem]] = field(default_factory=dict)
     missing: list[MissingIndex] = field(default_factory=list)
 
     @contextmanager
@@ -213,7 +213,7 @@ class _Previewed:
             yield
         except _REFUSALS as error:
             shown = explain(error) or SyncerError(str(error))
-            problem = Problem(severity=Severity.REFUSED, message=shown.message, action=shown.hint)
+            problem = PlanProblem(severity=PlanSeverity.REFUSED, message=shown.message, action=shown.hint)
             self.refused.setdefault(name, []).append(problem)
 
     def document(self, step: Step, *, is_tried: bool) -> DocumentPreview:
@@ -234,7 +234,7 @@ class _Previewed:
             reason=step.reason,
             documents=tried.documents if tried else None,
             tables=tuple(tables),
-            problems=tuple(sorted(problems, key=lambda problem: list(Severity).index(problem.severity))),
+            problems=tuple(sorted(problems, key=lambda problem: list(PlanSeverity).index(problem.severity))),
         )
 
     def _table(self, document: Document, use: TableUse) -> TablePreview:
@@ -266,12 +266,12 @@ class _Previewed:
         return measured
 
 
-def _failing(tables: Iterable[TablePreview]) -> Iterator[Problem]:
+def _failing(tables: Iterable[TablePreview]) -> Iterator[PlanProblem]:
     """Yield a warning for each query from changes to documents that fails on the data."""
     for table in tables:
         for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
-            yield Problem(
-                severity=Severity.WARNING,
+            yield PlanProblem(
+                severity=PlanSeverity.WARNING,
                 message=f"a change of {table.relation} writes every document again: the query that finds those that "
                 f"it touches fails on the data: {failure}",
                 action="It meets rows that WHERE leaves out, too. In select.sql, compare what cannot fail on any row:\n"

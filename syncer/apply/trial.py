@@ -65,7 +65,7 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d)?")
 _Result = TypeVar("_Result")
 
 
-class Severity(StrEnum):
+class PlanSeverity(StrEnum):
     """How bad a problem is, the worst first."""
 
     REFUSED = "refused"
@@ -79,17 +79,17 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class PlanProblem:
     """A problem of a definition, and what to do about it."""
 
-    severity: Severity
+    severity: PlanSeverity
     message: str
     action: str = ""
 
     @property
     def is_error(self) -> bool:
         """Whether apply refuses it, or cannot write all documents."""
-        return self.severity in (Severity.REFUSED, Severity.ERROR)
+        return self.severity in (PlanSeverity.REFUSED, PlanSeverity.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Trial:
 
     documents: int | None
     sample: dict[str, Row]
-    problems: tuple[Problem, ...]
+    problems: tuple[PlanProblem, ...]
 
 
 def attempt(connection: Connection, index: Index, indices: Indices, step: Step) -> Trial:
@@ -200,24 +200,24 @@ def _message(error: DocumentError) -> str:
 _TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."
 
 
-def _failed(failures: dict[str, str], tried: str) -> Iterator[Problem]:
+def _failed(failures: dict[str, str], tried: str) -> Iterator[PlanProblem]:
     for message in dict.fromkeys(failures.values()):
         ids = [id_ for id_, found in failures.items() if found == message and id_]
         shown = f"{len(ids):,} of {tried} cannot be built, for example {shown_id(ids[0])}: " if ids else ""
-        yield Problem(
-            severity=Severity.ERROR, message=f"{shown}the SELECT fails on the data: {message}", action=_TO_FIX
+        yield PlanProblem(
+            severity=PlanSeverity.ERROR, message=f"{shown}the SELECT fails on the data: {message}", action=_TO_FIX
         )
 
 
-def _rejected(rejections: list[Rejection], tried: str) -> Iterator[Problem]:
+def _rejected(rejections: list[Rejection], tried: str) -> Iterator[PlanProblem]:
     found: dict[tuple[str, str], list[Rejection]] = {}
     for rejection in rejections:
         reason = _OF_ONE_DOCUMENT.sub("", rejection.reason)
         found.setdefault((rejection.kind, reason.partition(":")[0]), []).append(rejection)
     for first, *others in found.values():
         are, reason = "are" if others else "is", without_preview(_OF_ONE_DOCUMENT.sub("", first.reason))
-        yield Problem(
-            severity=Severity.ERROR,
+        yield PlanProblem(
+            severity=PlanSeverity.ERROR,
             message=f"{1 + len(others):,} of {tried} {are} rejected, for example {shown_id(first.composition.id)}: "
             f"{first.kind}: {shortened(reason)}",
             action="Add the field to index.json: syncer init --from-select adds every field that it lacks."
@@ -226,23 +226,23 @@ def _rejected(rejections: list[Rejection], tried: str) -> Iterator[Problem]:
         )
 
 
-def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[Problem]:
+def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[PlanProblem]:
     for field, ids in ignored.items():
-        yield Problem(
-            severity=Severity.WARNING,
+        yield PlanProblem(
+            severity=PlanSeverity.WARNING,
             message=f"{field} is kept and shown, but not found by searches, in {len(ids):,} of {tried}, for example "
             f"{shown_id(ids[0])}",
             action="ignore_above, ignore_malformed or a limit in index.json leaves such values out.",
         )
 
 
-def _remarks(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[Problem]:
+def _remarks(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
     found = document.dependencies
     unordered = unordered_fields(connection, found.canonical_select, found.shapes)
     if unordered:
-        yield Problem(
-            severity=Severity.NOTE,
+        yield PlanProblem(
+            severity=PlanSeverity.NOTE,
             message=f"{', '.join(sorted(unordered))}: an aggregate has no ORDER BY. Its elements may come in another "
             "order each time, and verify then reports a difference",
             action="Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
@@ -255,8 +255,8 @@ def _remarks(connection: Connection, document: Document, sample: dict[str, Row])
         depending.setdefault(setting, set()).update(differing - unordered)
     for setting, fields in depending.items():
         if fields:
-            yield Problem(
-                severity=Severity.NOTE,
+            yield PlanProblem(
+                severity=PlanSeverity.NOTE,
                 message=f"{', '.join(sorted(fields))}: depends on {setting}. syncer uses {_PINNED[setting]}, whatever "
                 "the database, the role or psql use",
                 action=_INSTEAD[setting],

@@ -22,7 +22,7 @@ _LOOKED_AT_MAX = 1000
 """A transaction with this many changes or more is not examined change by change."""
 
 
-class Row(NamedTuple):
+class OutboxRow(NamedTuple):
     """A change as it is published.
 
     Args:
@@ -46,7 +46,7 @@ class Page:
         is_last: Whether no more are known to wait.
     """
 
-    rows: list[Row]
+    rows: list[OutboxRow]
     cursor: str | None
     is_last: bool
 
@@ -119,8 +119,8 @@ def pages(connection: Connection, cursor: str, *, rows_max: int) -> Iterator[Pag
     yield Page(rows=[], cursor=seen, is_last=True)
 
 
-def _rows(found: list[tuple[Any, ...]]) -> list[Row]:
-    return [Row(key.encode(), change, changed_at) for key, change, changed_at, *_ in found if change is not None]
+def _rows(found: list[tuple[Any, ...]]) -> list[OutboxRow]:
+    return [OutboxRow(key.encode(), change, changed_at) for key, change, changed_at, *_ in found if change is not None]
 
 
 def _bounds(cursor: str) -> tuple[str, str]:

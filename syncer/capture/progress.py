@@ -141,7 +141,7 @@ class Transaction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PartitionPlace:
     """How far a partition is handled.
 
     Args:
@@ -222,13 +222,13 @@ def transaction(connection: Connection, xid: int) -> Transaction:
     return Transaction(*connection.execute(_TRANSACTION, (str(xid),)).fetchall()[0])
 
 
-def places(connection: Connection) -> dict[int, Place]:
+def places(connection: Connection) -> dict[int, PartitionPlace]:
     """How far each partition is handled, as far as anything in it is."""
     rows = connection.execute(_PLACES).fetchall()
-    return {partition: Place(next_offset=offset, number=number) for partition, offset, number in rows}
+    return {partition: PartitionPlace(next_offset=offset, number=number) for partition, offset, number in rows}
 
 
-def advance(connection: Connection, reached: Mapping[int, Place]) -> None:
+def advance(connection: Connection, reached: Mapping[int, PartitionPlace]) -> None:
     """Save how far partitions are handled, unless more was saved before."""
     places = reached.values()
     columns = [*reached], [place.next_offset for place in places], [place.number for place in places]

@@ -13,7 +13,7 @@ from syncer.apply import activate
 from syncer.apply.cost import SECONDS_MAX, MissingIndex
 from syncer.apply.plan import Plan, PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, read
-from syncer.apply.trial import Severity
+from syncer.apply.trial import PlanSeverity
 from syncer.base import settings
 from syncer.base.formatting import amount, shortened
 from syncer.cli import render
@@ -32,7 +32,12 @@ _OUTCOMES = {
     PlannedChange.INCOMPLETE: ("not completely loaded: its load goes on", "green"),
     PlannedChange.UNCHANGED: ("nothing to do", "dim"),
 }
-_STYLES = {Severity.REFUSED: "red", Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+_STYLES = {
+    PlanSeverity.REFUSED: "red",
+    PlanSeverity.ERROR: "red",
+    PlanSeverity.WARNING: "yellow",
+    PlanSeverity.NOTE: "dim",
+}
 
 Remove = Annotated[list[str] | None, typer.Option(help="Remove a document without a folder, and drop its index.")]
 

@@ -17,7 +17,7 @@ from syncer.cli.context import AsJson, flag, load_settings, open_postgres
 from syncer.cli.render import TIME, Part, say, show_table
 from syncer.monitoring import doctor as checks, problems
 from syncer.monitoring.daemons import Daemon
-from syncer.monitoring.doctor import Finding, How, Severity
+from syncer.monitoring.doctor import CheckSeverity, Finding, How
 from syncer.monitoring.problems import Urgency
 from syncer.monitoring.status import DocumentStatus, Reader, Status, Stored
 from syncer.verify.wait import TIMEOUT_SECONDS, Waited, Waiter
@@ -28,10 +28,10 @@ _SOON_SECONDS = 0.1
 _LEVELS = {"warning": "yellow", "error": "red"}
 _PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MARKS = {
-    Severity.WRONG: ("✘", "bold red"),
-    Severity.CONSIDER: ("!", "bold yellow"),
-    Severity.UNSEEN: ("?", "cyan"),
-    Severity.WELL: ("✔", "green"),
+    CheckSeverity.WRONG: ("✘", "bold red"),
+    CheckSeverity.CONSIDER: ("!", "bold yellow"),
+    CheckSeverity.UNSEEN: ("?", "cyan"),
+    CheckSeverity.WELL: ("✔", "green"),
 }
 _PLACES = {How.SQL: "in psql:", How.SHELL: "in a shell:", How.REQUEST: "in the console of Kibana, or by curl:"}
 
@@ -166,7 +166,7 @@ def doctor(*, as_json: AsJson = False) -> None:
     with render.progress(_ASKING):
         findings = checks.examine(load_settings())
     found = Counter(finding.severity for finding in findings)
-    numbers, is_well = {severity: found[severity] for severity in Severity}, not found[Severity.WRONG]
+    numbers, is_well = {severity: found[severity] for severity in CheckSeverity}, not found[CheckSeverity.WRONG]
     if as_json:
         render.print_json({"is_well": is_well, **numbers, "findings": findings})
     else:
@@ -181,12 +181,12 @@ def doctor(*, as_json: AsJson = False) -> None:
 
 def _show_findings(findings: Sequence[Finding]) -> None:
     """Print what a check found; statements and commands are not folded, so that you can paste them."""
-    severity = min((finding.severity for finding in findings if finding.severity), key=list(Severity).index)
+    severity = min((finding.severity for finding in findings if finding.severity), key=list(CheckSeverity).index)
     mark, style = _MARKS[severity]
     say((f"{mark} ", style), f"{findings[0].id:<29} ", (findings[0].expected, "dim"))
-    if severity is Severity.WELL:
+    if severity is CheckSeverity.WELL:
         return
-    unseen = "cannot be checked: " if severity is Severity.UNSEEN else ""
+    unseen = "cannot be checked: " if severity is CheckSeverity.UNSEEN else ""
     for finding in findings:
         say(f"    {unseen}{finding.found}")
     # Together, so that they are pasted at once.

@@ -57,7 +57,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
-class Change:
+class GuideChange:
     """SQL statements that the application runs concurrently."""
 
     change: str
@@ -75,7 +75,7 @@ class Model:
     documents: tuple[str, ...]
     schema: str
     rows: str
-    steps: tuple[Ask | Change, ...]
+    steps: tuple[Ask | GuideChange, ...]
     encore: str
 
 
@@ -115,7 +115,7 @@ def _play(stage: Stage, model: Model) -> None:
     answer: tuple[Row, ...] = ()
     shown = ""
     for step in model.steps:
-        if isinstance(step, Change):
+        if isinstance(step, GuideChange):
             _change(stage, model, step)
             continue
         stage.console.print(f"\n[bold]{escape(Template(step.question).substitute(step.values))}")
@@ -131,7 +131,7 @@ def _play(stage: Stage, model: Model) -> None:
         stage.console.print(table if answer else "Nothing.")
 
 
-def _change(stage: Stage, model: Model, change: Change) -> None:
+def _change(stage: Stage, model: Model, change: GuideChange) -> None:
     """Make a change, and print how many documents syncer wrote for it."""
     stage.console.print(f"\n[bold]{escape(change.change)}")
     for statement in change.statements:

@@ -45,7 +45,7 @@ _WAIT_SECONDS = 300
 _CONNECTIONS_MAX = 8
 
 
-class Daemon(EmbeddedServer):
+class DemoDaemon(EmbeddedServer):
     """``syncer run``, started and stopped like the servers; its settings are those of this process."""
 
     name = "Daemon"
@@ -84,7 +84,7 @@ class Stage:
         self.console = console
         self.folder = folder
         self.sandbox = Sandbox(folder / "servers", console=console)
-        self.daemon = Daemon(folder, Cache(account=Account()))
+        self.daemon = DemoDaemon(folder, Cache(account=Account()))
 
     @contextmanager
     def started(self, *, with_kafka: bool) -> Iterator[None]:

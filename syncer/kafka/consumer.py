@@ -25,7 +25,7 @@ from syncer.base.errors import LossError, TopicError
 from syncer.base.lifecycle import join
 from syncer.base.retry import answered
 from syncer.base.settings import KafkaSettings
-from syncer.capture.progress import Place
+from syncer.capture.progress import PartitionPlace
 from syncer.kafka.topic import INSTALLATION, NUMBER, common
 
 CLOSE_SECONDS = 2.0
@@ -45,7 +45,7 @@ class Received:
 
     values: tuple[bytes, ...]
     places: tuple[tuple[int, int], ...]
-    reached: dict[int, Place]
+    reached: dict[int, PartitionPlace]
 
 
 class ChangeConsumer:
@@ -55,7 +55,9 @@ class ChangeConsumer:
         begin: Reads how far partitions are handled. Called while one of them is assigned.
     """
 
-    def __init__(self, settings: KafkaSettings, *, begin: Callable[[], Mapping[int, Place]], name: str) -> None:
+    def __init__(
+        self, settings: KafkaSettings, *, begin: Callable[[], Mapping[int, PartitionPlace]], name: str
+    ) -> None:
         self._settings = settings
         self._begin = begin
         self._log = structlog.get_logger().bind(worker=name)
@@ -114,7 +116,7 @@ class ChangeConsumer:
             number = self._checked(message, partition)
             values.append(message.value() or b"")
             places.append((partition, offset))
-            reached[partition] = Place(next_offset=offset + 1, number=number)
+            reached[partition] = PartitionPlace(next_offset=offset + 1, number=number)
         if not values:
             return None
         answered("kafka")
@@ -161,7 +163,7 @@ class ChangeConsumer:
             "Then run syncer apply and start the daemons: they write every document again. See docs/deploy.md.",
         )
 
-    def commit(self, reached: Mapping[int, Place]) -> None:
+    def commit(self, reached: Mapping[int, PartitionPlace]) -> None:
         """Tell Kafka's own tools now and then how far partitions are handled. Nothing here relies on it."""
         now = time.monotonic()
         if now - self._committed_at < _COMMIT_SECONDS:
@@ -216,7 +218,7 @@ class ChangeConsumer:
             if not self._is_closing:  # then it reads nothing more, and librdkafka answers nothing more
                 handled = self._begin()
                 for partition in partitions:
-                    place = handled.get(partition.partition, Place(next_offset=None, number=0))
+                    place = handled.get(partition.partition, PartitionPlace(next_offset=None, number=0))
                     partition.offset = OFFSET_BEGINNING if place.next_offset is None else place.next_offset
                     self.numbers[partition.partition] = place.number
             consumer.incremental_assign(partitions)

@@ -22,7 +22,7 @@ from syncer.base import log
 from syncer.base.model import Change
 from syncer.base.retry import answered
 from syncer.base.settings import KafkaSettings
-from syncer.capture.outbox import Row
+from syncer.capture.outbox import OutboxRow
 from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, common, configuration
 
 QUIET_SECONDS = 10.0
@@ -85,7 +85,7 @@ class ChangeProducer:
             logger=log.library_logger(),
         )
 
-    def produce(self, rows: Iterable[Row]) -> None:
+    def produce(self, rows: Iterable[OutboxRow]) -> None:
         """Queue changes; waits while the queue is full.
 
         Raises:

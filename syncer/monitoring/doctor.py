@@ -51,7 +51,7 @@ _ERRORS = (psycopg.Error, KafkaException, ApiError, TransportError, SyncerError)
 _READ_ONLY = f"SET default_transaction_read_only = on; SET statement_timeout = '{ANSWER_SECONDS}s'"
 
 
-class Severity(StrEnum):
+class CheckSeverity(StrEnum):
     """How bad a finding is: a guarantee does not hold, an operator should decide, or the check could not be made."""
 
     WRONG = "wrong"
@@ -83,7 +83,7 @@ class Finding:
     fix: str = ""
     note: str = ""
     how: How | None = None
-    severity: Severity | None = None
+    severity: CheckSeverity | None = None
     id: str = ""
     expected: str = ""
 
@@ -165,7 +165,7 @@ class Check(NamedTuple):
     expected: str
     how: How
     ask: Ask
-    severity: Severity = Severity.WRONG
+    severity: CheckSeverity = CheckSeverity.WRONG
 
     @property
     def server(self) -> str:
@@ -297,7 +297,7 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
 def _may_use(deployment: Deployment) -> Iterator[Finding]:
     roles = "If this is a daemon's role: run docs/roles.sql, and make it a member of the group roles of its duties."
     for found, is_wrong in deployment.rows(_LACKING):
-        yield Finding(found, roles, severity=Severity.WRONG if is_wrong else Severity.CONSIDER)
+        yield Finding(found, roles, severity=CheckSeverity.WRONG if is_wrong else CheckSeverity.CONSIDER)
 
 
 def _may_read(deployment: Deployment) -> Iterator[Finding]:
@@ -313,19 +313,19 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
         for found, fix in deployment.rows(_UNREADABLE, relation, sorted(read))
     }
     # A relay reads no table of an application.
-    severity = None if deployment.rows(_IS_WORKER) == [(True,)] else Severity.CONSIDER
+    severity = None if deployment.rows(_IS_WORKER) == [(True,)] else CheckSeverity.CONSIDER
     yield from (Finding(found, fix, severity=severity) for found, fix in problems.items())
 
 
 # Kafka and Elasticsearch: settings
 
 _DAY_MILLISECONDS = 86_400_000
-_TOPIC: dict[str, tuple[Callable[[str], bool], str, Severity]] = {
-    "cleanup.policy": (lambda value: "compact" in value, "delete", Severity.WRONG),
-    "unclean.leader.election.enable": (lambda value: value == "true", "false", Severity.WRONG),
-    "retention.ms": (lambda value: 0 <= int(value) < _DAY_MILLISECONDS, "604800000", Severity.CONSIDER),
-    "retention.bytes": (lambda value: int(value) >= 0, "-1", Severity.CONSIDER),
-    "min.insync.replicas": (lambda value: value == "1", "2", Severity.CONSIDER),
+_TOPIC: dict[str, tuple[Callable[[str], bool], str, CheckSeverity]] = {
+    "cleanup.policy": (lambda value: "compact" in value, "delete", CheckSeverity.WRONG),
+    "unclean.leader.election.enable": (lambda value: value == "true", "false", CheckSeverity.WRONG),
+    "retention.ms": (lambda value: 0 <= int(value) < _DAY_MILLISECONDS, "604800000", CheckSeverity.CONSIDER),
+    "retention.bytes": (lambda value: int(value) >= 0, "-1", CheckSeverity.CONSIDER),
+    "min.insync.replicas": (lambda value: value == "1", "2", CheckSeverity.CONSIDER),
 }
 """Whether the value of a setting of the topic is wrong, the right one, and how bad that is."""
 
@@ -349,7 +349,7 @@ def _topic(deployment: Deployment) -> Iterator[Finding]:
             "kafka-reassign-partitions.sh adds replicas to an existing one."
         )
         found = "The topic has one replica: if its broker is lost, so are its changes"
-        yield Finding(found, more, how=How.ADVICE, severity=Severity.CONSIDER)
+        yield Finding(found, more, how=How.ADVICE, severity=CheckSeverity.CONSIDER)
     values = topic.configuration(deployment.server("kafka"), name, seconds=ANSWER_SECONDS)
     for setting, (is_wrong, right, severity) in _TOPIC.items():
         if is_wrong(values[setting]) and (has_copies or setting != "min.insync.replicas"):
@@ -423,7 +423,7 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
         made_for = f"{name}, made for {mark.get('document')},"
         if not aliases:
             found = f"{made_for} is not active any more"
-            yield Finding(found, _request("DELETE", f"/{name}"), severity=Severity.CONSIDER)
+            yield Finding(found, _request("DELETE", f"/{name}"), severity=CheckSeverity.CONSIDER)
         elif searched := sorted(aliases - active):  # status reports an alias that leads to two indices
             yield Finding(
                 f"Searches of {' and '.join(searched)} find {made_for} which Postgres does not know",
@@ -457,7 +457,7 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
             )
 
 
-_SQL, _SHELL, _REQUEST, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.REQUEST, How.ADVICE, Severity.CONSIDER
+_SQL, _SHELL, _REQUEST, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.REQUEST, How.ADVICE, CheckSeverity.CONSIDER
 _USABLE = _reach("postgres", _is_usable)
 _SETTINGS = "Every index keeps what is written to it, and shows it"
 _FUNCTION = "The owner of the trigger functions may write the outbox"
@@ -492,11 +492,11 @@ def examine(settings: Settings, *, checks: Sequence[Check] = CHECKS) -> list[Fin
 def _made(check: Check, deployment: Deployment) -> list[Finding]:
     """Return what a check found, with what the table says of it."""
     try:
-        found = list(check.ask(deployment)) or [Finding(severity=Severity.WELL)]
+        found = list(check.ask(deployment)) or [Finding(severity=CheckSeverity.WELL)]
     except UnseenError as error:
-        found = [Finding(str(error), severity=Severity.UNSEEN)]
+        found = [Finding(str(error), severity=CheckSeverity.UNSEEN)]
     except _ERRORS as error:
-        found = [Finding((explain(error) or SyncerError(str(error))).message, severity=Severity.UNSEEN)]
+        found = [Finding((explain(error) or SyncerError(str(error))).message, severity=CheckSeverity.UNSEEN)]
     return [
         replace(
             finding,

@@ -20,7 +20,7 @@ from syncer.base.errors import LossError, TopicError
 from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
 from syncer.capture import progress
-from syncer.capture.progress import Place
+from syncer.capture.progress import PartitionPlace
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover
@@ -47,7 +47,7 @@ def make_up(connection: Connection, cause: str, *, loss: LossError | None = None
         jobs = [job for job in created if job is not None]
         if loss is not None:
             # Rule: the-refresh-is-committed-with-the-number.
-            progress.advance(connection, {loss.partition: Place(next_offset=None, number=loss.number)})
+            progress.advance(connection, {loss.partition: PartitionPlace(next_offset=None, number=loss.number)})
     metrics.INCIDENTS.labels("records_lost").inc()
     documents = sorted({job.document for job in jobs})
     structlog.get_logger().error(

@@ -24,7 +24,7 @@ from syncer.base.retry import retry
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
 from syncer.capture.outbox import Page
-from syncer.capture.progress import Place
+from syncer.capture.progress import PartitionPlace
 from syncer.capture.reader import OutboxReader
 from syncer.kafka.consumer import ChangeConsumer, Received
 from syncer.recovery import lost_records
@@ -135,7 +135,7 @@ class TopicSource:
         self._pause = pause
         self._name = name
         self._consumer: ChangeConsumer | None = None
-        self._unsaved: dict[int, Place] = {}
+        self._unsaved: dict[int, PartitionPlace] = {}
         self._acknowledged: dict[int, int] = {}
         self._received: dict[int, int] = {}
         """By partition, the last number that Kafka had acknowledged, and that had arrived, when they were compared."""
@@ -217,7 +217,7 @@ class TopicSource:
             saved = progress.read(connection)
         self._acknowledged, self._received = {} if saved is None else saved.numbers, received
 
-    def _places(self) -> dict[int, Place]:
+    def _places(self) -> dict[int, PartitionPlace]:
         with self._link.used() as connection:
             return progress.places(connection)
 

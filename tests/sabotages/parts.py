@@ -13,7 +13,7 @@ from elasticsearch import Elasticsearch
 from syncer.base.model import Composition, Operation, Place, Target
 from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
-from syncer.capture.outbox import Page, Row
+from syncer.capture.outbox import OutboxRow, Page
 from syncer.capture.reader import OutboxReader
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.elasticsearch.reader import Holdings
@@ -128,7 +128,7 @@ class DiesBeforeSaving(OutboxReader):
 class DiesBeforeSending(ChangeProducer):
     """The process is killed before Kafka has anything of it."""
 
-    def produce(self, rows: Iterable[Row]) -> None:
+    def produce(self, rows: Iterable[OutboxRow]) -> None:
         """Queue nothing."""
         raise KilledError(rows)
 

@@ -16,7 +16,7 @@ from elasticsearch import Elasticsearch
 from pydantic import SecretStr
 
 from syncer.base.settings import PostgresSettings, Settings
-from syncer.monitoring.doctor import CHECKS, Finding, Severity, examine
+from syncer.monitoring.doctor import CHECKS, CheckSeverity, Finding, examine
 from syncer.sandbox import Endpoints, Sandbox
 from tests.scenarios.test_schema_migrations import grant
 from tests.support.doctor import fix, is_well, look
@@ -24,7 +24,7 @@ from tests.support.in_process import admin
 from tests.support.standbys import standbys
 from tests.support.world import World, elsewhere, postgres_server, wait_until
 
-CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
+CONSIDER, WRONG = CheckSeverity.CONSIDER, CheckSeverity.WRONG
 OF_POSTGRES = [check for check in CHECKS if check.server == "postgres"]
 FUNCTION = 'syncer."capture_public.users"()'
 Break = Callable[[Elasticsearch, World], object]
@@ -62,7 +62,7 @@ class Case:
     id: str
     breaks: str | Break
     part: str = ""
-    severity: Severity = WRONG
+    severity: CheckSeverity = WRONG
     role: str = "postgres"
     undo: str = "SELECT"
     is_advice: bool = False
@@ -73,7 +73,7 @@ def off(setting: str, where: str = "ALTER SYSTEM", value: str = "off") -> str:
     return f"{where} SET {setting} = {value}; SELECT pg_reload_conf()"
 
 
-def lacks(what: str, role: str, part: str, severity: Severity) -> Case:
+def lacks(what: str, role: str, part: str, severity: CheckSeverity) -> Case:
     """A privilege that a daemon's role needs."""
     on = f"{what} {{verb}} {{{{database}}}}_{role}"
     revoke, grant_again = on.format(verb="FROM"), on.format(verb="TO")
@@ -207,12 +207,12 @@ def test_what_is_broken_is_seen_and_fixed(world: World, case: Case) -> None:
     """It is well, it is broken and seen, the fix is pasted, and it is well again."""
     settings = as_role(world, case.role)
 
-    before = [each for each in look(world, case.id, settings=settings) if each.severity is not Severity.WELL]
+    before = [each for each in look(world, case.id, settings=settings) if each.severity is not CheckSeverity.WELL]
     assert [each.found for each in before if "one replica" not in each.found] == []
 
     def new() -> list[Finding]:
         seen = look(world, case.id, settings=settings)
-        return [each for each in seen if each.severity is not Severity.WELL and each not in before]
+        return [each for each in seen if each.severity is not CheckSeverity.WELL and each not in before]
 
     with world.elasticsearch() as client:
         try:
@@ -238,7 +238,7 @@ def test_a_missing_topic_is_seen(world: World) -> None:
     (found,) = look(world, "kafka.reach", settings=settings)
     assert found.severity is WRONG
     (found,) = look(world, "kafka.topic", settings=settings)
-    assert found.severity is Severity.UNSEEN
+    assert found.severity is CheckSeverity.UNSEEN
 
 
 def test_a_disk_that_was_restored_is_seen_and_fixed(world: World) -> None:
@@ -263,8 +263,8 @@ def test_a_role_is_judged_by_its_privileges(world: World) -> None:
     report = examine(as_role(world, "newcomer"), checks=OF_POSTGRES)
     severities = {found.id: found.severity for found in report}
     assert [id_ for id_, severity in severities.items() if severity is WRONG] == ["postgres.privileges"]
-    assert severities["postgres.functions"] is severities["postgres.triggers"] is Severity.UNSEEN
-    assert severities["postgres.durability"] is Severity.WELL
+    assert severities["postgres.functions"] is severities["postgres.triggers"] is CheckSeverity.UNSEEN
+    assert severities["postgres.durability"] is CheckSeverity.WELL
 
 
 def test_a_standby_in_place_of_the_primary_is_seen(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 import psycopg
 
 from syncer.base.settings import Settings
-from syncer.monitoring.doctor import CHECKS, Finding, How, Severity, examine
+from syncer.monitoring.doctor import CHECKS, CheckSeverity, Finding, How, examine
 from tests.support.world import DEADLINE_SECONDS, World
 
 # The sandbox has Kafka's classes and no shell scripts.
@@ -33,7 +33,7 @@ def look(world: World, id_: str, *, settings: Settings | None = None) -> list[Fi
 
 def is_well(findings: Sequence[Finding]) -> bool:
     """Whether a check found nothing."""
-    return {finding.severity for finding in findings} == {Severity.WELL}
+    return {finding.severity for finding in findings} == {CheckSeverity.WELL}
 
 
 def fix(world: World, finding: Finding, environment: Mapping[str, str] | None = None) -> None:

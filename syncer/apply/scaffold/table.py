@@ -87,7 +87,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class DraftTable:
     """A table that can be captured, with the foreign keys that it has, and those that refer to it."""
 
     relation: str
@@ -104,7 +104,7 @@ def tables(connection: Connection) -> dict[str, bool]:
     return {relation: may_read for relation, _, _, is_table, is_logged, may_read in rows if is_table and is_logged}
 
 
-def find(connection: Connection, name: str) -> Table:
+def find(connection: Connection, name: str) -> DraftTable:
     """Find a table by its name, quoted or not; without its schema, by the role's search_path.
 
     Raises:
@@ -148,7 +148,7 @@ def find(connection: Connection, name: str) -> Table:
             f"{relation} has no primary key, of which a draft makes the documents' _id",
             hint="Add one, or write select.sql yourself and run: syncer init --from-select",
         )
-    return Table(
+    return DraftTable(
         relation=relation,
         name=bare_name,
         columns={column: column_type(connection, type_) for column, type_ in columns},
@@ -176,7 +176,7 @@ class Drafter:
         self._aliases: set[str] = set()
         self.remarks: list[str] = []
 
-    def select(self, table: Table, referring: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    def select(self, table: DraftTable, referring: Sequence[str]) -> tuple[str, dict[str, Any]]:
         """Return the SELECT of a table, with the rows of tables that refer to it, and the mapping of the JSON in it."""
         wanted = dict.fromkeys(reference for name in referring for reference in self._referring(table, name))
         alias = self._alias(table.name)
@@ -194,7 +194,7 @@ class Drafter:
         built = {field.name: field.mapping for field in fields if "properties" in field.mapping}
         return f"SELECT\n{_listed(columns)}\nFROM {table.relation} AS {self._name(alias)}\n", built
 
-    def _referring(self, table: Table, name: str) -> list[Reference]:
+    def _referring(self, table: DraftTable, name: str) -> list[Reference]:
         """Return the foreign keys to a table of the table with this name."""
         other = find(self._connection, name)
         found = [reference for reference in table.referred if reference.relation == other.relation]
@@ -207,7 +207,7 @@ class Drafter:
             )
         return found
 
-    def _fields(self, table: Table, alias: str, path: str, *, but: Reference | None = None) -> list[_Field]:
+    def _fields(self, table: DraftTable, alias: str, path: str, *, but: Reference | None = None) -> list[_Field]:
         """Return the columns of a table's rows, and the rows that they refer to, except by one foreign key."""
         columns = {field.name: field for field in self._columns(table, alias, path)}
         objects = []
@@ -226,7 +226,7 @@ class Drafter:
         replaced = {field.name for field in objects}  # such an object has the key
         return [*(field for field in columns.values() if field.name not in replaced), *objects]
 
-    def _columns(self, table: Table, alias: str, path: str) -> Iterator[_Field]:
+    def _columns(self, table: DraftTable, alias: str, path: str) -> Iterator[_Field]:
         hidden = []
         for name, type_ in table.columns.items():
             if type_.name in LEFT_OUT:
@@ -242,7 +242,7 @@ class Drafter:
         if hidden:
             self.remarks.append(f"{_PERSONAL}: {', '.join(hidden)}")
 
-    def _rows(self, reference: Reference, root: Table, outer: str) -> _Field:
+    def _rows(self, reference: Reference, root: DraftTable, outer: str) -> _Field:
         """Return the rows that refer, as an array of objects; as one object if there is at most one."""
         table = find(self._connection, reference.relation)
         alias, name = self._alias(table.name), _array_name(reference, root)
@@ -255,7 +255,9 @@ class Drafter:
         rows = self._subquery(shown, table, alias, outer, reference.pairs)
         return _Field(name, rows, {**nested, **_properties(fields)})
 
-    def _subquery(self, shown: str, table: Table, alias: str, outer: str, joined: Iterable[tuple[str, str]]) -> str:
+    def _subquery(
+        self, shown: str, table: DraftTable, alias: str, outer: str, joined: Iterable[tuple[str, str]]
+    ) -> str:
         """Return a subquery; ``joined`` has columns of the table and the equal ones of the query around it."""
         equal = " AND ".join(f"{self._name(alias, own)} = {self._name(outer, other)}" for own, other in joined)
         query = f"SELECT {shown}\nFROM {table.relation} AS {self._name(alias)}\nWHERE {equal}"
@@ -267,7 +269,7 @@ class Drafter:
         pieces = [pairs[place : place + _PAIRS_MAX] for place in range(0, len(pairs), _PAIRS_MAX)] or [[]]
         return " || ".join(f"jsonb_build_object(\n{_listed(piece)}\n)" for piece in pieces)
 
-    def _id(self, table: Table, alias: str) -> str:
+    def _id(self, table: DraftTable, alias: str) -> str:
         key = [(self._name(alias, name), table.columns[name].name) for name in table.key]
         if len(key) == 1:
             name, type_ = key[0]
@@ -302,7 +304,7 @@ def _object_name(reference: Reference) -> str:
     return short if short and not others else reference.to_table
 
 
-def _array_name(reference: Reference, table: Table) -> str:
+def _array_name(reference: Reference, table: DraftTable) -> str:
     """Return the referring table's name, with the column if it refers to this table more than once."""
     keys = [other for other in table.referred if other.relation == reference.relation]
     return reference.table if len(keys) == 1 else f"{reference.table}_{reference.pairs[0][0]}"

@@ -78,6 +78,7 @@ def test_a_change_writes_one_document(
     with world.elasticsearch() as client:
 
         def versions() -> dict[tuple[str, str], int]:
+            client.indices.refresh(index=f"{world.alias}*")
             return {
                 (name, hit["_id"]): hit["_version"]
                 for name in models()[model].documents

@@ -27,7 +27,7 @@ from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount, shortened, shown_id, without_preview
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition
-from syncer.base.postgres import Connection, bounded, value
+from syncer.base.postgres import SESSION, Connection, bounded, value
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
@@ -46,19 +46,17 @@ _OF_ONE_DOCUMENT = re.compile(
 )
 _TRIED_AGAIN_MAX = 50
 """How many documents are built again with other settings."""
-_PINNED = {"TimeZone": "UTC", "DateStyle": "ISO", "IntervalStyle": "iso_8601"}
+_TO_CHAR = "If the text matters, use to_char with a format."
 # In one of the two zones, any instant has another date than in UTC.
-_OTHER_SETTINGS = (
-    ("TimeZone", "Pacific/Kiritimati"),
-    ("TimeZone", "Etc/GMT+12"),
-    ("DateStyle", "German"),
-    ("IntervalStyle", "postgres"),
-)
-_INSTEAD = {
-    "TimeZone": "Name the zone, as in: (placed AT TIME ZONE 'America/New_York')::date.",
-    "DateStyle": "If the text matters, use to_char with a format.",
-    "IntervalStyle": "If the text matters, use to_char with a format.",
+_SETTINGS = {
+    "TimeZone": (
+        ("Pacific/Kiritimati", "Etc/GMT+12"),
+        "Name the zone, as in: (placed AT TIME ZONE 'America/New_York')::date.",
+    ),
+    "DateStyle": (("German",), _TO_CHAR),
+    "IntervalStyle": (("postgres",), _TO_CHAR),
 }
+"""The settings to try, with other values than syncer's, and what to write instead of what depends on them."""
 _SET = "SELECT pg_catalog.set_config($1, $2, false)"
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d)?")
 
@@ -247,19 +245,19 @@ def _remarks(connection: Connection, document: Document, sample: dict[str, Row])
             "order each time, and verify then reports a difference",
             action="Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
         )
-    depending: dict[str, set[str]] = {}
     built = _fields(dict(islice(sample.items(), _TRIED_AGAIN_MAX)))
-    for setting, other in _OTHER_SETTINGS:
-        rebuilt = _built_with(connection, document, list(dict.fromkeys(id_ for id_, _ in built)), setting, other)
-        differing = {field for id_, field in built if built[id_, field] != rebuilt.get((id_, field), built[id_, field])}
-        depending.setdefault(setting, set()).update(differing - unordered)
-    for setting, fields in depending.items():
-        if fields:
+    ids = list(dict.fromkeys(id_ for id_, _ in built))
+    for setting, (others, instead) in _SETTINGS.items():
+        differing: set[str] = set()
+        for other in others:
+            rebuilt = _built_with(connection, document, ids, setting, other)
+            differing |= {key[1] for key, content in built.items() if rebuilt.get(key, content) != content}
+        if fields := sorted(differing - unordered):
             yield PlanProblem(
                 severity=PlanSeverity.NOTE,
-                message=f"{', '.join(sorted(fields))}: depends on {setting}. syncer uses {_PINNED[setting]}, whatever "
+                message=f"{', '.join(fields)}: depends on {setting}. syncer uses {SESSION[setting]}, whatever "
                 "the database, the role or psql use",
-                action=_INSTEAD[setting],
+                action=instead,
             )
 
 

@@ -32,7 +32,7 @@ from syncer.base.settings import PostgresSettings
 OLDEST_SUPPORTED_VERSION = 14
 
 # Everything that affects output or durability is pinned; the rest is left to the operator.
-_SESSION = {
+SESSION = {
     # The temporary schema would be searched first if it were not named.
     "search_path": "pg_catalog, pg_temp",
     "TimeZone": "UTC",
@@ -120,7 +120,7 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
         require_supported(version)
         _require_utf8(connection)
         idle = f"{idle_seconds_max * 1000:.0f}"
-        session = {**_SESSION, "idle_in_transaction_session_timeout": idle, "tcp_user_timeout": idle}
+        session = {**SESSION, "idle_in_transaction_session_timeout": idle, "tcp_user_timeout": idle}
         if version >= _TRANSACTION_TIMEOUT_SINCE:
             session["transaction_timeout"] = "0"
         if connection.execute(_BEGIN_SESSION, (Jsonb(session), connection.info.backend_pid)).rowcount == 0:
@@ -235,7 +235,7 @@ def names_as_written(connection: Connection) -> Iterator[None]:
         connection.execute(_PIN)  # the block may be part of a longer transaction
 
 
-_PIN = sql.SQL("SET LOCAL search_path = {}").format(sql.SQL(_SESSION["search_path"]))
+_PIN = sql.SQL("SET LOCAL search_path = {}").format(sql.SQL(SESSION["search_path"]))
 
 
 LOCK_SECONDS_MAX = 0.5

@@ -2,7 +2,7 @@
 
 A *holder* is a request of locks that was granted. Its entry names the locks; it exists until they are released. The
 table is read and written as a whole, and only if no other process has written it since it was read. So all that is
-decided from it (who may hold a lock, who is taken over) has one order.
+decided from it (which request is granted, which holder is taken over) has one order.
 
 The index has one shard. So the operations of a bulk request have one order, and all writes have: a *term* is the
 sequence number of a write of the table and, above it, the second in which the index was created. So the terms of later

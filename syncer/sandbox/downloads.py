@@ -108,7 +108,7 @@ def fetch(artifact: Artifact, folder: Path, *, progress: Callable[[int], None] =
         partial.unlink()
         raise SandboxError(
             f"{artifact.coordinate} is not what the lock pins",
-            hint="The download was damaged or replaced on its way, and has been discarded. Try again.",
+            hint="The download was damaged or replaced in transit, and has been discarded. Try again.",
         )
     return partial.rename(file)
 

@@ -78,7 +78,7 @@ def test_a_document_goes_with_all_that_it_has(two: World) -> None:
 
 
 def test_what_cannot_be_removed_is_said(two: World) -> None:
-    """What has a folder stays, and so does what is not known, or what somebody else searches; nothing is changed."""
+    """What has a folder stays, and so does what is not known, or what another program searches; nothing is changed."""
 
     def refused(name: str) -> str:
         ended = two.syncer("apply", "--yes", "--remove", name)

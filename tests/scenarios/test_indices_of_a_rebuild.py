@@ -169,7 +169,7 @@ def test_a_swap_takes_the_alias_from_every_other_index_and_can_be_repeated(room:
 
 
 def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
-    """Neither from another database's index, nor from one of none; no index gives way; nor to an index that is gone."""
+    """It points at an index of another database or of none, or is an index itself; or the new index is gone."""
     served, gone = room.create(3), room.build(4)
     room.client.indices.delete(index=gone.index_name)
     with pytest.raises(IndexingError, match="is gone"):

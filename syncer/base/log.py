@@ -12,8 +12,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Hashable, Mapping, MutableMapping
+from typing import Any, Final
 
 import structlog
 
@@ -21,15 +21,9 @@ from syncer.base.settings import Level, LogSettings
 from syncer.base.timeline import TIMELINE
 
 LEVELS: Final[Mapping[Level, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-_REPEAT_SECONDS = 600.0
-QUIET_SECONDS = 10.0
-"""How long occurrences are only counted after a report."""
+_QUIET_SECONDS = 10.0
 _KNOWN_MAX = 1000
 _BATCH_SLOW_SECONDS = 1.0
-
-_Key = TypeVar("_Key", bound=Hashable)
-_Sample = TypeVar("_Sample")
-
 
 _least = LEVELS["info"]
 _is_json = False
@@ -89,65 +83,40 @@ def is_json() -> bool:
     return _is_json
 
 
-class Repeated(Generic[_Key, _Sample]):
-    """Reports the first occurrence of each key at once, and later ones as a count now and then.
+class Repeated:
+    """Says when to log what may recur for ever: its first occurrence at once, and a count now and then.
 
-    No occurrence is lost from the counts: `flush` reports what is counted and not yet reported. Safe to share between
-    threads.
-
-    Args:
-        log: Called with the key, the number of occurrences since its last report, and the last one as a sample.
-        seconds: The pause between reports of a key.
+    Safe to share between threads.
     """
 
-    def __init__(self, log: Callable[[_Key, int, _Sample], object], *, seconds: float = QUIET_SECONDS) -> None:
-        self._log = log
+    def __init__(self, *, seconds: float = _QUIET_SECONDS) -> None:
         self._seconds = seconds
-        self._counts: dict[_Key, tuple[float, int, _Sample]] = {}
-        """By key: when it was last reported, how often it has occurred since, and the last time how."""
-        self._turn = threading.RLock()
+        self._counts: dict[Hashable, tuple[float, int]] = {}
+        """By key: when it was last logged, and how often it has occurred since."""
+        self._turn = threading.Lock()
 
-    def note(self, key: _Key, sample: _Sample, number: int = 1) -> None:
-        """Count occurrences; report them if none were reported for a while."""
+    def count(self, key: Hashable, number: int = 1) -> int:
+        """Count occurrences; return how many there were since the last line, if it is time for another, else 0."""
+        now = time.monotonic()
         with self._turn:
             if key not in self._counts and len(self._counts) >= _KNOWN_MAX:
-                self.flush()
-            reported_at, before, _ = self._counts.get(key, (-math.inf, 0, sample))
-            self._counts[key] = reported_at, before + number, sample
-            self.report()
-
-    def report(self, *, seconds: float | None = None) -> None:
-        """Report the counts that are due; forget keys that have not recurred since their last report."""
-        now, seconds = time.monotonic(), self._seconds if seconds is None else seconds
-        with self._turn:
-            for key, (reported_at, number, sample) in list(self._counts.items()):
-                if number and now - reported_at >= seconds:
-                    self._counts[key] = now, 0, sample
-                    self._log(key, number, sample)
-                elif now - reported_at >= seconds:
-                    del self._counts[key]
-
-    def flush(self) -> None:
-        """Report all counts and start over."""
-        with self._turn:
-            self.report(seconds=0)
-            self._counts.clear()
+                self._counts.clear()
+            logged_at, before = self._counts.get(key, (-math.inf, 0))
+            is_due = now - logged_at >= self._seconds
+            self._counts[key] = (now, 0) if is_due else (logged_at, before + number)
+            return before + number if is_due else 0
 
 
 class _LibraryLog(logging.Handler):
     """Forwards librdkafka's log lines to structlog. A repeated kind is logged every ten minutes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kinds: Repeated[str, str] = Repeated(self._log, seconds=_REPEAT_SECONDS)
+    _kinds: Final = Repeated(seconds=600)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log or count a line. `logging` calls this under the handler's lock."""
         message = record.getMessage()
-        self._kinds.note(message.split("[", 1)[0], message)
-
-    def _log(self, _: str, number: int, message: str) -> None:
-        structlog.get_logger().warning("topic.troubled", detail=message, repeated=number - 1)
+        if number := self._kinds.count(message.split("[", 1)[0]):
+            structlog.get_logger().warning("topic.troubled", detail=message, repeated=number - 1)
 
 
 _LIBRARY_LOG: Final = _LibraryLog()

@@ -82,13 +82,20 @@ _silences: dict[str, tuple[float, float]] = {}
 _turn = threading.RLock()
 
 
-def retry(action: Callable[[], _Result], *, pause: Callable[[float], None], component: str) -> _Result:
+def retry(
+    action: Callable[[], _Result],
+    *,
+    pause: Callable[[float], None],
+    component: str,
+    reset: Callable[[], object] = lambda: None,
+) -> _Result:
     """Repeat an action until it succeeds or fails with a non-retryable error.
 
     Args:
         action: Must be safe to repeat.
         pause: How to wait; may raise `Stopping`.
         component: Whose action it is, in the log and the status.
+        reset: Called after an error, so that the next attempt starts anew.
 
     Raises:
         Exception: What ``action`` raised, if the policy is not RETRY.
@@ -99,7 +106,10 @@ def retry(action: Callable[[], _Result], *, pause: Callable[[float], None], comp
             began = monotonic()
             try:
                 result = action()
+            except Stopping:
+                raise
             except Exception as error:
+                reset()
                 if decide(error) is not Action.RETRY:
                     raise
                 failed(component, error, seconds=monotonic() - began)
@@ -112,30 +122,10 @@ def retry(action: Callable[[], _Result], *, pause: Callable[[float], None], comp
 
 
 def repeat(turn: Callable[[], float], *, reset: Callable[[], object], stop: Stop, component: str) -> None:
-    """Take turns until told to stop; a turn that fails with a retryable error is taken again.
-
-    Args:
-        turn: Returns how many seconds to rest before the next one.
-        reset: Called after an error, so that the next turn starts anew.
-        stop: When to end.
-        component: Whose turns they are, in the log and the status.
-
-    Raises:
-        Exception: What a turn raised, if the policy is not RETRY.
-    """
-
-    def attempt() -> float:
-        try:
-            return turn()
-        except Stopping:
-            raise
-        except Exception:
-            reset()
-            raise
-
+    """Take turns as `retry` does until told to stop; each returns how many seconds to rest before the next one."""
     with suppress(Stopping):
         while not stop.is_requested:
-            stop.wait(retry(attempt, pause=stop.pause, component=component))
+            stop.wait(retry(turn, pause=stop.pause, component=component, reset=reset))
 
 
 @dataclass(slots=True)

@@ -19,12 +19,11 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from syncer.base.lifecycle import Stopping, join
-from syncer.base.log import Repeated
 from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl
-from syncer.indexing.writer import NO_ORIGIN, Writer, log_dead_lettered
+from syncer.indexing.writer import NO_ORIGIN, Writer
 
 _Tasks: TypeAlias = "SimpleQueue[Callable[[Writer], None] | None]"
 
@@ -49,10 +48,7 @@ class WriterPool:
         self._name = name
         self._pause = pause
         self._flow = flow
-        self._dead_lettered: Repeated[tuple[str, str], str] = Repeated(log_dead_lettered)
-        self._make = partial(
-            Writer, connect=connect, index=index, name=name, flow=flow, dead_lettered=self._dead_lettered
-        )
+        self._make = partial(Writer, connect=connect, index=index, name=name, flow=flow)
         self._threads: list[threading.Thread] = []
         self._tasks: _Tasks = SimpleQueue()
         self._open: set[Future[WriteReport]] = set()
@@ -97,10 +93,6 @@ class WriterPool:
             self._threads[-1].start()
         return done
 
-    def report_dead_letters(self) -> None:
-        """Log dead letters that are not logged yet, if it is time."""
-        self._dead_lettered.report()
-
     def close(self, *, seconds: float | None = None) -> bool:
         """Drop what was submitted, and wait for the slices in progress, whose failures are not retried.
 
@@ -116,9 +108,7 @@ class WriterPool:
         self._threads, self._tasks, self._open = [], SimpleQueue(), set()
         for _ in leaving:
             tasks.put(None)
-        is_through = join(leaving, seconds=seconds)
-        self._dead_lettered.flush()
-        return is_through
+        return join(leaving, seconds=seconds)
 
     def _run(self, tasks: _Tasks) -> None:
         def pause(seconds: float) -> None:

@@ -129,14 +129,13 @@ class Writer:
         pause: Callable[[float], None],
         name: str,
         flow: FlowControl | None = None,
-        dead_lettered: Repeated[tuple[str, str], str] | None = None,
     ) -> None:
         self._connect = connect
         self._index = index
         self._pause = pause
         self._name = name
         self._flow = flow or FlowControl(WorkerSettings())
-        self._dead_lettered = dead_lettered or Repeated(log_dead_lettered)
+        self._dead_lettered = Repeated()
         self._link = Link(self._opened)
         self._composed_by: Composer | None = None
 
@@ -191,7 +190,6 @@ class Writer:
 
     def close(self) -> None:
         """Close the connection; the next write opens another one."""
-        self._dead_lettered.flush()
         self._link.close()
 
     # The connection
@@ -421,7 +419,10 @@ class Writer:
     def _record(self, document: Document, version: int, failed: Mapping[str, Failure]) -> None:
         dead_letters.dead_letter(self._link.connection, document.index_name, version, failed)
         for id_, failure in failed.items():
-            self._dead_lettered.note((document.index_name, failure.kind), id_)
+            # With the kind of error only: a server's message quotes values.
+            if number := self._dead_lettered.count((document.index_name, failure.kind)):
+                where = {"index": document.index_name, "kind": failure.kind, "documents": number}
+                structlog.get_logger().error("document.dead_lettered", **where, sample_id=id_)
 
     def _dead_letter_unbuilt(self, current: Slice, error: psycopg.Error) -> list[Slice]:
         """Dead-letter the only document of a slice, for which the SELECT raises; return it to be tried once more.
@@ -460,11 +461,3 @@ class Writer:
                     is_delete=each.source is None,
                     **current.origin,
                 )
-
-
-def log_dead_lettered(what: tuple[str, str], number: int, sample_id: str) -> None:
-    """Log dead letters with the kind of error only: a server's message quotes values."""
-    index_name, kind = what
-    structlog.get_logger().error(
-        "document.dead_lettered", index=index_name, kind=kind, documents=number, sample_id=sample_id
-    )

@@ -122,7 +122,6 @@ class JobWorker:
             Stopping: It was told to stop while a server was down, or in the middle of a step.
             Exception: An error that the policy calls RETRY or FATAL. After `close` you may call it again.
         """
-        self._writers.report_dead_letters()
         connection, done = self._link.connection, 0
         assert self._chunks is not None  # made with the connection
         if self._writes or chunks.is_any_to_write(connection):

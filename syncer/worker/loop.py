@@ -108,8 +108,6 @@ class Worker:
             batch = None
             if may_receive:
                 batch = self._source.receive(records_max=BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
-                self._writers.report_dead_letters()
-                self._resolver.unresolved.report()
             if batch is not None:
                 batch.number = next(self._numbers)
                 # Rule: assign-after-receiving.
@@ -134,7 +132,6 @@ class Worker:
         if not self._writers.close(seconds=self._stop.seconds_left):
             self._log.warning("component.gave_up", component=self._name)
         self._reset()
-        self._resolver.unresolved.flush()
 
     def _reset(self) -> None:
         """Drop what is in hand, which the source delivers again."""

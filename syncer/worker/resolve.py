@@ -32,9 +32,6 @@ class Resolver:
 
     Args:
         page: How many ids are handed on together. A change that touches more documents becomes a job.
-
-    Attributes:
-        unresolved: Logs changes for which an affects query fails.
     """
 
     def __init__(self, *, link: Link, writers: WriterPool, page: int, name: str) -> None:
@@ -47,7 +44,7 @@ class Resolver:
         """How many times in a row a table of each index was locked."""
         self._logged: dict[str, int] = {}
         """The job of each index that was logged last: a batch that joins it is not worth a line."""
-        self.unresolved: Repeated[tuple[str, str], str] = Repeated(self._log_unresolved)
+        self._unresolved = Repeated()
         self._log = structlog.get_logger().bind(worker=name)
 
     def resolve(self, batch: ChangeBatch, stop: Stop, *, only: Collection[str] | None = None) -> None:
@@ -94,7 +91,10 @@ class Resolver:
             raise
         self._locked.pop(document.index_name, None)
         if found.failed is not None:
-            self.unresolved.note((document.name, found.failed), document.index_name)
+            metrics.INCIDENTS.labels("affects_failed").inc()
+            if batches := self._unresolved.count((document.index_name, found.failed)):
+                what = {"document": document.name, "kind": found.failed, "index": document.index_name}
+                self._log.error("worker.changes_unresolved", **what, batches=batches)
         if found.occasion is not None:
             self._create_job(document, batch, occasion=found.occasion)
         if found.cause:
@@ -130,8 +130,3 @@ class Resolver:
             self._logged[job.index_name] = job.id
             why = job.occasion or job.cause
             self._log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=why)
-
-    def _log_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
-        document, kind = what
-        metrics.INCIDENTS.labels("affects_failed").inc(number)
-        self._log.error("worker.changes_unresolved", document=document, kind=kind, index=index_name, batches=number)

@@ -58,8 +58,7 @@ def test_rows_and_documents_at_fault_are_dead_lettered(dividing: World) -> None:
     assert (kinds.count("DivisionByZero"), kinds.count("document_parsing_exception"), len(kinds)) == (30, 30, 60)
     assert dividing.held().keys() == {str(id_) for id_ in range(3, 91, 3)}
     logged = [event for event in logs if event["event"] == "document.dead_lettered"]
-    assert sum(event["documents"] for event in logged) == 60
-    assert len(logged) <= 10, logged
+    assert 2 <= len(logged) <= 10, logged
     with dividing.connect() as connection:
         counted = "SELECT documents_done, indexed, dead_lettered FROM syncer.job WHERE kind = 'backfill'"
         assert connection.execute(counted).fetchall() == [(90, 30, 60)]

@@ -192,29 +192,8 @@ def test_a_stop_is_overdue_only_after_its_time(monkeypatch: pytest.MonkeyPatch) 
     assert stop.is_overdue
 
 
-Reports = list[tuple[str, int, str]]
-
-
-def counting(*, seconds: float) -> tuple[Repeated[str, str], Reports]:
-    """A counter, and what it reports."""
-    reports: Reports = []
-    return Repeated(lambda *report: reports.append(report), seconds=seconds), reports
-
-
-def test_the_first_is_reported_at_once_and_the_others_as_a_count() -> None:
-    """Each kind by itself, with the last as an example; what has not recurred for long enough begins anew."""
-    repeated, reports = counting(seconds=3600)
-    for number in range(5):
-        repeated.note("a", f"example {number}", 10)
-    repeated.note("b", "other")
-    assert reports == [("a", 10, "example 0"), ("b", 1, "other")]
-    repeated.report()
-    assert len(reports) == 2
-    repeated.flush()
-    assert reports[2:] == [("a", 40, "example 4")]
-    repeated, reports = counting(seconds=0)
-    repeated.note("a", "first")
-    repeated.note("a", "second", 2)
-    repeated.report()
-    repeated.note("a", "third")
-    assert reports == [("a", 1, "first"), ("a", 2, "second"), ("a", 1, "third")]
+def test_what_recurs_is_logged_at_once_and_then_as_a_count() -> None:
+    """Each kind by itself; once it is time, with all that were only counted."""
+    rarely, always = Repeated(seconds=3600), Repeated(seconds=0)
+    assert [rarely.count("a", 10), rarely.count("a"), rarely.count("b"), rarely.count("a")] == [10, 0, 1, 0]
+    assert [always.count("a"), always.count("a", 2)] == [1, 2]

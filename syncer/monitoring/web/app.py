@@ -159,7 +159,7 @@ class App:
         rules = [Rule(path, endpoint=name, methods=["GET"]) for path, name in pages.items()]
         # Paths must match exactly: no redirects to similar ones.
         self._paths = Map([*rules, *routes], strict_slashes=False, merge_slashes=False, redirect_defaults=False)
-        self._refused = Repeated[str, tuple[str, str]](_log_refused)
+        self._refused = Repeated()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         """Handle one request: the WSGI protocol."""
@@ -216,9 +216,11 @@ class App:
         response = as_json({"message": explained.message, "hint": explained.hint}, status)
         is_unauthorized = isinstance(explained, UnauthorizedError)
         # The page without a token causes none of these: they may be an attack.
-        if isinstance(explained, ForbiddenError) or (is_unauthorized and "Authorization" in request.headers):
-            # One key for all errors of a kind: made-up host names are logged no more often than a repeated one.
-            self._refused.note(explained.kind or explained.message, (explained.message[:60], request.remote_addr or ""))
+        is_attack = isinstance(explained, ForbiddenError) or (is_unauthorized and "Authorization" in request.headers)
+        # One key for all errors of a kind: made-up host names are logged no more often than a repeated one.
+        if is_attack and (requests := self._refused.count(explained.kind or explained.message)):
+            reason, address = explained.message[:60], request.remote_addr or ""
+            structlog.get_logger().warning("web.refused", reason=reason, requests=requests, address=address)
         if is_unauthorized:
             response.headers["WWW-Authenticate"] = 'Bearer realm="syncer"'
         return response
@@ -227,8 +229,3 @@ class App:
 def as_json(body: Any, status: int = 200) -> Response:
     """A JSON response of the API."""
     return Response(json.dumps(plain(body)), status, content_type="application/json")
-
-
-def _log_refused(_: str, requests: int, last: tuple[str, str]) -> None:
-    reason, address = last
-    structlog.get_logger().warning("web.refused", reason=reason, requests=requests, address=address)

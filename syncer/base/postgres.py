@@ -14,7 +14,7 @@ Guarantees of a connection from `connect`:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -70,7 +70,6 @@ _BEGIN_SESSION = """
 SELECT pg_catalog.set_config(key, value, false) FROM pg_catalog.jsonb_each_text($1::pg_catalog.jsonb)
 WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $2::pg_catalog.int4
 """
-_PROCESS = "SELECT pg_catalog.pg_backend_pid()"
 _POOLER_ATTEMPTS = 5
 
 
@@ -117,8 +116,8 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
     connection = _opened(settings, name)
     try:
         version = connection.info.server_version
-        require_supported(version)
-        _require_utf8(connection)
+        encoding = connection.info.parameter_status("server_encoding")
+        require_supported(version, encoding, database=connection.info.dbname)
         idle = f"{idle_seconds_max * 1000:.0f}"
         session = {**SESSION, "idle_in_transaction_session_timeout": idle, "tcp_user_timeout": idle}
         if version >= _TRANSACTION_TIMEOUT_SINCE:
@@ -160,13 +159,18 @@ def _own_process(connection: Connection, settings: PostgresSettings) -> int:
         SourceError: A pooler shares the session among its clients, or does not support transactions.
     """
     own, others = set[int](), set[int]()
+
+    def process(asked: Connection) -> int:
+        # Never prepared: behind a pooler, the next execution may meet a session that does not have the statement.
+        return int(asked.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchall()[0][0])
+
     with _opened(settings, "pooler") as other:
         try:
             for _ in range(_POOLER_ATTEMPTS):
-                own |= {_process(connection), _process(connection)}
+                own |= {process(connection), process(connection)}
                 with other.transaction():
-                    others.add(_process(other))
-                    own.add(_process(connection))
+                    others.add(process(other))
+                    own.add(process(connection))
         except psycopg.errors.ProtocolViolation:  # PgBouncer's error in statement mode
             own.clear()
     if len(own) != 1 or own & others:
@@ -178,32 +182,17 @@ def _own_process(connection: Connection, settings: PostgresSettings) -> int:
     return own.pop()
 
 
-def _process(connection: Connection) -> int:
-    # Never prepared: behind a pooler, the next execution may meet a session that does not have the statement.
-    row = connection.execute(_PROCESS, prepare=False).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def require_supported(server_version: int) -> None:
-    """Refuse a server that lacks ``xid8`` and ``pg_snapshot``, on which the protocol is built.
-
-    Its version is as libpq reports it: 180000 for 18.0.
-    """
+def require_supported(server_version: int, encoding: str | None = "UTF8", *, database: str = "") -> None:
+    """Refuse a server or a database on which the protocol cannot be built."""
     major = server_version // 10000
-    if major < OLDEST_SUPPORTED_VERSION:
+    if major < OLDEST_SUPPORTED_VERSION:  # it lacks xid8 and pg_snapshot
         raise SourceError(
             f"Postgres {major} is not supported",
             hint=f"syncer needs Postgres {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
         )
-
-
-def _require_utf8(connection: Connection) -> None:
-    """Refuse a database whose text may have no UTF-8 form: one such key would end every relay that reads it."""
-    encoding = connection.info.parameter_status("server_encoding")
-    if encoding != "UTF8":
+    if encoding != "UTF8":  # a key that has no UTF-8 form would end every relay that reads it
         raise SourceError(
-            f"The database {connection.info.dbname} has the encoding {encoding}; syncer needs UTF8",
+            f"The database {database} has the encoding {encoding}; syncer needs UTF8",
             hint="Dump it, create a database with ENCODING 'UTF8', and restore it there.",
         )
 
@@ -247,7 +236,7 @@ this side waited for the first table longer, Postgres would end the migration as
 
 
 def lock_timeout(seconds: float, *, local: bool = False) -> sql.Composed:
-    """Return the statement that limits how long a session, or the rest of one transaction, waits for a lock."""
+    """The statement that limits how long a session, or the rest of one transaction, waits for a lock."""
     scope = sql.SQL("LOCAL" if local else "SESSION")
     return sql.SQL("SET {} lock_timeout = {}").format(scope, sql.Literal(f"{seconds * 1000:.0f}ms"))
 
@@ -257,9 +246,10 @@ def locking(lock: Sequence[str]) -> sql.Composed:
     return sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE" if lock else "").format(sql.SQL(", ").join(map(sql.SQL, lock)))
 
 
+@contextmanager
 def snapshot(
-    connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0
-) -> AbstractContextManager[None]:
+    connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0, stores: bool = False
+) -> Iterator[None]:
     """Open a read-only transaction whose statements share one snapshot, taken by the first of them.
 
     Args:
@@ -268,23 +258,13 @@ def snapshot(
             TABLE: some forms rewrite the table, and an older snapshot then sees it empty. The lock itself takes no
             snapshot and blocks no reader or writer.
         lock_seconds: How long to wait for the locks. 0 for no limit; all of them are released between attempts.
+        stores: Whether the transaction may write. Then each statement sees a snapshot of its own, so that a concurrent
+            update of a row is no serialization failure.
 
     Raises:
         psycopg.errors.LockNotAvailable: A relation is being altered for longer than that.
     """
-    return _begun(connection, sql.SQL("REPEATABLE READ, READ ONLY"), lock, lock_seconds)
-
-
-def holding(connection: Connection, *, lock: Sequence[str], lock_seconds: float) -> AbstractContextManager[None]:
-    """Open a transaction that may write, with these relations locked as in `snapshot`.
-
-    Each statement sees a snapshot of its own, so that a concurrent update of a row is no serialization failure.
-    """
-    return _begun(connection, sql.SQL("READ COMMITTED"), lock, lock_seconds)
-
-
-@contextmanager
-def _begun(connection: Connection, mode: sql.SQL, lock: Sequence[str], lock_seconds: float) -> Iterator[None]:
+    mode = sql.SQL("READ COMMITTED" if stores else "REPEATABLE READ, READ ONLY")
     begin: list[sql.Composable] = [sql.SQL("SET TRANSACTION ISOLATION LEVEL {}").format(mode)]
     if lock:
         begin += [lock_timeout(lock_seconds or LOCK_SECONDS_MAX, local=True), locking(lock)]

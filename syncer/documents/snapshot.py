@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DocumentError
-from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, holding, snapshot
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, snapshot
 from syncer.capture import install
 from syncer.documents.registry import Document
 from syncer.lineage import fingerprint
@@ -40,13 +40,13 @@ def reading(
         isolates: Whether the caller finds out which row is at fault.
         captured: Whether to check that all tables have triggers, for a caller that follows changes. A table may have
             been swapped in without them.
-        stores: Whether the next statement stores what it reads: see `syncer.base.postgres.holding`.
+        stores: Whether the next statement stores what it reads: see `syncer.base.postgres.snapshot`.
         lock_seconds: How long to wait while one of the relations is being altered; 0 for no limit.
     """
-    opened = holding if stores else snapshot
+    lock = fingerprint.lockable(document.dependencies.shapes)
     with (
         at_work_for(document.name, document.revision, isolates=isolates),
-        opened(connection, lock=fingerprint.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
+        snapshot(connection, lock=lock, lock_seconds=lock_seconds, stores=stores),
     ):
         require_shape(connection, document)
         if captured:

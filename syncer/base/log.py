@@ -73,11 +73,6 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
     )
 
 
-def is_debug() -> bool:
-    """Whether events of level debug are logged. Ask this before building many lines."""
-    return _least <= LEVELS["debug"]
-
-
 def is_json() -> bool:
     """Whether this process is a daemon whose log is JSON: then its last words are, too."""
     return _is_json

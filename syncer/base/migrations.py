@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
 
 from syncer.base import postgres, settings as base_settings
 from syncer.base.errors import NotReadyError, SourceError
@@ -26,8 +25,7 @@ CREATE TABLE IF NOT EXISTS syncer.migration (
 )
 """
 _RECORD = "INSERT INTO syncer.migration (name, checksum) VALUES ($1, $2)"
-APPLIED = "SELECT name, checksum FROM syncer.migration ORDER BY name"
-"""The query that returns what `require_ours` takes."""
+_APPLIED = "SELECT name, checksum FROM syncer.migration ORDER BY name"
 _HAS_RECORD = "SELECT to_regclass('syncer.migration') IS NOT NULL"
 
 # Restoring a dump loads materialized views last: see the migration that creates this one.
@@ -63,18 +61,10 @@ def require_current(connection: Connection) -> None:
     Raises:
         SourceError: The schema is missing, or belongs to another version.
     """
-    require_ours(applied(connection))
-
-
-def require_ours(applied: Mapping[str, str]) -> None:
-    """The same, for a caller that has read the names and checksums of the migrations that were applied.
-
-    Raises:
-        SourceError: With what to do.
-    """
-    if not applied:
+    found = applied(connection)
+    if not found:
         raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
-    if missing := _missing(applied):
+    if missing := _missing(found):
         raise SourceError(
             f"The syncer schema is older than this program: {', '.join(missing)} not applied",
             hint="Run: syncer migrate",
@@ -91,23 +81,25 @@ def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float 
         NotReadyError: The restore is not complete.
         psycopg.OperationalError, SourceError: See `syncer.base.postgres.connect`.
     """
-    with ExitStack() as stack:
-        connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
-        stack.enter_context(closing(connection))
-        if not value(connection, _IS_WHOLE):
-            raise NotReadyError(
-                "The database has no syncer schema, or not all of it: it is waited for",
-                hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
-            )
-        stack.pop_all()
-    return connection
+    connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
+    try:
+        if value(connection, _IS_WHOLE):
+            return connection
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    raise NotReadyError(
+        "The database has no syncer schema, or not all of it: it is waited for",
+        hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
+    )
 
 
 def applied(connection: Connection) -> dict[str, str]:
     """Return the applied migrations with their checksums; none if the database was never migrated."""
     if not value(connection, _HAS_RECORD):
         return {}
-    return dict(connection.execute(APPLIED).fetchall())
+    return dict(connection.execute(_APPLIED).fetchall())
 
 
 def _missing(applied: Mapping[str, str]) -> dict[str, bytes]:

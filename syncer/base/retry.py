@@ -57,26 +57,15 @@ class CurrentTrouble:
     hint: str
 
 
-@dataclass(slots=True)
-class _Failing:
-    """What a thread of a component fails at.
-
-    Args:
-        began: When it began, by the monotonic clock.
-        unnoted_since: Since when it is part of an outage whose end is not logged yet.
-    """
-
-    trouble: CurrentTrouble
-    began: float
-    unnoted_since: float = math.inf
-
-
-_failing: dict[tuple[str, int], _Failing] = {}
-"""By component and thread."""
-_logged_at: dict[tuple[str, str], float] = {}
-"""By server and kind, when an error was last logged."""
+_Kind = tuple[str, str]
+"""A server, and the kind of its errors."""
+_failing: dict[tuple[str, int], tuple[CurrentTrouble, float]] = {}
+"""By component and thread: what it fails at, and since when."""
+_outages: dict[_Kind, tuple[float, str]] = {}
+"""When each outage began, and an error of it; those whose end is not logged yet."""
+_logged_at: dict[_Kind, float] = {}
 _answered_at: dict[str, float] = {}
-"""When a server last answered."""
+"""When each server last answered."""
 _silences: dict[str, tuple[float, float]] = {}
 """By server, the last two answers that were far apart: in between it was away, if a request waited."""
 _turn = threading.RLock()
@@ -148,7 +137,7 @@ def failed(component: str, error: Exception, *, seconds: float = 0) -> None:
 
     An error is logged at once, then every minute, whichever components meet it.
     """
-    explained = explain(error)
+    explained, thread = explain(error), (component, threading.get_ident())
     trouble = CurrentTrouble(
         component=component,
         server=next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), ""),
@@ -157,20 +146,22 @@ def failed(component: str, error: Exception, *, seconds: float = 0) -> None:
         error=(explained.message if explained else repr(error)).rstrip("; ."),
         hint=explained.hint if explained else "",
     )
-    now = since = monotonic()
+    of_kind, now = (trouble.server, trouble.kind), monotonic()
     with _turn:
+        since = now
         if trouble.kind == _AWAY:
             since = max(now - seconds, _answered_at.get(trouble.server, -math.inf), resumed_at())
-        failing = _failing.setdefault((component, threading.get_ident()), _Failing(trouble, since))
-        failing.trouble, failing.unnoted_since = trouble, min(failing.unnoted_since, since)
-        if now - _logged_at.get((trouble.server, trouble.kind), -math.inf) < REPEAT_SECONDS:
+        _outages[of_kind] = min(_outages.get(of_kind, (math.inf, "")), (since, trouble.error))
+        _, began = _failing.get(thread, (trouble, since))
+        _failing[thread] = trouble, began
+        if now - _logged_at.get(of_kind, -math.inf) < REPEAT_SECONDS:
             return
-        _logged_at[trouble.server, trouble.kind] = now
+        _logged_at[of_kind] = now
     structlog.get_logger().warning(
         "component.retried",
         component=component,
         error=trouble.error,
-        outage_seconds=round(now - failing.began, 3),
+        outage_seconds=round(now - began, 3),
         **({"hint": trouble.hint} if trouble.hint else {}),
     )
 
@@ -178,10 +169,10 @@ def failed(component: str, error: Exception, *, seconds: float = 0) -> None:
 def recovered(component: str) -> None:
     """Record that this thread has made progress: what it failed at is over, and so is the outage, for all."""
     with _turn:
-        failing = _failing.get((component, threading.get_ident()))
+        trouble, _ = _failing.get((component, threading.get_ident()), (None, 0))
         # An action that succeeds may not have needed a server that is away.
-        if failing is not None and failing.trouble.kind != _AWAY:
-            _end_outage(failing.trouble.server, failing.trouble.kind, component=component)
+        if trouble is not None and trouble.kind != _AWAY:
+            _end_outage(trouble.server, trouble.kind, component=component)
     give_up(component)
 
 
@@ -189,6 +180,9 @@ def give_up(component: str) -> None:
     """Record that this thread no longer tries what it failed at."""
     with _turn:
         _failing.pop((component, threading.get_ident()), None)
+        left = {(trouble.server, trouble.kind) for trouble, _ in _failing.values()}
+        for of_kind in _outages.keys() - left:  # nobody would notice its end
+            del _outages[of_kind]
 
 
 def answered(server: str, *, seconds: float = 0) -> None:
@@ -210,12 +204,8 @@ def answered(server: str, *, seconds: float = 0) -> None:
 
 def _end_outage(server: str, kind: str, *, component: str = "", waited: float = 0) -> bool:
     """Log the end of an outage, if it was one; return whether it was."""
-    now = monotonic()
-    alike = [each for each in _failing.values() if (each.trouble.server, each.trouble.kind) == (server, kind)]
-    began, error = min(((each.unnoted_since, each.trouble.error) for each in alike), default=(math.inf, ""))
-    for each in alike:
-        each.unnoted_since = math.inf
-    lasted = max(now - began, waited)
+    began, error = _outages.pop((server, kind), (math.inf, ""))
+    lasted = max(monotonic() - began, waited)
     is_outage, is_logged = lasted >= _OUTAGE_SECONDS, _logged_at.get((server, kind), -math.inf) >= began
     if lasted >= _BRIEF_SECONDS:
         _logged_at.pop((server, kind), None)  # the next one is logged at once; what comes and goes, once a minute
@@ -235,9 +225,9 @@ def troubles() -> list[CurrentTrouble]:
     now = monotonic()
     with _turn:
         found = [
-            replace(each.trouble, seconds=now - each.began)
-            for each in _failing.values()
+            replace(trouble, seconds=now - began)
+            for trouble, began in _failing.values()
             # If one component reaches Postgres, others will. Elasticsearch may answer one request and not another.
-            if each.unnoted_since < math.inf or (each.trouble.server, each.trouble.kind) != ("postgres", _AWAY)
+            if (trouble.server, trouble.kind) in _outages or (trouble.server, trouble.kind) != ("postgres", _AWAY)
         ]
     return sorted(found, key=lambda trouble: -trouble.seconds)

@@ -110,15 +110,6 @@ def _show_preview(preview: Preview) -> None:
     for document in preview.documents:
         if document.outcome is not PlannedChange.UNCHANGED or document.problems:
             _show_document(document)
-    _show_removals(preview)
-    if preview.missing_indexes:
-        say(("Missing indexes", "bold yellow"), ": each of these changes reads a whole table")
-    for missing in preview.missing_indexes:
-        say(f"  {missing.statement}  ", (f"-- {_needed_by(missing)}", "dim"))
-        say(f"  -- for {shortened(missing.condition)}", style="dim")
-
-
-def _show_removals(preview: Preview) -> None:
     for name in preview.forgotten:
         say(f"{name} is active, but its folder is missing: it is left unchanged", style="yellow")
         say(f"  syncer apply --remove {shlex.quote(name)} removes it and drops its index", style="dim")
@@ -128,6 +119,11 @@ def _show_removals(preview: Preview) -> None:
         say(f"to be dropped: {', '.join(preview.dropped)}", style="red")
     for relation in preview.released:
         say(f"{relation} will no longer be captured")
+    if preview.missing_indexes:
+        say(("Missing indexes", "bold yellow"), ": each of these changes reads a whole table")
+    for missing in preview.missing_indexes:
+        say(f"  {missing.statement}  ", (f"-- {_needed_by(missing)}", "dim"))
+        say(f"  -- for {shortened(missing.condition)}", style="dim")
 
 
 def _verdict(preview: Preview) -> tuple[str, str]:

@@ -133,12 +133,13 @@ def result(job: Job) -> str:
 
 def follow(parts: Parts, document: Document, job_id: int, show: Show) -> Job:
     """Follow a job to its end, show its progress, and return it; raise an error unless it was done."""
-
-    def show_progress(job: Job) -> None:
-        show(", ".join(filter(None, (done(job), pace(job)))))
-
     try:
-        job = job_loop.follow(job_id, connect=parts.connect, job_worker=parts.job_worker, progress=show_progress)
+        job = job_loop.follow(
+            job_id,
+            connect=parts.connect,
+            job_worker=parts.job_worker,
+            progress=lambda job: show(", ".join(filter(None, (done(job), pace(job))))),
+        )
     except KeyboardInterrupt:
         say(f"\nJob {job_id} continues wherever `syncer run` runs.", to=render.err)
         say(f"To see its progress: syncer jobs list {job_id}; to end it: syncer jobs cancel {job_id}", to=render.err)

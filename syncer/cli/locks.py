@@ -5,7 +5,6 @@ They need no server but Elasticsearch: see `syncer.locks`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -40,15 +39,11 @@ def list_(*, index: Index = INDEX, as_json: AsJson = False) -> None:
         return
     if not holders:
         say("No locks are held." if table else f"No lock was ever taken: there is no index {index}.")
-    shown = [(readable(lock), mode, _time(each.since), each.owner, each.id[:_SHORT_ID]) for lock, mode, each in locks]
-    show_table(("lock", "mode", "since", "owner", "holder"), sorted(shown))
-    show_table(("holder", "owner", "where", "lease", "renewed", "changing"), [_cells(holder) for holder in holders])
-
-
-def _cells(holder: Holder) -> Sequence[str]:
-    where, lease = f"{holder.host}:{holder.process}", f"{holder.lease_seconds:g} s"
-    changing = "documents" if holder.undo else ""
-    return holder.id[:_SHORT_ID], holder.owner, where, lease, _time(holder.renewed), changing
+    shown = [
+        (readable(lock), mode, each.owner, each.id[:_SHORT_ID], f"{each.host}:{each.process}", _time(each.renewed))
+        for lock, mode, each in locks
+    ]
+    show_table(("lock", "mode", "owner", "holder", "where", "renewed"), sorted(shown))
 
 
 @app.command("break")

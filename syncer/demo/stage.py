@@ -22,8 +22,6 @@ from typing import Any
 import psycopg
 from elasticsearch import Elasticsearch
 from rich.console import Console
-from rich.markup import escape
-from rich.rule import Rule
 
 from syncer.base import settings
 from syncer.base.errors import SyncerError
@@ -168,11 +166,7 @@ class Stage:
 
     def heading(self, title: str) -> None:
         """Print a heading."""
-        if self.console.is_terminal:
-            self.console.print()
-            self.console.print(Rule(f"[bold]{escape(title)}", align="left", style="blue"))
-        else:
-            self.console.print(f"\n# {title}", markup=False)
+        self.console.print(f"\n# {title}", style="bold blue", markup=False)
 
     def paste(self, text: str, style: str = "") -> None:
         """Print text that can be pasted: without breaking lines."""
@@ -220,7 +214,8 @@ def perform(console: Console, play: Callable[[Stage], str], *, keep: bool, with_
         if stage.daemon.is_running():
             console.print("Stopping the demo that is still running …")
         stage.end()
-        held.enter_context(_ended_like_ctrl_c())
+        for number in (signal.SIGTERM, signal.SIGHUP):  # they stop everything, as Ctrl-C does
+            signal.signal(number, signal.default_int_handler)
         try:
             with stage.started(with_kafka=with_kafka):
                 change = play(stage)
@@ -236,18 +231,3 @@ def perform(console: Console, play: Callable[[Stage], str], *, keep: bool, with_
             stage.end()
             stage.paste(_AFTER)
     return holds
-
-
-@contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that everything is stopped."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

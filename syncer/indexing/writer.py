@@ -33,6 +33,7 @@ read: if it breaks, they are built again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,6 @@ import elasticsearch
 import psycopg
 import structlog
 
-from syncer.base import log as base_log
 from syncer.base.error_policy import NO_ROOM, Action, at_work_for, decide, decide_item, explain_refusal
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
@@ -332,7 +332,7 @@ class Writer:
         results.update(outcome.done | dict.fromkeys(unsure, "skipped") | dict.fromkeys(failed, "dead_lettered"))
         if state is not None and state.has_dead_letters:  # including those added after these were read
             dead_letters.clear(connection, document.index_name, list(outcome.done), batch.version)
-        if base_log.is_debug():
+        if structlog.get_logger().is_enabled_for(logging.DEBUG):
             self._log_written(current, document)
         for id_ in (*again, *refused):
             results.pop(id_, None)

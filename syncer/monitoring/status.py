@@ -112,8 +112,7 @@ FROM syncer.document AS c, LATERAL (
 WHERE c.role = 'current' ORDER BY c.name
 """
 _FACTS = f"""
-SELECT 'migrations', to_jsonb(fact) FROM ({migrations.APPLIED}) AS fact
-UNION ALL SELECT 'scalars', to_jsonb(fact) FROM ({_SCALARS}) AS fact
+SELECT 'scalars', to_jsonb(fact) FROM ({_SCALARS}) AS fact
 UNION ALL SELECT 'daemons', to_jsonb(fact) FROM ({DAEMONS}) AS fact
 UNION ALL SELECT 'documents', to_jsonb(fact) FROM ({_DOCUMENTS}) AS fact
 UNION ALL SELECT 'verifications', to_jsonb(fact) FROM ({compare.LAST}) AS fact
@@ -449,15 +448,10 @@ def describe(server: str, error: Exception) -> tuple[str, str]:
 
 
 def ask_postgres(connection: Connection) -> Stored:
-    """Query Postgres.
-
-    Raises:
-        SourceError: Another version of syncer has migrated the database.
-    """
+    """Query Postgres."""
     facts: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for name, fact in connection.execute(_FACTS, prepare=True).fetchall():
         facts[name].append(fact)
-    migrations.require_ours({fact["name"]: fact["checksum"] for fact in facts["migrations"]})
     return Stored(
         **facts["scalars"][0],
         daemons=_with_one_leader(msgspec.convert(facts["daemons"], tuple[Daemon, ...])),

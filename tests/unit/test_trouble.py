@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of `retry`, and no trouble that another test has left."""
     made = Clock()
     monkeypatch.setattr(base_retry, "monotonic", made)
-    for name in ("_failing", "_logged_at", "_answered_at", "_silences"):
+    for name in ("_failing", "_outages", "_logged_at", "_answered_at", "_silences"):
         monkeypatch.setattr(base_retry, name, {})
     return made
 

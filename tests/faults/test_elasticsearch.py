@@ -11,7 +11,7 @@ import pytest
 from elasticsearch import ApiError, Elasticsearch
 
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.sandbox.elasticsearch import ElasticsearchServer
+from syncer.sandbox.servers import ElasticsearchServer
 from tests.faults.harness import DEAD_LETTERS, require_holds, require_quiet, wait_for_trouble
 from tests.support.elasticsearch_proxy import Proxy, cut, emptied, page, refused, swallowed
 from tests.support.world import World, elsewhere, sandbox_of_its_own, wait_until

@@ -24,7 +24,7 @@ from syncer.base.errors import SourceError
 from syncer.base.settings import ElasticsearchSettings, PostgresSettings
 from syncer.elasticsearch.client import connect
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.sandbox.postgres import PostgresServer
+from syncer.sandbox.servers import PostgresServer
 from tests.faults.harness import GRANTS, require_holds, require_quiet, wait_for_trouble
 from tests.support.breakpoints import Plan
 from tests.support.elasticsearch_proxy import Forward, Proxy

@@ -25,10 +25,8 @@ from elasticsearch import Elasticsearch
 
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.cache import Account, Cache
-from syncer.sandbox.elasticsearch import ElasticsearchServer
-from syncer.sandbox.kafka import KafkaServer
-from syncer.sandbox.postgres import PostgresServer
 from syncer.sandbox.server import LOOPBACK, start
+from syncer.sandbox.servers import ElasticsearchServer, KafkaServer, PostgresServer
 from tests.support.world import World
 
 _DAY = dt.timedelta(days=1)

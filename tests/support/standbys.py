@@ -14,7 +14,7 @@ import psycopg
 
 from syncer.sandbox import Sandbox, Versions
 from syncer.sandbox.cache import Account
-from syncer.sandbox.postgres import PostgresServer
+from syncer.sandbox.servers import PostgresServer
 from tests.support.world import wait_until
 
 

@@ -50,7 +50,7 @@ from syncer.jobs.model import JobKind
 from syncer.kafka import topic
 from syncer.relay.loop import Relay
 from syncer.sandbox import Endpoints, Sandbox, Versions
-from syncer.sandbox.postgres import PostgresServer
+from syncer.sandbox.servers import PostgresServer
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
 from syncer.worker.source import OutboxSource, Source, TopicSource

@@ -20,17 +20,14 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False, repr=False)
 class SyncerError(Exception):
-    """Base class of errors that are shown to the user.
-
-    Args:
-        message: What failed, and on what. One sentence without a full stop.
-        hint: What to do; may span lines, or be empty.
-        kind: A stable name of the error, if the message varies between occurrences.
-    """
+    """Base class of errors that are shown to the user."""
 
     message: str
+    """What failed, and on what. One sentence without a full stop."""
     hint: str = field(default="", kw_only=True)
+    """What to do; may span lines, or be empty."""
     kind: str = field(default="", kw_only=True)
+    """A stable name of the error, if the message varies between occurrences."""
 
     def __post_init__(self) -> None:
         """Show the message as the error's text, and the hint also in a traceback."""
@@ -84,17 +81,14 @@ class UnavailableError(IndexingError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DocumentError(SyncerError):
-    """A definition has to be suspended; the others continue. The revision was still active after the failure.
-
-    Args:
-        ids: Documents to try before it is resumed, if the error is about some.
-        is_stale: Whether changes may have been missed, so that it needs a refresh when it is resumed.
-    """
+    """A definition has to be suspended; the others continue. The revision was still active after the failure."""
 
     document: str
     revision: int
     ids: Sequence[str] = ()
+    """Documents to try before it is resumed, if the error is about some."""
     is_stale: bool = False
+    """Whether changes may have been missed, so that it needs a refresh when it is resumed."""
 
 
 class SuspendedError(DocumentError):
@@ -115,14 +109,10 @@ class TokenError(SyncerError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class WaitTimeoutError(SyncerError):
-    """A transaction was not indexed, or not searchable, in time.
-
-    Args:
-        component: Where it is: relay, workers, jobs or refresh; servers, if one does not answer.
-        jobs: The ids of the jobs that it waits for, if it is there.
-    """
+    """A transaction was not indexed, or not searchable, in time."""
 
     component: str = ""
+    """Where it is: relay, workers, jobs or refresh; servers, if one does not answer."""
     jobs: Sequence[int] = ()
 
 

@@ -35,7 +35,7 @@ def pulse() -> None:
 
 
 def resumed_at() -> float:
-    """Return when this process last went on after it had been stopped, by the monotonic clock; else minus infinity.
+    """When this process last went on after it had been stopped, by the monotonic clock; else minus infinity.
 
     What it then finds broken or late broke because it did not run.
     """
@@ -49,11 +49,7 @@ def clock() -> float:
 
 
 def join(threads: Sequence[threading.Thread], *, seconds: float | None) -> bool:
-    """Wait up to ``seconds`` for all threads to end; return whether they have.
-
-    All of syncer's threads are daemon threads: those of the standard library's executors are joined at exit, even if a
-    server keeps them waiting.
-    """
+    """Wait up to ``seconds`` for all threads to end; return whether they have."""
     deadline = None if seconds is None else time.monotonic() + seconds
     for thread in threads:
         thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -65,9 +61,7 @@ class Stopping(Exception):  # noqa: N818 - not an error: the way out of a wait
 
 
 class Stop:
-    """A stop request, shared by all components. Safe to share between threads.
-
-    A signal handler must request it in another thread.
+    """A stop request, shared by all components and their threads. A signal handler must request it in another thread.
 
     A thread that checks it or waits on it proves that it is alive: its *heartbeat*, see `syncer.monitoring.health`.
     """
@@ -108,11 +102,7 @@ class Stop:
         return self._event.wait(seconds)
 
     def pause(self, seconds: float) -> None:
-        """Wait.
-
-        Raises:
-            Stopping: The component is to end.
-        """
+        """Wait; raise `Stopping` if the component is to end."""
         if self.wait(seconds):
             raise Stopping
 

@@ -35,14 +35,10 @@ SELECT coalesce((SELECT relispopulated FROM pg_class WHERE oid = to_regclass('sy
 
 
 def migrate(connection: Connection) -> list[str]:
-    """Apply all missing migrations in one transaction.
-
-    Returns:
-        The names of the applied migrations; empty if the schema was current.
+    """Apply all missing migrations in one transaction, or none; return their names.
 
     Raises:
         SourceError: Another version of syncer created the schema.
-        psycopg.Error: A privilege is missing or a migration failed; nothing was applied.
     """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock($1)", (AdvisoryLock.SCHEMA,))
@@ -79,7 +75,6 @@ def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float 
 
     Raises:
         NotReadyError: The restore is not complete.
-        psycopg.OperationalError, SourceError: See `syncer.base.postgres.connect`.
     """
     connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
     try:

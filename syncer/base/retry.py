@@ -47,7 +47,7 @@ _OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentTrouble:
-    """What a component is retrying, for so many seconds: the last error, and the server that it came from, if any."""
+    """What a component is retrying: the last error, and the server that it came from, if any."""
 
     component: str
     server: str
@@ -83,11 +83,8 @@ def retry(
     Args:
         action: Must be safe to repeat.
         pause: How to wait; may raise `Stopping`.
-        component: Whose action it is, in the log and the status.
+        component: Its name in the log and the status.
         reset: Called after an error, so that the next attempt starts anew.
-
-    Raises:
-        Exception: What ``action`` raised, if the policy is not RETRY.
     """
     backoff = Backoff()
     try:
@@ -133,10 +130,7 @@ class Backoff:
 
 
 def failed(component: str, error: Exception, *, seconds: float = 0) -> None:
-    """Record that an attempt of this thread failed after so many seconds, and will be repeated.
-
-    An error is logged at once, then every minute, whichever components meet it.
-    """
+    """Record that an attempt of this thread failed after so many seconds, and log each kind of error once a minute."""
     explained, thread = explain(error), (component, threading.get_ident())
     trouble = CurrentTrouble(
         component=component,

@@ -49,10 +49,6 @@ SELECT * FROM (
 """
 
 
-_Note = tuple[float, dict[str, str]]
-"""When an event happened, by the monotonic clock, and the event."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
     """A log event that was kept, with the host and the process that noted it. Times are by the database's clock."""
@@ -70,13 +66,17 @@ class Timeline:
     """Notes events, and writes them to Postgres. Safe to share between threads."""
 
     def __init__(self) -> None:
-        self._notes: deque[_Note] = deque(maxlen=_WAITING_MAX)
+        self._notes: deque[tuple[float, dict[str, str]]] = deque(maxlen=_WAITING_MAX)
+        """When each event happened, by the monotonic clock, and the event."""
         self._turn = threading.Lock()
         self._has_failed = False
 
     def note(self, event: str, level: str, message: str) -> None:
         """Note what a log line says, in one sentence."""
-        self._notes.append((time.monotonic(), {"event": event, "level": level, "message": _storable(message)}))
+        line = " ".join(message.split())[:_CHARACTERS_MAX]
+        # Postgres cannot store everything that an error may quote.
+        storable = line.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+        self._notes.append((time.monotonic(), {"event": event, "level": level, "message": storable}))
 
     def write(self, connection: Connection, *, prunes: bool = False) -> None:
         """Write what was noted, if anything, outside of any transaction; with `prunes`, also remove old events."""
@@ -100,13 +100,6 @@ class Timeline:
                 self._has_failed = False
                 for _ in notes:
                     self._notes.popleft()
-
-
-def _storable(message: str) -> str:
-    """One line that Postgres can store: errors may quote anything."""
-    line = " ".join(message.split())
-    short = line if len(line) <= _CHARACTERS_MAX else f"{line[:_CHARACTERS_MAX]}…"
-    return short.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def read(connection: Connection, *, seconds: float, limit: int = KEPT_MAX) -> list[TimelineEvent]:

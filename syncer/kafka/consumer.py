@@ -83,7 +83,6 @@ class ChangeConsumer:
                 "max.poll.interval.ms": 120_000,
                 # Members learn about a rebalance from the answer to a heartbeat.
                 "heartbeat.interval.ms": 500,
-                "fetch.wait.max.ms": 100,
                 "fetch.queue.backoff.ms": 5,
                 "queued.max.messages.kbytes": 4096,
                 # Of each partition, in one answer. A full megabyte, the default, is up to a hundred thousand records

@@ -42,8 +42,8 @@ from syncer.worker.source import ChangeBatch, Source
 BATCH_CHANGES_MAX = 2000
 _RECORDS_IN_HAND = 10_000
 """With this many records in hand, no more are received. Batches that touch nothing wait for earlier ones, too."""
-_RECEIVE_SECONDS = 0.05
-"""How long to wait for changes if there is nothing else to do."""
+_RECEIVE_SECONDS = 0.5
+"""How long to wait for changes if there is nothing else to do; also for a stop, at most."""
 _WRITE_SECONDS = 0.05
 """How long to wait for documents that are being written before it looks for changes again."""
 _KEEP_ALIVE_SECONDS = 1.0

@@ -156,6 +156,8 @@ class TopicSource:
         try:
             if self._consumer is None:
                 self._consumer = ChangeConsumer(self._settings, begin=self._places, name=self._name)
+            if self._unsaved:
+                wait_seconds = min(wait_seconds, _SAVE_SECONDS)
             received = self._consumer.receive(records_max=records_max, wait_seconds=wait_seconds)
         except LossError as error:
             with self._link.used() as connection:

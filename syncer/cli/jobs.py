@@ -36,8 +36,11 @@ def list_(
     """List unfinished jobs and the last ten that finished, or one. --json lists all that are kept."""
     with open_postgres("jobs") as connection:
         job_workers = chunks.job_workers_alive(connection)
-        finished_max = None if as_json else _FINISHED_SHOWN_MAX
-        jobs = [model.find(connection, job_id)] if job_id else model.recent(connection, finished_max=finished_max)
+        if job_id is not None:
+            jobs = [model.find(connection, job_id)]
+        else:
+            limit = None if as_json else _FINISHED_SHOWN_MAX
+            jobs = model.unfinished(connection) + model.finished(connection, limit=limit)
     if as_json:
         render.print_json(jobs)
         return

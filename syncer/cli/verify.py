@@ -18,10 +18,9 @@ from syncer.documents import queries, registry
 from syncer.documents.registry import Document
 from syncer.jobs import listing
 from syncer.verify import compare, explain as explaining
-from syncer.verify.compare import VerifyReport
+from syncer.verify.compare import SETTLE_SECONDS, VerifyReport
 from syncer.verify.diff import Drift, advice
 from syncer.verify.explain import InIndex, State
-from syncer.verify.settle import SETTLE_SECONDS
 
 _SHOWN_MAX = 20
 _EXPLAIN_SECONDS = 5

@@ -231,7 +231,7 @@ class Holdings:
         middle = len(valid) // 2
         return self.find(target, valid[:middle]) + self.find(target, valid[middle:])
 
-    def sequence_numbers(self, target: Target) -> dict[int, int]:
+    def sequence_numbers(self, target: Target) -> dict[str, int]:
         """Return the last sequence number of each shard; every later write gets a greater one.
 
         Raises:
@@ -243,7 +243,7 @@ class Holdings:
         shards = stats.get("indices", {}).get(target.index_name, {}).get("shards", {})
         # A primary that is being relocated appears twice.
         found = {
-            int(shard): max(copy["seq_no"]["max_seq_no"] for copy in copies if copy["routing"]["primary"])
+            shard: max(copy["seq_no"]["max_seq_no"] for copy in copies if copy["routing"]["primary"])
             for shard, copies in shards.items()
             if any(copy["routing"]["primary"] and "seq_no" in copy for copy in copies)
         }
@@ -251,7 +251,7 @@ class Holdings:
             raise UnavailableError(f"Not every shard of {target.index_name} has its primary", hint=_AGAIN)
         return found
 
-    def untouched_since(self, target: Target, numbers: Mapping[int, int], *, page: int) -> Iterator[list[Place]]:
+    def untouched_since(self, target: Target, numbers: Mapping[str, int], *, page: int) -> Iterator[list[Place]]:
         """Yield the places of copies that were not written since the shards had these numbers, in chunks.
 
         Every copy that existed then and is unchanged is included. A copy written since is excluded, unless its shard
@@ -305,7 +305,7 @@ class Holdings:
         held = {name: index["aliases"] for name, index in found.items() if isinstance(index, dict)}
         return {alias: sorted(name for name, having in held.items() if alias in having) for alias in aliases}
 
-    def _search(self, target: Target, request: Mapping[str, Any], *, shard: int | None = None) -> _Hits:
+    def _search(self, target: Target, request: Mapping[str, Any], *, shard: str | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.
         path = f"/{target.index_name}/_search?allow_partial_search_results=false"
         path = path if shard is None else f"{path}&preference=_shards:{shard}"

@@ -15,9 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from psycopg import sql
+from typing import NamedTuple
 
 from syncer.base.model import WriteReport
 from syncer.base.postgres import AdvisoryLock, Connection, value
@@ -39,10 +37,10 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.mode = 'Sha
   AND l.classid::bigint << 32 | l.objid::bigint = $1::bigint
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-_IS_ANY = sql.SQL("""
-SELECT EXISTS (SELECT FROM syncer.job AS j WHERE {unfinished})
+_IS_ANY = f"""
+SELECT EXISTS (SELECT FROM syncer.job AS j WHERE {UNFINISHED})
     OR EXISTS (SELECT FROM syncer.document WHERE suspended IS NOT NULL)
-""").format(unfinished=UNFINISHED)
+"""
 _OPEN = "j.state IN ('writing', 'cleaning_up') AND NOT j.is_paused AND d.suspended IS NULL"
 _KEY = f"{int(AdvisoryLock.CHUNKS)}::bigint | (p.id & 4294967295)"
 
@@ -52,21 +50,21 @@ _KEY = f"{int(AdvisoryLock.CHUNKS)}::bigint | (p.id & 4294967295)"
 # Rule: a-chunk-in-hand-is-a-lock.
 _TAKE = f"""
 WITH job AS (
-    SELECT j.id, j.document, j.index_name, j.chunks_next, set_config('synchronous_commit', 'off', true)
+    SELECT j.id, j.index_name, j.chunks_next, set_config('synchronous_commit', 'off', true)
     FROM syncer.job AS j JOIN syncer.document AS d USING (index_name, revision)
     WHERE {_OPEN} AND j.chunks_next < j.chunks_end
     ORDER BY j.served_at, j.id
     LIMIT 1
     FOR NO KEY UPDATE OF j
 ), taken AS MATERIALIZED (
-    SELECT p.id, p.job, p.number, job.document, job.index_name, p.ids, p.everywhere, pg_try_advisory_lock({_KEY})
+    SELECT p.id, p.job, p.number, job.index_name, p.ids, p.everywhere, pg_try_advisory_lock({_KEY})
     FROM job JOIN syncer.job_chunk AS p ON p.job = job.id AND p.number = job.chunks_next
 ), served AS (
     UPDATE syncer.job AS j
     SET served_at = clock_timestamp(), chunks_next = t.number + 1
     FROM taken AS t WHERE j.id = t.job
 )
-SELECT id, job, number, document, index_name, ids, everywhere FROM taken
+SELECT id, job, number, index_name, ids, everywhere FROM taken
 """
 # The lock is tried for one chunk after the other, until one is free. A session could lock its own ones once more.
 _LOCK_LEFT = f"""
@@ -77,7 +75,7 @@ SELECT p.id, p.job, p.number FROM (
 ) AS p WHERE pg_try_advisory_lock({_KEY}) LIMIT 1
 """
 _READ = """
-SELECT p.id, p.job, p.number, j.document, j.index_name, p.ids, p.everywhere
+SELECT p.id, p.job, p.number, j.index_name, p.ids, p.everywhere
 FROM syncer.job AS j JOIN syncer.job_chunk AS p ON p.job = j.id WHERE p.job = $1 AND p.number = $2
 """
 _UNLOCK = f"SELECT pg_advisory_unlock({_KEY}) FROM unnest($1::bigint[]) AS p (id)"
@@ -108,8 +106,7 @@ RETURNING c.chunks
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Ids to write.
 
     Args:
@@ -120,7 +117,6 @@ class Chunk:
     id: int
     job: int
     number: int
-    document: str
     index_name: str
     ids: list[str]
     everywhere: bool
@@ -171,12 +167,7 @@ class Chunks:
 
     def _read(self, query: str, *parameters: object) -> Chunk | None:
         row = self._connection.execute(query, parameters, prepare=True).fetchone()
-        if row is None:
-            return None
-        id_, job, number, document, index_name, ids, everywhere = row
-        return Chunk(
-            id=id_, job=job, number=number, document=document, index_name=index_name, ids=ids, everywhere=everywhere
-        )
+        return None if row is None else Chunk(*row)
 
     def finish(self, ended: Sequence[tuple[Chunk, WriteReport | None]]) -> int:
         """Delete and count chunks that are written; return how many of them were there. Give up all locks.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 
 import psycopg
@@ -132,61 +131,79 @@ def create_listed(
     return None
 
 
-def list_ids(
+def step(
     connection: Connection,
     job: Job,
     document: Document,
     *,
     chunk: int,
-    sequence_numbers: Callable[[], Mapping[int, int]] = dict,
-) -> bool:
-    """Begin a NEW job, or list more ids of a WRITING one, until it is some chunks ahead.
+    sequence_numbers: Callable[[], Mapping[str, int]] = dict,
+    orphans: Callable[[Mapping[str, int]], Iterable[str]] = lambda _: (),
+) -> Job | None:
+    """Begin a job, list more of its ids, clean up, or move it to its next state.
 
     ``document`` is the definition active for its index. ``sequence_numbers`` asks for the greatest ``_seq_no`` of each
-    shard of the index, which is stored for the cleanup.
+    shard. ``orphans`` reads the ids that only Elasticsearch has, among documents unchanged since it had these numbers.
 
     Returns:
-        Whether anything was done. False if another process lists the job, or it is no longer to be listed. False also
-        if an affects query of a fan-out failed on the data: a refresh of the whole document has replaced it.
+        The job afterwards; None if another process is at it, or it is not to be moved on.
 
     Raises:
         DocumentError: The document has to be suspended.
+        JobError: The job no longer exists.
         psycopg.Error: Try again.
     """
-    with _alone(connection, job) as is_alone:
-        if not is_alone or document.revision != job.revision:
-            return False
-        if job.kind.is_whole:
-            connection.execute(_BEGIN_WHOLE, (job.id, document.dependencies.root))
+    if job.is_listed:
+        after = queue.advance(connection, job.id)
+        return None if after.state is job.state else after
+    lock = (int(AdvisoryLock.JOBS), job.id)
+    if document.revision != job.revision or not value(connection, _TRY_LOCK, lock):
+        return None
+    try:
+        if job.state is JobState.CLEANING_UP:
+            _clean_up(connection, job, orphans(job.sequence_numbers or {}), chunk)
         else:
-            connection.execute(_BEGIN, (job.id,))
-        job = find(connection, job.id)  # until now, its cause may have grown
-        if job.kind.is_whole and job.sequence_numbers is None:
-            with at_work_for(document.name, document.revision):
-                numbers = {str(shard): number for shard, number in sequence_numbers().items()}
-            connection.execute(_NUMBERS, (job.id, Jsonb(numbers)))
-        try:
-            return _list_ranges(connection, job, document, chunk)
-        except DocumentError as error:
-            if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
-                raise
-            # The refresh is listed later, so it sees what caused the fan-out. The error may quote a row, unlike the
-            # occasion.
-            occasion = affected.unresolved(" or ".join(sorted(job.cause or ())), error.__cause__)
-            with connection.transaction():
-                refresh = queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
-                if refresh is not None:
-                    why = f"Job {refresh.id} takes its place: {error.message}"
-                    queue.end(connection, job.id, JobState.CANCELLED, why)
-        return False
+            _list_ids(connection, job, document, chunk, sequence_numbers)
+    finally:
+        connection.execute(_UNLOCK, lock)
+    return find(connection, job.id)
 
 
-def _list_ranges(connection: Connection, job: Job, document: Document, size: int) -> bool:
-    """List range after range for a while; return whether any was listed."""
-    if job.state is not JobState.WRITING or job.is_listed:
-        return False
+def _list_ids(
+    connection: Connection,
+    job: Job,
+    document: Document,
+    chunk: int,
+    sequence_numbers: Callable[[], Mapping[str, int]],
+) -> None:
+    """Begin a NEW job; list ids of a WRITING one. If the affects query of a fan-out fails on the data, refresh."""
+    if job.kind.is_whole:
+        connection.execute(_BEGIN_WHOLE, (job.id, document.dependencies.root))
+    else:
+        connection.execute(_BEGIN, (job.id,))
+    job = find(connection, job.id)  # until now, its cause may have grown
+    if job.kind.is_whole and job.sequence_numbers is None:
+        with at_work_for(document.name, document.revision):
+            connection.execute(_NUMBERS, (job.id, Jsonb(dict(sequence_numbers()))))
+    try:
+        _list_ranges(connection, job, document, chunk)
+    except DocumentError as error:
+        if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
+            raise
+        # The refresh is listed later, so it sees what caused the fan-out. The error may quote a row, unlike the
+        # occasion.
+        occasion = affected.unresolved(" or ".join(sorted(job.cause or ())), error.__cause__)
+        with connection.transaction():
+            refresh = queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
+            if refresh is not None:
+                why = f"Job {refresh.id} takes its place: {error.message}"
+                queue.end(connection, job.id, JobState.CANCELLED, why)
+
+
+def _list_ranges(connection: Connection, job: Job, document: Document, size: int) -> None:
+    """List range after range, for a while or until the job is some chunks ahead."""
     until = time.monotonic() + _STEP_SECONDS
-    is_listed, chunks_left = False, 0
+    is_listed, chunks_left = job.is_listed or job.state is not JobState.WRITING, 0
     while not is_listed and chunks_left < 2 * CHUNKS_AHEAD and time.monotonic() < until:
         with reading(connection, document, captured=True, stores=True, lock_seconds=COMPONENT_LOCK_SECONDS):
             connection.execute(_PLAN_FREELY, prepare=False)
@@ -202,33 +219,25 @@ def _list_ranges(connection: Connection, job: Job, document: Document, size: int
             if row is None:
                 raise psycopg.Rollback
         if row is None:  # cancelled meanwhile
-            return False
+            return
         chunks_left, is_listed = row[0], span.is_last
-    return True
 
 
-def clean_up(connection: Connection, job: Job, orphans: Iterable[str], *, chunk: int) -> bool:
-    """Make chunks of ids that only Elasticsearch has, for a CLEANING_UP job without chunks.
+def _clean_up(connection: Connection, job: Job, orphans: Iterable[str], chunk: int) -> None:
+    """Make chunks of ids that only Elasticsearch has.
 
     Why only documents unchanged since the sequence numbers were read can be orphans: the numbers were read after the
     job was known to be listing. A copy with a greater number was written after that. Either its writer also read after
     that, so that any later removal of the document has a change that names it. Or the writer finds out once it has
     written, and reads again: see `syncer.indexing.writer`.
 
-    The orphans are read as they come, and only if no other process cleans up this job. They are read again later if
-    they are very many; those that are written by then are not among them.
-
-    Returns:
-        Whether anything was done. False if another process is at it, or it is no longer to be cleaned up.
+    If they are very many, the others are read once these are written, and so are no orphans any more.
     """
-    with _alone(connection, job) as is_alone:
-        if not is_alone:
-            return False
-        for part in _parts(orphans, chunk):
-            left = _put_chunk(connection, job.id, part, JobState.CLEANING_UP, everywhere=True)
-            if left is None or left >= 2 * CHUNKS_AHEAD:
-                return left is not None
-        return connection.execute(_CLEANED_UP, (job.id,)).rowcount == 1
+    for part in _parts(orphans, chunk):
+        left = _put_chunk(connection, job.id, part, JobState.CLEANING_UP, everywhere=True)
+        if left is None or left >= 2 * CHUNKS_AHEAD:
+            return
+    connection.execute(_CLEANED_UP, (job.id,))
 
 
 def held(
@@ -257,19 +266,6 @@ def held(
         for id_ in holds:
             found.setdefault(id_, []).append(job.id)
     return found
-
-
-@contextmanager
-def _alone(connection: Connection, job: Job) -> Iterator[bool]:
-    """Lock a job's listing and cleanup for this session; yield False if another process holds the lock."""
-    which = (int(AdvisoryLock.JOBS), job.id)
-    if not value(connection, _TRY_LOCK, which):
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        connection.execute(_UNLOCK, which)
 
 
 def _put_chunk(

@@ -20,8 +20,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from psycopg import sql
-
 from syncer.base.errors import JobError
 from syncer.base.formatting import amount
 from syncer.base.postgres import Connection
@@ -33,7 +31,7 @@ CHUNKS_AHEAD = 500
 _ENOUGH_DONE = 0.05
 """The share of its documents from which on a job's rate tells how long the rest will take."""
 
-UNFINISHED = sql.SQL("j.state NOT IN ('done', 'failed', 'cancelled')")
+UNFINISHED = "j.finished_at IS NULL"
 """A condition on ``syncer.job AS j``."""
 _JOBS = """
 SELECT j.id, j.kind, j.document, j.index_name, j.revision, j.state, j.is_listed, j.is_paused, d.suspended IS NOT NULL,
@@ -46,36 +44,31 @@ SELECT j.id, j.kind, j.document, j.index_name, j.revision, j.state, j.is_listed,
             THEN j.documents_done / nullif(extract(epoch FROM clock_timestamp() - j.started_at)::float8, 0) END,
        j.created_at, j.started_at, j.finished_at, j.error
 FROM syncer.job AS j JOIN syncer.document AS d USING (index_name)
-WHERE {which}
-"""
-_ONE = sql.SQL("j.id = $1")
-_OF_INDEX = UNFINISHED + sql.SQL(" AND (j.index_name = $1 OR $1 IS NULL) ORDER BY j.id")
-_FIRST_UNFINISHED = UNFINISHED + sql.SQL(" ORDER BY j.id LIMIT $1")
-_OF_IDS = sql.SQL("j.id = ANY ($1) ORDER BY j.id")
+WHERE """
 # A load may have taken up any change until its listing begins. A load of an index that is not searched delays no wait.
-_CAUSED_BY = UNFINISHED + sql.SQL("""
- AND j.kind = ANY ($1) AND d.name = ANY ($2) AND d.suspended IS NULL
+_CAUSED_BY = f"""
+{UNFINISHED} AND j.kind = ANY ($1) AND d.name = ANY ($2) AND d.suspended IS NULL
  AND (j.caused_before > $3::xid8 OR j.kind = 'initial_load' AND j.state = 'new')
  AND (j.kind <> 'initial_load' OR d.role = 'current')
-ORDER BY j.id""")
-_INCOMPLETE = sql.SQL("""
+ORDER BY j.id
+"""
+_INCOMPLETE = f"""
 SELECT d.index_name FROM syncer.document AS d
 WHERE d.loaded_at IS NULL AND NOT EXISTS (
-    SELECT FROM syncer.job AS j WHERE j.index_name = d.index_name AND j.completes_load AND {unfinished})
-""").format(unfinished=UNFINISHED)
-_FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC LIMIT $1")
+    SELECT FROM syncer.job AS j WHERE j.index_name = d.index_name AND j.completes_load AND {UNFINISHED})
+"""
 # However often a table is truncated, two refreshes exist at a time. Fan-outs come first: they are listed at once.
-_DUE = UNFINISHED + sql.SQL("""
- AND NOT j.is_paused AND d.suspended IS NULL AND d.revision = j.revision
+_DUE = f"""
+{UNFINISHED} AND NOT j.is_paused AND d.suspended IS NULL AND d.revision = j.revision
  AND CASE WHEN j.state = 'new' THEN (
               SELECT count(*) FROM syncer.job AS o
               WHERE o.index_name = j.index_name AND o.kind = j.kind AND o.id < j.id AND NOT o.is_paused
-                AND o.state NOT IN ('done', 'failed', 'cancelled')
-          ) < CASE j.kind WHEN 'refresh' THEN 1 WHEN 'fan_out' THEN {fan_outs} ELSE 2147483647 END
-          WHEN j.state = 'writing' AND NOT j.is_listed THEN j.chunks_left < {ahead}
+                AND o.finished_at IS NULL
+          ) < CASE j.kind WHEN 'refresh' THEN 1 WHEN 'fan_out' THEN {FAN_OUTS_MAX} ELSE 2147483647 END
+          WHEN j.state = 'writing' AND NOT j.is_listed THEN j.chunks_left < {CHUNKS_AHEAD}
           ELSE j.chunks_left = 0 END
 ORDER BY j.kind <> 'fan_out', j.id
-""").format(fan_outs=sql.Literal(FAN_OUTS_MAX), ahead=sql.Literal(CHUNKS_AHEAD))
+"""
 
 
 class JobKind(StrEnum):
@@ -152,7 +145,7 @@ class Job:
     cause: dict[str, int] | None
     occasion: str | None
     completes_load: bool
-    sequence_numbers: dict[int, int] | None
+    sequence_numbers: dict[str, int] | None
     documents_total: int | None
     documents_done: int
     indexed: int
@@ -193,7 +186,7 @@ def find(connection: Connection, job_id: int) -> Job:
     Raises:
         JobError: There is no such job, or it was pruned.
     """
-    found = _read(connection, _ONE, job_id)
+    found = some(connection, [job_id])
     if not found:
         raise JobError(
             f"There is no job {job_id}",
@@ -202,14 +195,28 @@ def find(connection: Connection, job_id: int) -> Job:
     return found[0]
 
 
-def unfinished(connection: Connection, index_name: str | None = None) -> list[Job]:
-    """Return the unfinished jobs of one index, or of all, oldest first."""
-    return _read(connection, _OF_INDEX, index_name)
-
-
 def some(connection: Connection, ids: Sequence[int]) -> list[Job]:
     """Return those of these jobs that still exist."""
-    return _read(connection, _OF_IDS, list(ids))
+    return _read(connection, "j.id = ANY ($1) ORDER BY j.id", list(ids))
+
+
+def unfinished(connection: Connection, index_name: str | None = None, *, limit: int | None = None) -> list[Job]:
+    """Return the unfinished jobs of one index, or of all, oldest first."""
+    which = f"{UNFINISHED} AND (j.index_name = $1 OR $1 IS NULL) ORDER BY j.id LIMIT $2"
+    return _read(connection, which, index_name, limit)
+
+
+def finished(connection: Connection, *, limit: int | None = None) -> list[Job]:
+    """Return the finished jobs that are kept, latest first."""
+    return _read(connection, f"NOT {UNFINISHED} ORDER BY j.finished_at DESC, j.id DESC LIMIT $1", limit)
+
+
+def due(connection: Connection) -> list[Job]:
+    """Return the jobs that need a step other than writing a chunk: fan-outs first, then the oldest.
+
+    A step lists ids or orphans, or moves the job to its next state: see `syncer.worker.job_loop`.
+    """
+    return _read(connection, _DUE)
 
 
 def caused_by(connection: Connection, xid: int, documents: Sequence[str]) -> list[Job]:
@@ -225,34 +232,10 @@ def incomplete(connection: Connection) -> set[str]:
     return {row[0] for row in connection.execute(_INCOMPLETE)}
 
 
-def recent(connection: Connection, *, unfinished_max: int | None = None, finished_max: int | None = None) -> list[Job]:
-    """Return the unfinished jobs, oldest first, then the finished ones, latest first; a limit holds for either kind."""
-    return _read(connection, _FIRST_UNFINISHED, unfinished_max) + _read(connection, _FINISHED, finished_max)
-
-
-def due(connection: Connection) -> list[Job]:
-    """Return the jobs that need a step other than writing a chunk: fan-outs first, then the oldest.
-
-    A step lists ids or orphans, or moves the job to its next state: see `syncer.worker.job_loop`.
-    """
-    return _read(connection, _DUE)
-
-
-def _read(connection: Connection, which: sql.Composable, *parameters: object) -> list[Job]:
-    return [_job(row) for row in connection.execute(sql.SQL(_JOBS).format(which=which), parameters)]
-
-
-def _job(row: Sequence[Any]) -> Job:
-    values: dict[str, Any] = dict(zip(_NAMES, row, strict=True))
-    numbers: dict[str, int] | None = values["sequence_numbers"]
-    return Job(
-        **values
-        | {
-            "kind": JobKind(values["kind"]),
-            "state": JobState(values["state"]),
-            "sequence_numbers": None if numbers is None else {int(shard): number for shard, number in numbers.items()},
-        }
-    )
+def _read(connection: Connection, which: str, *parameters: object) -> list[Job]:
+    rows = connection.execute(_JOBS + which, parameters).fetchall()
+    found: list[dict[str, Any]] = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+    return [Job(**{**job, "kind": JobKind(job["kind"]), "state": JobState(job["state"])}) for job in found]
 
 
 _NAMES = [field.name for field in fields(Job)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from syncer.base.errors import JobError
@@ -77,21 +76,21 @@ SELECT j.state IN ('writing', 'cleaning_up') AND j.is_listed AND j.chunks_left =
 FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
 """
 _WRITTEN = "UPDATE syncer.job SET state = 'cleaning_up', is_listed = false WHERE id = $1"
-_END = """
+_END = f"""
 UPDATE syncer.job AS j SET state = $2, error = $3, is_paused = false, finished_at = clock_timestamp()
-WHERE j.id = $1 AND {unfinished}
+WHERE j.id = $1 AND {UNFINISHED}
 """
 _DROP_CHUNKS = "DELETE FROM syncer.job_chunk WHERE job = $1"
-_PRUNE = """
+_PRUNE = f"""
 DELETE FROM syncer.job WHERE id IN (
     SELECT o.id FROM syncer.job AS o
     WHERE o.id IN (SELECT finished.id FROM (
         SELECT j.id, row_number() OVER (PARTITION BY j.kind ORDER BY j.finished_at DESC, j.id DESC) AS place
-        FROM syncer.job AS j WHERE NOT ({unfinished})) AS finished WHERE finished.place > $1)
+        FROM syncer.job AS j WHERE NOT ({UNFINISHED})) AS finished WHERE finished.place > $1)
     FOR UPDATE SKIP LOCKED)
 """
-_PAUSE = "UPDATE syncer.job AS j SET is_paused = $2 WHERE j.id = $1 AND {unfinished}"
-_COMPLETE_NO_LOAD = "UPDATE syncer.job AS j SET completes_load = false WHERE j.index_name = ANY ($1) AND {unfinished}"
+_PAUSE = f"UPDATE syncer.job AS j SET is_paused = $2 WHERE j.id = $1 AND {UNFINISHED}"
+_COMPLETE_NO_LOAD = f"UPDATE syncer.job AS j SET completes_load = false WHERE j.index_name = ANY ($1) AND {UNFINISHED}"
 
 
 def create(
@@ -244,20 +243,18 @@ def advance(connection: Connection, job_id: int) -> Job:
     return find(connection, job_id)
 
 
-def pause(connection: Connection, job_id: int) -> Job:
-    """Stop taking chunks of a job; chunks in hand are finished."""
-    return _pause(connection, job_id, is_paused=True)
+def pause(connection: Connection, job_id: int, *, is_paused: bool = True) -> Job:
+    """Stop taking chunks of a job; chunks in hand are finished. Or take them again."""
+    is_open = connection.execute(_PAUSE, (job_id, is_paused)).rowcount == 1
+    job = find(connection, job_id)
+    if not is_open:
+        raise _finished(job)
+    return job
 
 
 def resume(connection: Connection, job_id: int) -> Job:
     """Resume a paused job."""
-    return _pause(connection, job_id, is_paused=False)
-
-
-def _pause(connection: Connection, job_id: int, *, is_paused: bool) -> Job:
-    if connection.execute(sql.SQL(_PAUSE).format(unfinished=UNFINISHED), (job_id, is_paused)).rowcount == 0:
-        raise _finished(find(connection, job_id))
-    return find(connection, job_id)
+    return pause(connection, job_id, is_paused=False)
 
 
 def cancel(
@@ -280,11 +277,10 @@ def cancel(
 
 def end(connection: Connection, job_id: int, state: JobState, error: str | None) -> bool:
     """End a job of a locked document, in the caller's transaction; return False if it was finished already."""
-    query = sql.SQL(_END).format(unfinished=UNFINISHED)
-    is_ended = connection.execute(query, (job_id, state, error)).rowcount == 1
+    is_ended = connection.execute(_END, (job_id, state, error)).rowcount == 1
     if is_ended:
         connection.execute(_DROP_CHUNKS, (job_id,))
-        connection.execute(sql.SQL(_PRUNE).format(unfinished=UNFINISHED), (FINISHED_KEPT_MAX,))
+        connection.execute(_PRUNE, (FINISHED_KEPT_MAX,))
     return is_ended
 
 
@@ -296,4 +292,4 @@ def mark_incomplete(connection: Connection, index_names: Sequence[str]) -> None:
     """Record that documents in these indices may be stale, and that no job created so far makes up for it."""
     with connection.transaction():
         registry.mark_incomplete(connection, index_names)
-        connection.execute(sql.SQL(_COMPLETE_NO_LOAD).format(unfinished=UNFINISHED), (list(index_names),))
+        connection.execute(_COMPLETE_NO_LOAD, (list(index_names),))

@@ -3,8 +3,7 @@
 Guarantee: a difference is called drift only after every change committed before it was seen is handled, and no open job
 holds the document.
 
-    compare   all documents, in both directions, in short snapshots; repairs; the last result of each index
-    settle    which of the documents that differ have drifted, and which are busy
+    compare   all documents, in both directions, in short snapshots; which have drifted, and which are busy; repairs
     diff      how a document differs, and what to do about it
     explain   the difference, versions, dead letter and jobs of one document
     wait      waits for one transaction

@@ -6,9 +6,19 @@ That finds documents that are missing, different or misplaced. Then the ids of t
 Postgres is asked which of them the SELECT returns: that finds what only Elasticsearch has. Where ``_id`` has no index
 to walk, one statement reads the SELECT, in one snapshot: see `syncer.documents.queries`.
 
-*In flight is not drift.* What differs is only suspect, since the two sides were read at different moments.
-`syncer.verify.settle` finds out what of it has drifted. A limited number of suspects is kept; if there are more, they
-are settled before the walk goes on.
+*In flight is not drift.* What differs is only *suspect*: the two sides were read at different moments, and it may be
+about to be written. So it is compared, then a moment is taken, and once everything committed before that moment is
+handled and no open job holds the document, it is compared again. If it still differs and has kept its version, nothing
+is in flight to it: it has *drifted*, however slow the workers are. For if it differed before the moment, a change that
+it does not show was committed before the moment. Once that change is handled, the document was written again and has
+another version.
+
+If its version has changed, something writes it: it is compared again after another moment, up to three times. So is
+one that Elasticsearch lacks, as what is deleted and written again has no version in between. What never stood still is
+*busy*. So is what changes in flight or an open job may yet write, once these have made no progress for the allowed
+time. A version that no write of syncer's surpasses stays, whatever is in flight: that is drift at once.
+
+A limited number of suspects is kept; if there are more, they are settled before the walk goes on.
 
 *Repair* has the documents written again that drifted or are busy, by a job, and compares them again. That follows the
 version rule, so it is safe beside live traffic, and can be repeated after a crash.
@@ -20,12 +30,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -33,22 +44,28 @@ from syncer.base.formatting import amount
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
-from syncer.base.retry import retry
+from syncer.base.retry import Backoff, retry
+from syncer.capture import progress
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index
+from syncer.indexing import dead_letters, failover, version
+from syncer.jobs import listing, model
 from syncer.verify import diff
-from syncer.verify.diff import Cause, Drift
-from syncer.verify.settle import SETTLE_SECONDS, Settler
+from syncer.verify.diff import Cause, Drift, DriftKind
 
 FOUND_MAX = 10_000
 """A comparison ends after this many documents that have drifted or are busy. As many suspects are kept at a time."""
 PAGE = 1000
 FIRST_ROWS = 100
+SETTLE_SECONDS = 10.0
+"""How long what is in flight may stand still before its documents are called busy."""
 _PAGE_BYTES_MAX = 4_000_000
 _SEARCHES_MAX = 3
+_SETTLED_AT_ONCE = 200
+_ORPHANS = (DriftKind.EXTRA, DriftKind.MISPLACED)
 
 _RECORD = """
 INSERT INTO syncer.verification (index_name, documents, drifted, repaired, is_complete)
@@ -86,16 +103,29 @@ class Verification:
     is_complete: bool
 
 
-@dataclass(slots=True)
-class VerifyReport:
-    """What a verification found.
+@dataclass(slots=True, kw_only=True)
+class Settled:
+    """What became of documents that differed.
 
     Args:
-        drifts: Documents that have drifted and were not repaired.
-        repaired: Documents that differed and are equal since they were written again.
-        busy: Documents that differed, and may be about to be written: drift is undecided.
+        drifts: Documents that have drifted.
+        busy: Documents that may be about to be written: drift is undecided.
         jobs: The open jobs that may yet write some of these.
         are_changes_handled: False if changes in flight made no progress.
+    """
+
+    drifts: list[Drift] = field(default_factory=list)
+    busy: list[Drift] = field(default_factory=list)
+    jobs: list[int] = field(default_factory=list)
+    are_changes_handled: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class VerifyReport(Settled):
+    """What a verification found. What was repaired is not among ``drifts`` and ``busy``.
+
+    Args:
+        repaired: Documents that differed and are equal since they were written again.
         is_complete: False if so many differed that the comparison ended early.
         searched: The indices that searches find, if it is not this one alone.
         suspended: If the document is suspended, or has to be: the reason, and what to do. Nothing was compared.
@@ -104,11 +134,7 @@ class VerifyReport:
     document: str
     index_name: str
     documents: int = 0
-    drifts: list[Drift] = field(default_factory=list)
     repaired: list[Drift] = field(default_factory=list)
-    busy: list[Drift] = field(default_factory=list)
-    jobs: list[int] = field(default_factory=list)
-    are_changes_handled: bool = True
     is_complete: bool = True
     searched: list[str] | None = None
     suspended: str | None = None
@@ -239,7 +265,7 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
 def _settle(
     report: VerifyReport, settler: Settler, suspects: set[str], repair: Callable[[Sequence[str]], object] | None
 ) -> None:
-    """Find out what suspects are, repair them, and add them to the report."""
+    """Settle suspects, repair what differs, and add it to the report."""
     settled = settler.settle(suspects)
     if repair is not None and (differing := {drift.id: drift for drift in (*settled.drifts, *settled.busy)}):
         repair(list(differing))
@@ -250,6 +276,109 @@ def _settle(
     report.busy += settled.busy
     report.jobs = sorted({*report.jobs, *settled.jobs})
     report.are_changes_handled &= settled.are_changes_handled
+
+
+class _Differing(NamedTuple):
+    """A document that differs, with the routings and versions of its copies in Elasticsearch."""
+
+    drift: Drift
+    held: frozenset[tuple[str | None, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settler:
+    """Compares suspects of one index until it is known what they are. ``retries`` while Elasticsearch is away."""
+
+    document: Document
+    index: Index
+    connection: Connection
+    settle_seconds: float = SETTLE_SECONDS
+    values: bool = False
+    retries: bool = False
+    pause: Callable[[float], None] = time.sleep
+
+    def settle(self, ids: Collection[str]) -> Settled:
+        """Return which of these documents differ, once that is known; the others equal their SELECT."""
+        settled = Settled()
+        left = self._compare(ids)
+        for last in (False, False, False, True):
+            if not left:
+                break
+            before = left
+            is_handled, holders = self._wait(before)
+            settled.are_changes_handled &= is_handled
+            surpassed = version.least_next(self.connection)
+            left = {}
+            for id_, now in self._compare(before).items():
+                if any(number >= surpassed and self._is_foreign(number) for _, number in now.held):
+                    settled.drifts.append(now.drift)
+                elif id_ in holders or not is_handled:
+                    settled.busy.append(now.drift)
+                    settled.jobs = sorted({*settled.jobs, *holders.get(id_, ())})
+                elif now.held == before[id_].held and (now.held or last):
+                    settled.drifts.append(now.drift)
+                else:
+                    left[id_] = now
+        settled.busy += [now.drift for now in left.values()]
+        settled.drifts, settled.busy = self._explained(settled.drifts), self._explained(settled.busy)
+        return settled
+
+    def _compare(self, ids: Collection[str]) -> dict[str, _Differing]:
+        """Read these documents from both sides; return those that differ."""
+        found: dict[str, _Differing] = {}
+        asked = list(ids)
+        for page in (asked[at : at + _SETTLED_AT_ONCE] for at in range(0, len(asked), _SETTLED_AT_ONCE)):
+            read = partial(self.index.holdings.read, self.document.target, page)
+            copies = retry(read, pause=self.pause, component="verify") if self.retries else read()
+            # Postgres casts the id 007 to 7, which was not asked for.
+            rows = queries.current(self.connection, self.document, page)
+            expected = {id_: rows[id_] for id_ in page if id_ in rows}
+            for drift in diff.compare(expected, copies, values=self.values):
+                held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
+                found[drift.id] = _Differing(drift, held)
+        return found
+
+    def _wait(self, differing: Mapping[str, _Differing]) -> tuple[bool, dict[str, list[int]]]:
+        """Wait until all changes so far are handled, and no job that is open then holds one of these documents.
+
+        Returns:
+            Whether the changes are handled, and the jobs that hold documents after all.
+        """
+        orphans = [id_ for id_, now in differing.items() if now.drift.kind in _ORPHANS]
+        moment, state, since = progress.moment(self.connection), -1, time.monotonic()
+        backoff = Backoff(first_seconds=0.03, longest_seconds=0.5)
+        while not progress.is_handled(self.connection, moment):
+            before, state = state, progress.handled(self.connection)
+            since = since if state == before else time.monotonic()
+            if time.monotonic() - since >= self.settle_seconds:
+                return False, {}
+            self.pause(backoff.next_seconds())
+        jobs, since = model.unfinished(self.connection, self.document.index_name), time.monotonic()
+        while True:  # later jobs are of later changes
+            holders = listing.held(self.connection, jobs, differing, orphans)
+            if not holders or time.monotonic() - since >= self.settle_seconds:
+                return True, holders
+            self.pause(backoff.next_seconds())
+            jobs = [job for job in model.some(self.connection, [job.id for job in jobs]) if not job.state.is_finished]
+
+    def _explained(self, drifts: Sequence[Drift]) -> list[Drift]:
+        """Add dead-letter errors and causes; return them by id."""
+        errors = dead_letters.errors(self.connection, self.document.index_name, [drift.id for drift in drifts])
+        explained = [replace(drift, error=errors.get(drift.id), cause=self._cause(drift, errors)) for drift in drifts]
+        return sorted(explained, key=lambda drift: drift.id)
+
+    def _cause(self, drift: Drift, errors: Mapping[str, str]) -> Cause | None:
+        is_foreign = drift.version is not None and self._is_foreign(drift.version)
+        if is_foreign and (drift.version or 0) >= version.least_next(self.connection):
+            return Cause.FOREIGN_AHEAD
+        if drift.id in errors:
+            return Cause.DEAD_LETTERED
+        if is_foreign:
+            return Cause.FOREIGN
+        return drift.cause if self.document.is_loaded else Cause.INCOMPLETE
+
+    def _is_foreign(self, number: int) -> bool:
+        return failover.is_foreign(self.connection, self.index, number)
 
 
 def record(connection: Connection, report: VerifyReport) -> None:

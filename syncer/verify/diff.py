@@ -27,8 +27,8 @@ _VALUE_CHARACTERS_MAX = 80
 _NOTHING = object()
 _BETWEEN_ELEMENTS = re.compile(r"\s*[,;|/\n]\s*")
 """What `string_agg` usually puts between elements."""
-_UNPARSED = (RecursionError, ValueError)
-"""Nested too deep, or not JSON to Python, though Elasticsearch has accepted it."""
+_UNPARSED = (RecursionError, ValueError, InvalidOperation)
+"""Nested too deep, an exponent beyond all bounds, or not JSON to Python, though Elasticsearch has accepted it."""
 
 
 class DriftKind(StrEnum):
@@ -128,8 +128,8 @@ def compare(expected: Mapping[str, Row], copies: Iterable[Copy], *, values: bool
 
 def _compared(expected: bytes, held: bytes) -> tuple[list[Difference], Cause | None]:
     """Return the first differences, and the cause if it is the order of elements."""
-    try:
-        left, right = _parsed(expected), _parsed(held)
+    try:  # as floats, two long numbers could be equal
+        left, right = (json.loads(source, parse_float=Decimal, parse_int=Decimal) for source in (expected, held))
         found = list(islice(_differences(left, right), _DIFFERENCES_MAX))
     except _UNPARSED:
         return [Difference(path=TOO_DEEP)], None
@@ -164,18 +164,6 @@ def _differences(left: Any, right: Any) -> Iterator[Difference]:
             left_to_do += [(f"{path}[{number}]", *pair) for number, pair in reversed(pairs)]
         elif isinstance(left, bool) is not isinstance(right, bool) or left != right:  # to Python, true equals 1
             yield Difference(path=path, postgres=_shown(left), elasticsearch=_shown(right))
-
-
-def _parsed(source: bytes) -> Any:
-    return json.loads(source, parse_float=_number, parse_int=_number)
-
-
-def _number(text: str) -> Decimal | str:
-    """Keep a number exact: as floats, two long numbers could be equal."""
-    try:
-        return Decimal(text)
-    except InvalidOperation:  # an exponent beyond all bounds
-        return text
 
 
 def _plain(number: Decimal) -> int | float:

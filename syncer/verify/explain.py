@@ -22,8 +22,8 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Copy
 from syncer.indexing import dead_letters
 from syncer.indexing.dead_letters import DeadLetter
+from syncer.verify.compare import Settled, Settler
 from syncer.verify.diff import Difference, Drift, DriftKind, advice, compare
-from syncer.verify.settle import Settled, Settler
 
 
 class State(StrEnum):
@@ -75,8 +75,6 @@ class InIndex:
     Args:
         is_kept: Whether it must equal its SELECT: see `Document.is_kept`.
         reads: The tables that its SELECT reads.
-        says: The state in a sentence.
-        hint: What to do, if anything.
         jobs: The open jobs that may write it, if it is busy.
         elasticsearch: Its copies; None if they cannot be read.
     """
@@ -115,15 +113,9 @@ class Explanation:
 def explain(
     connection: Connection, index: Index, name: str, id_: str, *, seconds: float, values: bool = False
 ) -> Explanation:
-    """Explain a document in each of its indices.
+    """Explain a document in each of its indices; with ``values`` of fields, which may be secrets.
 
-    Args:
-        connection: To Postgres; used for nothing else meanwhile.
-        index: Elasticsearch.
-        name: The definition's name.
-        id_: The document's id.
-        seconds: How long to wait for changes in flight, and for jobs, that make no progress.
-        values: Whether to report the values of fields, which may be secrets.
+    Waits so many ``seconds`` for changes in flight, and for jobs, that make no progress.
 
     Raises:
         DefinitionError: There is no such definition, or no document can have such an id.
@@ -133,29 +125,16 @@ def explain(
     letters = [dead_letters.find(connection, document.index_name, id_) for document in documents]
     if not any(letters) and not 1 <= len(id_.encode()) <= ID_BYTES_MAX:
         raise DefinitionError(f"An id has 1 to {ID_BYTES_MAX} bytes, not {len(id_.encode()):,}")
-    return Explanation(
-        document=name,
-        id=id_,
-        indices=tuple(
-            _in_index(connection, index, document, id_, letter, seconds=seconds, values=values)
-            for document, letter in zip(documents, letters, strict=True)
-        ),
-    )
+    settlers = [
+        Settler(document=document, index=index, connection=connection, settle_seconds=seconds, values=values)
+        for document in documents
+    ]
+    found = tuple(_in_index(settler, id_, letter) for settler, letter in zip(settlers, letters, strict=True))
+    return Explanation(document=name, id=id_, indices=found)
 
 
-def _in_index(
-    connection: Connection,
-    index: Index,
-    document: Document,
-    id_: str,
-    letter: DeadLetter | None,
-    *,
-    seconds: float,
-    values: bool,
-) -> InIndex:
-    settled: Settled | None = None
-    says = hint = ""
-    settler = Settler(document=document, index=index, connection=connection, settle_seconds=seconds, values=values)
+def _in_index(settler: Settler, id_: str, letter: DeadLetter | None) -> InIndex:
+    document, values, settled, says, hint = settler.document, settler.values, None, "", ""
     try:
         suspend.require_active(document)
         with at_work_for(document.name, document.revision):
@@ -168,9 +147,9 @@ def _in_index(
     rows: dict[str, Row] | None = None
     copies: list[Copy] | None = None
     with suppress(DocumentError, psycopg.errors.LockNotAvailable):
-        rows = queries.current(connection, document, [id_], lock_seconds=COMPONENT_LOCK_SECONDS)
+        rows = queries.current(settler.connection, document, [id_], lock_seconds=COMPONENT_LOCK_SECONDS)
     with suppress(DocumentError), at_work_for(document.name, document.revision):
-        copies = index.holdings.read(document.target, [id_])
+        copies = settler.index.holdings.read(document.target, [id_])
     row = rows.get(id_) if rows else None
     if settled is not None:
         drift = next(iter((*settled.drifts, *settled.busy)), None)
@@ -179,6 +158,14 @@ def _in_index(
         are_read = rows is not None and copies is not None
         found = compare({} if row is None else {id_: row}, copies or (), values=values) if are_read else ()
         state, drift = State.UNKNOWN, next(iter(found), None)
+    held = [
+        InElasticsearch(
+            version=copy.version,
+            routing=None if copy.place.routing == id_ else copy.place.routing,
+            source=_contents(copy.source) if values else None,
+        )
+        for copy in copies or ()
+    ]
     return InIndex(
         index=document.index_name,
         role=document.role,
@@ -189,23 +176,14 @@ def _in_index(
         state=state,
         says=says,
         hint=hint,
-        jobs=tuple(sorted(settled.jobs)) if settled else (),
+        jobs=tuple(settled.jobs) if settled else (),
         postgres=InPostgres(
             exists=None if rows is None else row is not None,
             bytes=len(row.source) if row else None,
             routing=row.routing or None if row else None,
             source=_contents(row.source) if row and values else None,
         ),
-        elasticsearch=None
-        if copies is None
-        else tuple(
-            InElasticsearch(
-                version=copy.version,
-                routing=copy.place.routing if copy.place.routing != id_ else None,
-                source=_contents(copy.source) if values else None,
-            )
-            for copy in copies
-        ),
+        elasticsearch=None if copies is None else tuple(held),
         differences=drift.differences if drift else (),
         dead_letter=letter,
     )
@@ -220,7 +198,7 @@ def _verdict(document: Document, settled: Settled, drift: Drift | None, *, exist
         return State.ABSENT, f"No such document: neither side has it. Its _id is of type {type_}.", ""
     how = _HOW[drift.kind]
     if settled.busy and settled.jobs:
-        jobs = ", ".join(map(str, sorted(settled.jobs)))
+        jobs = ", ".join(map(str, settled.jobs))
         return State.BUSY, f"{how}; an open job may write it: {jobs}.", "To follow it: syncer jobs list"
     if settled.busy:
         waits = "it is being written" if settled.are_changes_handled else "earlier changes are not handled"

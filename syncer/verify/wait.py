@@ -29,7 +29,7 @@ wait for a bare transaction id never reports another transaction that got the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -54,7 +54,6 @@ from syncer.jobs.model import JobState
 TIMEOUT_SECONDS = 30
 """The default timeout."""
 _DEAD_LETTERED_MAX = 100
-"""At most this many dead letters are named."""
 _PATIENCE_SECONDS = 2.0
 """How much longer than the timeout Elasticsearch may take to answer."""
 _FIRST_PAUSE, _LONGEST_PAUSE, _SLOWER = 0.005, 0.25, 1.3
@@ -93,8 +92,7 @@ class Waited:
 class Waiter:
     """Waits for transactions. Safe to share between threads: each wait uses a Postgres connection of its own.
 
-    Args:
-        pause: Called to wait between two polls; an exception from it ends the wait.
+    An exception from ``pause`` ends the wait.
     """
 
     def __init__(self, settings: Settings, *, pause: Callable[[float], None] = time.sleep) -> None:
@@ -116,18 +114,11 @@ class Waiter:
             self._idle.pop()[0].close()
 
     def wait(self, token: str, *, timeout_seconds: float = TIMEOUT_SECONDS, searchable: bool = False) -> Waited:
-        """Return once everything that a transaction has committed is indexed.
+        """Return once everything that a transaction has committed is indexed: see `syncer.wait`.
 
-        Args:
-            token: The result of ``syncer.token()`` or ``pg_current_xact_id()`` in that transaction.
-            timeout_seconds: How long to wait. It may take some seconds longer if Elasticsearch does not
-                answer. If Postgres hangs, it takes as long; if its machine is gone, half a minute longer.
-            searchable: Whether searches must show it too; the indices concerned are refreshed for that.
-
-        Raises:
-            TokenError: The token is invalid, or is not of a committed transaction of this database.
-            WaitTimeoutError: The transaction is not indexed in time.
-            SyncerError, psycopg.Error, elasticsearch.ApiError: The configuration is wrong.
+        The token may also be the result of ``pg_current_xact_id()``. It may take some seconds longer than the timeout
+        if Elasticsearch does not answer. If Postgres hangs, it takes as long; if its machine is gone, half a minute
+        longer.
         """
         clock = _Clock(Token.parse(token), timeout_seconds, self._pause)
         while True:
@@ -159,8 +150,11 @@ class Waiter:
             left = [each for each in concerned() if each.suspended is None and each.index_name not in refreshed]
             if not left:  # none has replaced another meanwhile
                 break
-            self._refresh(left, clock)
-            refreshed.update(document.index_name for document in left)
+            patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
+            with elastic.connect(self._settings.elasticsearch, timeout_seconds=patience) as client:
+                for document in left:
+                    Holdings(client).refresh(document.target)
+                    refreshed.add(document.index_name)
         documents = concerned()
         stale = model.incomplete(connection) if documents else set()
         active = [document for document in documents if document.suspended is None]
@@ -174,12 +168,6 @@ class Waiter:
             suspended=tuple(document.name for document in documents if document.suspended is not None),
             incomplete=tuple(document.name for document in active if document.index_name in stale),
         )
-
-    def _refresh(self, documents: Sequence[Document], clock: _Clock) -> None:
-        patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
-        with elastic.connect(self._settings.elasticsearch, timeout_seconds=patience) as client:
-            for document in documents:
-                Holdings(client).refresh(document.target)
 
     @contextmanager
     def _session(self) -> Iterator[tuple[Connection, Catalogue]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from functools import partial
@@ -210,10 +210,17 @@ class JobWorker:
             document = documents.get(job.index_name)
             if document is None or time.monotonic() < self._deferred.get(job.id, 0):
                 continue
-            is_done = False
+            after: Job | None = None
             try:
                 with self._stop.patient():
-                    is_done = self._step(connection, job, document)
+                    after = listing.step(
+                        connection,
+                        job,
+                        document,
+                        chunk=self._chunk_documents,
+                        sequence_numbers=partial(self._index.holdings.sequence_numbers, document.target),
+                        orphans=partial(self._orphans, connection, document),
+                    )
             except DocumentError as error:
                 suspend.suspend(connection, error)
             except JobError:  # the job was removed with its index
@@ -224,34 +231,16 @@ class JobWorker:
                 self._handle_error(connection, job, error)
             finally:
                 self._deferred.pop(job.id, None)
-                if not is_done:
+                if after is None:
                     self._deferred[job.id] = time.monotonic() + _AGAIN_SECONDS
-            steps += is_done
+            steps += after is not None
+            if after is not None and after.state is JobState.DONE:
+                self._log_finished(after)
         if not self._deferred:
             recovered(_STEPS)
         return steps
 
-    def _step(self, connection: Connection, job: Job, document: Document) -> bool:
-        """List ids or orphans of a job, or move it to its next state; return whether anything was done.
-
-        Raises:
-            DocumentError: The document has to be suspended.
-            JobError: There is no such job any more.
-            Stopping: It was told to stop; take the step again.
-            Exception: Try again.
-        """
-        if job.is_listed:
-            after = queue.advance(connection, job.id)
-            if after.state is JobState.DONE:
-                self._log_finished(after)
-            return after.state is not job.state
-        if job.state is JobState.CLEANING_UP:
-            orphans = self._orphans(connection, document, job.sequence_numbers or {})
-            return listing.clean_up(connection, job, orphans, chunk=self._chunk_documents)
-        numbers = partial(self._index.holdings.sequence_numbers, document.target)
-        return listing.list_ids(connection, job, document, chunk=self._chunk_documents, sequence_numbers=numbers)
-
-    def _orphans(self, connection: Connection, document: Document, numbers: dict[int, int]) -> Iterator[str]:
+    def _orphans(self, connection: Connection, document: Document, numbers: Mapping[str, int]) -> Iterator[str]:
         """Yield the ids that only Elasticsearch has, among documents unchanged since the job began.
 
         Ids that no text of Postgres can be are left: no row has them, so another client has written them.

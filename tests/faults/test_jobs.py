@@ -45,7 +45,7 @@ def listed(world: World, connection: Connection, *, chunks: int) -> Job:
     job = queue.create(connection, document, JobKind.BACKFILL)
     assert job is not None
     while not find(connection, job.id).is_listed:
-        assert listing.list_ids(connection, job, document, chunk=10)
+        assert listing.step(connection, find(connection, job.id), document, chunk=10)
     return find(connection, job.id)
 
 
@@ -158,26 +158,26 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
 
 def break_the_session(connection: Connection, patch: pytest.MonkeyPatch) -> Job:
     """Its listing ends the session each time."""
-    list_ids, job = listing.list_ids, create(connection)
+    step, job = listing.step, create(connection)
 
-    def end_session(asking: Connection, listed: Job, *arguments: Any, **options: Any) -> bool:
+    def end_session(asking: Connection, listed: Job, *arguments: Any, **options: Any) -> Job | None:
         if listed.id == job.id:
             asking.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        return list_ids(asking, listed, *arguments, **options)
+        return step(asking, listed, *arguments, **options)
 
-    patch.setattr(listing, "list_ids", end_session)
+    patch.setattr(listing, "step", end_session)
     return job
 
 
 def fail_otherwise(connection: Connection, patch: pytest.MonkeyPatch) -> Job:
     """An error that nobody foresaw."""
 
-    def fail(*arguments: Any, **options: Any) -> bool:
+    def fail(*arguments: Any, **options: Any) -> Job | None:
         patch.undo()
         raise OverflowError(arguments, options, "nobody foresaw it")
 
     job = create(connection)
-    patch.setattr(listing, "list_ids", fail)
+    patch.setattr(listing, "step", fail)
     return job
 
 

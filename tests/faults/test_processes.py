@@ -76,7 +76,7 @@ FAN_OUT = (
     Point(at="syncer.jobs.queue:create_fan_out", when="after"),
 )
 JOB_WORKER = (
-    Point(at="syncer.jobs.listing:list_ids", when="after"),
+    Point(at="syncer.jobs.listing:step", when="after"),
     Point(at=WRITE, seconds=1),
     Point(at="syncer.jobs.chunks:Chunks.finish"),
 )

@@ -251,7 +251,7 @@ def test_what_a_refresh_has_yet_to_clean_up_is_no_drift(world: World, database: 
         assert summary(world) == ([], 360, [job.id])
         document = the_document(database)
         numbers = index.holdings.sequence_numbers(document.target)
-        assert listing.list_ids(database, job, document, chunk=10, sequence_numbers=lambda: numbers)
+        assert listing.step(database, job, document, chunk=10, sequence_numbers=lambda: numbers)
         assert queue.advance(database, job.id).state is JobState.CLEANING_UP
         assert summary(world) == ([], 360, [job.id])
         world.refresh(index)

@@ -253,7 +253,7 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     """On several shards, with nested documents, routings, deletes, writes that came too late, and after a merge."""
     random = Random(7)
     target = room.build(1, room.body(number_of_shards=3, number_of_replicas=0))
-    assert room.index.holdings.sequence_numbers(target) == {0: -1, 1: -1, 2: -1}
+    assert room.index.holdings.sequence_numbers(target) == {"0": -1, "1": -1, "2": -1}
     assert untouched(room, target, room.index.holdings.sequence_numbers(target)) == []
 
     def delete(ids: Iterable[int], version: int) -> None:

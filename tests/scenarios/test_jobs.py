@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -12,8 +13,8 @@ from syncer.base.model import Image
 from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.documents.registry import Document
-from syncer.jobs import listing, queue
-from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
+from syncer.jobs import listing, model, queue
+from syncer.jobs.model import Job, JobKind, JobState, due, find, unfinished
 from syncer.recovery import lost_records, schema_watch
 from tests.faults.harness import create, the_document
 from tests.support.job_worker import ChunkWorker
@@ -52,8 +53,9 @@ def create_part(connection: Connection) -> Job:
 
 def list_(connection: Connection, job: Job) -> Job:
     """List a job in chunks of ten."""
-    assert listing.list_ids(connection, job, the_document(connection), chunk=10)
-    return find(connection, job.id)
+    after = listing.step(connection, job, the_document(connection), chunk=10)
+    assert after is not None
+    return after
 
 
 def drain(world: World) -> list[str]:
@@ -69,9 +71,9 @@ def finish(world: World, connection: Connection, job: Job) -> Job:
     if not find(connection, job.id).is_listed:
         list_(connection, job)
     drain(world)
-    assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
-    assert listing.clean_up(connection, job, [], chunk=10)
-    return queue.advance(connection, job.id)
+    for _ in range(3):  # to cleaning up, cleaned up, done
+        job = list_(connection, find(connection, job.id))
+    return job
 
 
 def new_revision(connection: Connection) -> Document:
@@ -93,16 +95,19 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     job = create(connection, JobKind.BACKFILL)
     assert (job.state, job.documents_total, job.eta_seconds) == (JobState.NEW, None, None)
     assert [waiting.id for waiting in due(connection)] == [job.id]
-    assert listing.list_ids(connection, job, the_document(connection), chunk=10, sequence_numbers=lambda: {0: 41, 1: 7})
-    listed = find(connection, job.id)
+    document, numbers = the_document(connection), {"0": 41, "1": 7}
+    listed = listing.step(connection, job, document, chunk=10, sequence_numbers=lambda: numbers)
+    assert listed is not None
     assert (listed.state, listed.is_listed, listed.documents_total) == (JobState.WRITING, True, 25)
-    assert listed.sequence_numbers == {0: 41, 1: 7}
+    assert listed.sequence_numbers == numbers
     assert due(connection) == []
     assert queue.advance(connection, job.id).state is JobState.WRITING
     assert sorted(drain(world), key=int) == EVERY_ID
     assert [waiting.id for waiting in due(connection)] == [job.id]
-    assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
-    assert listing.clean_up(connection, job, (f"orphan-{number}" for number in range(15)), chunk=10)
+    job = list_(connection, find(connection, job.id))
+    assert job.state is JobState.CLEANING_UP
+    orphans = [f"orphan-{number}" for number in range(15)]
+    assert listing.step(connection, job, document, chunk=10, orphans=lambda found: orphans if found == numbers else ())
     assert find(connection, job.id).documents_total == 40
     with world.connect() as own:
         job_worker = ChunkWorker(own)
@@ -213,8 +218,7 @@ def test_a_suspended_document_is_not_loaded_by_a_job(world: World, connection: C
     """A suspension that comes while the last chunk is written wins."""
     job = list_(connection, create(connection, JobKind.BACKFILL))
     drain(world)
-    queue.advance(connection, job.id)
-    assert listing.clean_up(connection, job, [], chunk=10)
+    list_(connection, list_(connection, find(connection, job.id)))
     revision = the_document(connection).revision
     registry.suspend(connection, "blogpost", revision, reason="a test says so", ids=(), is_stale=True)
     assert due(connection) == []
@@ -241,8 +245,9 @@ def test_finished_jobs_are_forgotten_in_the_end(connection: Connection, monkeypa
     part = create_part(connection)
     queue.cancel(connection, part.id)
     finished = [queue.cancel(connection, create(connection, JobKind.BACKFILL).id).id for _ in range(5)]
-    assert [job.id for job in recent(connection)] == [old.id, *finished[:1:-1], part.id]
-    assert [job.id for job in recent(connection, unfinished_max=0, finished_max=2)] == finished[:2:-1]
+    assert [job.id for job in unfinished(connection)] == [old.id]
+    assert [job.id for job in model.finished(connection)] == [*finished[:1:-1], part.id]
+    assert [job.id for job in model.finished(connection, limit=2)] == finished[:2:-1]
 
 
 # Listing
@@ -254,10 +259,10 @@ def test_a_great_job_is_listed_in_ranges_and_some_chunks_ahead(
     """A step lists no range beyond what is to be ahead; all ids are there once in the end."""
     monkeypatch.setattr(listing, "CHUNKS_AHEAD", 2)
     job, document = create(connection, JobKind.BACKFILL), the_document(connection)
-    assert listing.list_ids(connection, job, document, chunk=1)
+    assert listing.step(connection, job, document, chunk=1)
     ids = drain(world)
     assert (find(connection, job.id).is_listed, 4 <= len(ids) < 25) == (False, True)
-    assert listing.list_ids(connection, job, document, chunk=1)
+    assert listing.step(connection, find(connection, job.id), document, chunk=1)
     assert find(connection, job.id).is_listed
     assert sorted(ids + drain(world), key=int) == EVERY_ID
     assert find(connection, job.id).documents_total == 25
@@ -270,10 +275,10 @@ def test_very_many_orphans_are_looked_for_in_turns(
     monkeypatch.setattr(listing, "CHUNKS_AHEAD", 1)
     job = list_(connection, create(connection, JobKind.BACKFILL))
     drain(world)
-    assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
-    orphans = {str(number) for number in range(1000, 1005)}
+    job, orphans = list_(connection, find(connection, job.id)), {str(number) for number in range(1000, 1005)}
+    look = partial(listing.step, connection, job, the_document(connection), orphans=lambda _: sorted(orphans))
     while not find(connection, job.id).is_listed:
-        assert listing.clean_up(connection, job, sorted(orphans), chunk=2)
+        assert look(chunk=2)
         orphans -= set(drain(world))
     assert orphans == set()
     assert queue.advance(connection, job.id).documents_done == 30

@@ -93,7 +93,7 @@ def handle(world: World) -> None:
 def refreshes(world: World) -> int:
     """How many jobs wrote everything again."""
     with world.connect() as connection:
-        return sum(job.kind is JobKind.REFRESH for job in model.recent(connection))
+        return sum(job.kind is JobKind.REFRESH for job in model.unfinished(connection) + model.finished(connection))
 
 
 def assign(connection: Connection) -> int:

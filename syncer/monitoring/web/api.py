@@ -133,13 +133,11 @@ class Api:
     def jobs(self, has_token: bool) -> dict[str, Any]:
         """The unfinished jobs and the last finished ones; errors are shown as in `status`."""
         with self._connection() as connection:
-            found = model.recent(
-                connection, unfinished_max=_UNFINISHED_SHOWN_MAX + 1, finished_max=_FINISHED_SHOWN_MAX + 1
-            )
-        unfinished = [job for job in found if not job.state.is_finished]
-        finished = [job for job in found if job.state.is_finished]
+            unfinished = model.unfinished(connection, limit=_UNFINISHED_SHOWN_MAX + 1)
+            finished = model.finished(connection, limit=_FINISHED_SHOWN_MAX + 1)
         shown = unfinished[:_UNFINISHED_SHOWN_MAX] + finished[:_FINISHED_SHOWN_MAX]
-        return {"jobs": [_job(job, has_token=has_token) for job in shown], "has_more": len(shown) < len(found)}
+        has_more = len(shown) < len(unfinished) + len(finished)
+        return {"jobs": [_job(job, has_token=has_token) for job in shown], "has_more": has_more}
 
     def letters(self, _: bool) -> dict[str, Any]:
         """Dead letters by index and kind of error."""

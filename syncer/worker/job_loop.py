@@ -16,7 +16,6 @@ The job worker also tries to resume suspended documents, and records the last as
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -32,10 +31,10 @@ from syncer.base import metrics
 from syncer.base.error_policy import Action, at_work_for, decide, explain, is_of_data, kind
 from syncer.base.errors import DocumentError, JobError, UnavailableError
 from syncer.base.formatting import amount, elapsed
-from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.lifecycle import GRACE_SECONDS, Stop, Stopping
 from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection, Link
-from syncer.base.retry import failed, give_up, recovered, repeat, retry
+from syncer.base.retry import failed, give_up, recovered, repeat
 from syncer.base.settings import WorkerSettings
 from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Document
@@ -108,9 +107,9 @@ class JobWorker:
         """Write chunks until told to stop; what is in flight is finished first."""
         self._stop = stop
         try:
-            repeat(self.run_once, reset=self._reset, stop=stop, component=self._name)
+            repeat(self.run_once, reset=self.reset, stop=stop, component=self._name)
         finally:
-            self.close()
+            self.close(seconds=stop.seconds_left)
 
     def run_once(self) -> float:
         """Take chunks while there is room, record those that are written, and take the steps that are due.
@@ -145,18 +144,18 @@ class JobWorker:
         self._note_version(connection, keeps=done > 0 or not self._writes)
         return 0 if done or self._writes else _IDLE_SECONDS
 
-    def close(self) -> None:
-        """Finish what is being written, and close the connections, which frees the other chunks."""
-        if not self._writers.close(seconds=self._stop.seconds_left):
+    def close(self, *, seconds: float | None = None) -> None:
+        """Finish what is being written in this time, and close the connections, which frees the other chunks."""
+        if not self._writers.close(seconds=seconds):
             self._log.warning("component.gave_up", component=self._name)
         with suppress(psycopg.Error):
             if self._chunks is not None:
                 self._finish(self._chunks)
         give_up(_STEPS)
         self._deferred.clear()
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         """Drop what is in hand, which others may take."""
         self._writers.close(seconds=0)
         self._link.close()
@@ -350,36 +349,29 @@ def follow(
         JobError: The job no longer exists.
         Exception: What ``progress`` raises, or the error that ended the job worker.
     """
-    link, stop = Link(connect), Stop()
-    thread: threading.Thread | None = None
-    failures: list[BaseException] = []
+    link, stop, turns = Link(connect), Stop(), count()
+    found: list[Job] = []
+    own: list[JobWorker] = []
 
-    def look(turn: int) -> tuple[Job, bool]:
-        with link.used() as connection:
-            asks = thread is None and turn % _ALIVE_TURNS == 0
-            return find(connection, job_id), asks and not chunks.job_workers_alive(connection)
+    def turn() -> float:
+        found[:] = [find(link.connection, job_id)]
+        progress(found[0])
+        if found[0].state.is_finished or found[0].is_suspended:
+            stop.request()
+            return 0
+        if not own and next(turns) % _ALIVE_TURNS == 0 and not chunks.job_workers_alive(link.connection):
+            own.append(job_worker())
+        return own[0].run_once() if own else _FOLLOW_SECONDS
 
-    def write() -> None:
-        try:
-            job_worker().run(stop)
-        except BaseException as error:  # noqa: BLE001 - raised in the following thread
-            failures.append(error)
+    def reset() -> None:
+        link.close()
+        for worker in own:
+            worker.reset()
 
     try:
-        for turn in count():
-            job, is_alone = retry(partial(look, turn), pause=time.sleep, component="command")
-            progress(job)
-            if job.state.is_finished or job.is_suspended:
-                break
-            if is_alone:
-                thread = threading.Thread(target=write, name="job_worker", daemon=True)
-                thread.start()
-            if failures:
-                raise failures[0]
-            time.sleep(_FOLLOW_SECONDS)
-        return job
+        repeat(turn, reset=reset, stop=stop, component="command")
     finally:
-        stop.request()
-        if thread is not None:
-            thread.join()
         link.close()
+        for worker in own:
+            worker.close(seconds=GRACE_SECONDS)
+    return found[0]

@@ -223,7 +223,7 @@ class SwallowsFailures(FailsOnce):
 class FindsNoOrphans(Holdings):
     """Finds nothing that a cleanup would have to delete."""
 
-    def untouched_since(self, target: Target, numbers: Mapping[int, int], *, page: int) -> Iterator[list[Place]]:
+    def untouched_since(self, target: Target, numbers: Mapping[str, int], *, page: int) -> Iterator[list[Place]]:
         """Yield nothing."""
         del target, numbers, page
         yield from ()

@@ -244,7 +244,7 @@ def test_a_bulk_request_is_bounded(room: Room, empty_world: World) -> None:
 # Sequence numbers
 
 
-def untouched(room: Room, target: Target, numbers: dict[int, int]) -> list[Place]:
+def untouched(room: Room, target: Target, numbers: dict[str, int]) -> list[Place]:
     """All pages of it, small ones."""
     return [place for page in room.index.holdings.untouched_since(target, numbers, page=7) for place in page]
 

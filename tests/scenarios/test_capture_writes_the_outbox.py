@@ -13,7 +13,6 @@ from syncer.apply import activate
 from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.model import Change, dump_images
 from syncer.capture import install as capture_install
-from syncer.capture.triggers import function, row_trigger, truncate_trigger
 from syncer.documents import analyze, definition
 from syncer.lineage import routes
 from syncer.recovery.schema_watch import Watch
@@ -22,20 +21,6 @@ from tests.support.capture import capture_only, forget, plan, triggers, written
 from tests.support.world import World
 
 UPDATED: support.Change = ("public.things", "U", {"id": "1"}, {"id": "1"})
-
-
-@pytest.fixture
-def blog(world: World) -> World:
-    """The blog with two posts and two comments, and an empty outbox."""
-    world.sql(
-        """
-        INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
-        INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'long'), (4, 1, 'Cool', 'short');
-        INSERT INTO comments (id, post_id, name, comment) VALUES (1, 2, 'Alice White', 'More'), (2, 2, 'Bob', 'Less')
-        """
-    )
-    forget(world)
-    return world
 
 
 # Values and names
@@ -48,22 +33,16 @@ VALUES = [
     ("char(5)", "'ab'"),
     ("numeric", "1.0"),
     ("numeric", "12345678901234567890123456789.000000000000000000001"),
-    ("numeric", "'NaN'"),
     ("float8", "0.1::float8 + 0.2::float8"),
-    ("float8", "5e-324"),
     ("real", "16777217.123"),
     ("timestamptz", "'infinity'"),
     ("timestamptz", "'2020-02-29 23:59:59.999999+05:45'"),
-    ("date", "'5874897-12-31'"),
     ("interval", "'1 mon -1 day 02:03'"),
     ("bytea", r"'\x00ff5c27'"),
-    ("uuid", "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'"),
     ("inet", "'::ffff:1.2.3.4/96'"),
-    ("int[]", "'{{1},{NULL}}'"),
     ("text[]", r"""ARRAY['a,b', '"', '\', NULL, 'NULL', '']"""),
     ("tstzrange[]", "ARRAY['[2020-03-04 12:00+03,)'::tstzrange]"),
     ("status[]", "'{\"so so\",sad}'"),
-    ("short", "'abc'"),
     ("pair", "ROW(1, 'x\"y')"),
     ("json", r"""'{"text": "\u0000\ud800", "number": 1e999999}'"""),
     ("jsonb", '\'{"a": [12345678901234567890, null, 1.50, "1.50", 1e400]}\''),
@@ -140,25 +119,42 @@ def test_a_value_that_equals_but_reads_differently_is_a_change(empty_world: Worl
         assert written(empty_world) == [], change
 
 
-@pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
-def test_a_generated_column_is_watched(empty_world: World, kind: str) -> None:
-    """A virtual column has no value in a trigger; a change of its source is a change all the same."""
-    if kind == "VIRTUAL":
+GENERATED = "CREATE TABLE things (id int PRIMARY KEY, a int, b int GENERATED ALWAYS AS (a * 2) {})"
+ANY = {"total": "SELECT t.id AS _id FROM things AS t, %(rows)s AS changed"}
+# The tables, the SELECT, affects queries, what is written, and each change with its old and its new image.
+KINDS: dict[str, tuple[str, str, dict[str, str], str, list[tuple[str, object, object]]]] = {
+    "a generated column": (
+        GENERATED.format("STORED"), "SELECT id AS _id, b FROM things", {},
+        "INSERT INTO things VALUES (1, 1); UPDATE things SET a = 2",
+        [("I", None, {"id": "1"}), ("U", {"id": "1"}, {"id": "1"})],
+    ),
+    "a virtual column, which has no value in a trigger": (
+        GENERATED.format("VIRTUAL"), "SELECT id AS _id, b FROM things", {},
+        "INSERT INTO things VALUES (1, 1); UPDATE things SET a = 2",
+        [("I", None, {"id": "1"}), ("U", {"id": "1"}, {"id": "1"})],
+    ),
+    "no key: each of two equal rows has changes of its own, also where what leads to documents is null": (
+        "CREATE TABLE things (a int, name text)", "SELECT a AS _id, name FROM things", {},
+        "INSERT INTO things VALUES (1, 'a'), (1, 'a'); UPDATE things SET a = NULL; DELETE FROM things",
+        [("I", None, {"a": "1"}), ("U", {"a": "1"}, {"a": None}), ("D", {"a": None}, None)] * 2,
+    ),
+    "no column leads to documents: the image is empty": (
+        "CREATE TABLE things (id int PRIMARY KEY); CREATE TABLE total (n int)",
+        "SELECT t.id AS _id, (SELECT sum(n) FROM total) AS n FROM things AS t", ANY,
+        "INSERT INTO total VALUES (1); UPDATE total SET n = 2", [("I", None, {}), ("U", {}, {})],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_any_kind_is_captured(empty_world: World, kind: str) -> None:
+    """With its changes, and no more."""
+    if "virtual" in kind:
         empty_world.require_postgres(18, "virtual columns")
-    tables = f"""
-        CREATE TABLE things (id int PRIMARY KEY, a int, b int GENERATED ALWAYS AS (a * 2) {kind});
-        INSERT INTO things (id, a) VALUES (1, 1)
-    """
-    capture_only(empty_world, tables, "SELECT id AS _id, b FROM things")
-    empty_world.sql("UPDATE things SET a = 2")
-    assert written(empty_world) == [UPDATED]
-
-
-def test_long_names_do_not_collide() -> None:
-    """Two tables whose names agree in the first 60 letters, or but for a dot, have a function and triggers each."""
-    tables = (f"public.{'a' * 60}_1", f"public.{'a' * 60}_2", "a.b_c", "a_b.c")
-    for name in (lambda table: function(table).as_string(), row_trigger, truncate_trigger):
-        assert len({name(table)[:63] for table in tables}) == len(tables)
+    tables, select, affects, statements, expected = KINDS[kind]
+    capture_only(empty_world, tables, select, **affects)
+    empty_world.sql(statements)
+    assert [change[1:] for change in written(empty_world)] == sorted(expected, key=repr)
 
 
 # Beside traffic
@@ -229,24 +225,28 @@ def test_a_table_that_stays_in_use_is_an_error_that_names_the_user(things: World
 # What a change of definitions must not lose
 
 
-def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(blog: World) -> None:
+def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(world: World) -> None:
     """A narrower definition that could not be put active, and was undone, leaves no change unheard."""
-    select = blog.document_folder / "select.sql"
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'long')")
+    world.sql("CREATE TABLE tags (id int PRIMARY KEY)")
+    forget(world)
+    select = world.document_folder / "select.sql"
     before = select.read_text()
-    blog.sql("CREATE TABLE tags (id int PRIMARY KEY)")
     select.write_text("SELECT p.id AS _id, p.title, (SELECT max(t.id) FROM tags AS t) AS body FROM posts AS p")
-    (blog.document_folder / "affects").mkdir()
-    affects = blog.document_folder / "affects" / "tags.sql"
+    (world.document_folder / "affects").mkdir()
+    affects = world.document_folder / "affects" / "tags.sql"
     affects.write_text("SELECT p.id AS _id FROM posts AS p, %(rows)s AS changed")
-    decided = plan(blog)
-    with open_transaction(blog, "INSERT INTO tags VALUES (1)"), blog.connect() as connection, blog.indices() as indices:
+    decided = plan(world)
+    open_ = open_transaction(world, "INSERT INTO tags VALUES (1)")
+    with open_, world.connect() as connection, world.indices() as indices:
         with pytest.raises(SourceError, match=r"public\.tags is in use"):
             activate.carry_out(connection, indices, decided, timeout_seconds=0)
-        blog.sql("UPDATE posts SET body = 'written meanwhile' WHERE id = 2")
+        world.sql("UPDATE posts SET body = 'written meanwhile' WHERE id = 2")
     select.write_text(before)
     affects.unlink()
-    blog.apply()
-    assert ("public.posts", "U", {"id": "2"}, {"id": "2"}) in written(blog)
+    world.apply()
+    assert ("public.posts", "U", {"id": "2"}, {"id": "2"}) in written(world)
 
 
 TABLES = """
@@ -295,24 +295,6 @@ def test_each_is_refused_with_what_to_do(empty_world: World) -> None:
         connection.execute("CREATE TEMPORARY TABLE passing (id int PRIMARY KEY)")
         with pytest.raises(DefinitionError, match="a temporary table"):
             analyze.analyse(connection, definition.load_all(empty_world.config)[0])
-
-
-def test_a_table_without_any_key_is_captured(empty_world: World) -> None:
-    """Each row has a change of its own, also where rows are equal, and where what leads to documents is null."""
-    capture_only(empty_world, "CREATE TABLE things (a int, name text)", "SELECT t.a AS _id, t.name FROM things AS t")
-    empty_world.sql("INSERT INTO things VALUES (1, 'a'), (1, 'a'); UPDATE things SET a = NULL; DELETE FROM things")
-    one, none = {"a": "1"}, {"a": None}
-    changes = [("I", None, one), ("U", one, none), ("D", none, None)]
-    assert written(empty_world) == sorted([("public.things", *change) for change in changes] * 2, key=repr)
-
-
-def test_a_change_leads_to_every_document_without_any_column(empty_world: World) -> None:
-    """An affects query need not read the changed rows: they have an image, which is empty."""
-    tables = "CREATE TABLE things (id int PRIMARY KEY); CREATE TABLE total (n int)"
-    select = "SELECT t.id AS _id, (SELECT sum(n) FROM total) AS n FROM things AS t"
-    capture_only(empty_world, tables, select, total="SELECT t.id AS _id FROM things AS t, %(rows)s AS changed")
-    empty_world.sql("INSERT INTO total VALUES (1); UPDATE total SET n = 2")
-    assert written(empty_world) == [("public.total", "I", None, {}), ("public.total", "U", {}, {})]
 
 
 def test_an_unlogged_partition_that_comes_later_suspends(empty_world: World) -> None:

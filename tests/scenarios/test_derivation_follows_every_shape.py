@@ -12,7 +12,6 @@ from random import Random
 import pytest
 
 from syncer.base.errors import DefinitionError
-from tests.support import shapes
 from tests.support.derivation import Judge
 from tests.support.random_tables import cleaning_up, transactions
 
@@ -37,56 +36,26 @@ def shapes_of(text: str) -> dict[str, str]:
 
 
 DERIVED = shapes_of(r"""
-right join: SELECT x.id AS _id, y.v FROM a y RIGHT JOIN r x ON y.r_id = x.id
-full join, kept by WHERE: SELECT x.id AS _id, y.v FROM r x FULL JOIN a y ON y.r_id = x.id WHERE y.r_id = x.id
 cross join and WHERE: SELECT x.id AS _id, y.v FROM r x CROSS JOIN a y WHERE y.r_id = x.id
-joins in parentheses: SELECT x.id AS _id, y.v FROM r x LEFT JOIN (a y JOIN b z ON z.a_id = y.id) ON y.r_id = x.id
 using twice: SELECT id AS _id, y.v, z.v AS w FROM r LEFT JOIN (SELECT r_id AS id, v FROM a) y USING (id) LEFT JOIN
     (SELECT r_id AS id, v FROM b) z USING (id)
 not exists: SELECT x.id AS _id FROM r x WHERE NOT EXISTS (SELECT FROM a y WHERE y.r_id = x.id)
-in, of pairs: SELECT x.id AS _id FROM r x WHERE (x.id, x.k) IN (SELECT y.r_id, y.k FROM a y)
 any: SELECT x.id AS _id FROM r x WHERE x.id = ANY (SELECT y.r_id FROM a y)
-lateral in lateral: SELECT x.id AS _id, s.n FROM r x CROSS JOIN LATERAL (SELECT y.id, u.n FROM a y CROSS JOIN LATERAL
-    (SELECT count(*) AS n FROM b z WHERE z.a_id = y.id) u WHERE y.r_id = x.id) s
-cte: WITH w AS (SELECT y.r_id, z.v FROM a y JOIN b z ON z.a_id = y.id) SELECT x.id AS _id, (SELECT jsonb_agg(w.v ORDER
-    BY w.v) FROM w WHERE w.r_id = x.id) AS f FROM r x
 cte of a cte: WITH w (c, d) AS (SELECT y.r_id, y.v FROM a y), u AS (SELECT w.d, w.c FROM w) SELECT x.id AS _id, u.d
     FROM r x JOIN u ON u.c = x.id
 cte that looks out: SELECT x.id AS _id, (WITH w AS (SELECT y.id FROM a y WHERE y.r_id = x.id) SELECT count(*) FROM b z
     JOIN w ON w.id = z.a_id) AS f FROM r x
-view twice: SELECT x.id AS _id, y.d, z.d AS e FROM r x JOIN first y ON y.c = x.id LEFT JOIN first z ON z.c = x.k
-view that is a union: SELECT x.id AS _id, (SELECT sum(y.d) FROM both_kinds y WHERE y.c = x.id) AS f FROM r x
-except inside: SELECT x.id AS _id, (SELECT sum(s.v) FROM (SELECT y.r_id, y.v FROM a y EXCEPT SELECT z.r_id, z.v FROM b
-    z) s WHERE s.r_id = x.id) AS f FROM r x
-root as its own child: SELECT x.id AS _id, (SELECT count(*) FROM r y WHERE y.k = x.id) AS f FROM r x
 whole rows: SELECT x.id AS _id, (SELECT jsonb_agg(y ORDER BY y.id) FROM a y WHERE y.r_id = x.id) AS f FROM r x
-quoted names: SELECT x.id AS _id, "Ein ""y"" ü"."the.Key" AS "select" FROM r "x" JOIN "other.one"."Or""der ü" AS "Ein
-    ""y"" ü" ON "Ein ""y"" ü"."select" = "x".id
-group by the key: SELECT x.id AS _id, count(y.id) AS n FROM r x LEFT JOIN a y ON y.r_id = x.id GROUP BY x.id
-distinct: SELECT DISTINCT y.r_id AS _id FROM a y JOIN b z ON z.a_id = y.id
-window over the id: SELECT x.k AS _id, rank() OVER (PARTITION BY x.k ORDER BY x.v, x.id) AS f FROM r x
-window in a derived table: SELECT x.id AS _id, s.v FROM r x LEFT JOIN (SELECT y.r_id, y.v, row_number() OVER w AS n
-    FROM a y WINDOW w AS (PARTITION BY y.r_id ORDER BY y.v, y.id)) s ON s.r_id = x.id AND s.n < 2
 distinct on: SELECT x.id AS _id, s.v FROM r x LEFT JOIN (SELECT DISTINCT ON (y.r_id) y.r_id, y.v FROM a y ORDER BY
     y.r_id, y.v) s ON s.r_id = x.id
-columns renamed: SELECT x.id AS _id, s.b FROM r x JOIN (SELECT u.b, u.a FROM (SELECT y.r_id, y.v FROM a y) u (a, b)) s
-    ON s.a = x.id
 function in FROM: SELECT x.id AS _id, u.u FROM r x CROSS JOIN LATERAL twice(x.k) AS u (u)
 values: SELECT x.id AS _id, y.name FROM r x LEFT JOIN (VALUES (1, 'one'), (2, 'two')) y (id, name) ON y.id = x.k
-grouping sets: SELECT x.id AS _id, s.n, s.k FROM r x LEFT JOIN (SELECT y.r_id, y.k, count(*) AS n FROM a y GROUP BY
-    ROLLUP (y.r_id, y.k)) s ON s.r_id = x.id
-in, under a left join's ON: SELECT x.id AS _id, y.v FROM r x LEFT JOIN a y ON y.v IN (SELECT z.v FROM l z WHERE z.r_id
-    = x.id)
-having: SELECT x.id AS _id, s.n FROM r x LEFT JOIN (SELECT y.r_id, count(*) AS n FROM a y GROUP BY y.r_id HAVING
-    count(*) > 1) s ON s.r_id = x.id
 filter and within group: SELECT x.id AS _id, (SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY y.v) FILTER (WHERE y.k
     > 0) FROM a y WHERE y.r_id = x.id) AS f FROM r x
 row comparison: SELECT x.id AS _id, y.v FROM r x JOIN a y ON ROW(y.r_id, y.k) = ROW(x.id, x.k)
 equal truths: SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id AND (y.k = 1) = (x.k = 1)
 only: SELECT x.id AS _id, y.v FROM ONLY r x JOIN ONLY a y ON y.r_id = x.id
 aliases like ours: SELECT x.id AS _id, n1.v, n0.k FROM r x JOIN a n1 ON n1.r_id = x.id JOIN a n0 ON n0.r_id = n1.id
-frames: SELECT x.id AS _id, sum(y.v) OVER (PARTITION BY x.id ORDER BY y.v, y.id ROWS BETWEEN 1 PRECEDING AND CURRENT
-    ROW EXCLUDE TIES) AS f FROM r x LEFT JOIN a y ON y.r_id = x.id
 operators: SELECT x.id AS _id, y.data #>> '{a,b}' AS f, y.data @> '{}' AS g, y.data ? 'r' AS h, y.data @? '$.r' AS i,
     y.tags[1:2] AS j, y.tags && ARRAY['x'] AS k, y.n BETWEEN SYMMETRIC 1 AND 2 AS l, y.word ~~* 'x' AS m, y.moment AT
     TIME ZONE 'UTC' AS n, substring(y.word FROM 1 FOR 2) AS o FROM r x JOIN t y ON y.r_id = x.id
@@ -97,9 +66,6 @@ kinds of CTE: WITH RECURSIVE w AS MATERIALIZED (SELECT r_id FROM a), u AS NOT MA
 set operations nested: ((SELECT x.id AS _id FROM r x EXCEPT (SELECT y.id FROM a y INTERSECT SELECT z.a_id FROM l z))
     ORDER BY 1)
 literals: SELECT x.id AS _id, U&'d\0061t' AS f, E'a\'b' AS g, $$it's$$ AS h, B'101' AS i FROM r x
-a lateral that hands an outer row on: SELECT x.id AS _id, (SELECT count(*) FROM b LEFT JOIN (generate_series(1, 1) u
-    JOIN LATERAL (SELECT y.id AS c) s ON true JOIN l z ON z.a_id = s.c) ON z.r_id = x.id WHERE b.a_id = y.k) AS n FROM
-    r x JOIN a y ON y.v = x.v
 IN under a left join's ON: SELECT x.id AS _id, y.v FROM r x JOIN a w ON w.v = x.v LEFT JOIN a y ON w.id IN (SELECT
     z.a_id FROM l z WHERE z.r_id = x.id) AND y.id = w.k
 a call that the parser does not know: SELECT x.id AS _id, s.f FROM r x LEFT JOIN (SELECT y.r_id, JSON_ARRAY(y.k, y.v
@@ -108,10 +74,6 @@ a table from json: SELECT x.id AS _id, j.n, y.word FROM r x JOIN t y ON y.r_id =
     JSON_TABLE(y.data, '$' COLUMNS (n int PATH '$.r')) j
 elements numbered, in parentheses: SELECT y.id AS _id, (SELECT jsonb_agg(u.tag || z.v ORDER BY u.place, z.id) FROM
     unnest(y.tags) WITH ORDINALITY AS u (tag, place) JOIN a z ON z.r_id = y.id) AS f FROM t y
-a whole row inside a call that the parser does not know: SELECT x.id AS _id, JSON_ARRAY(to_jsonb(y.*), x.v NULL ON
-    NULL) AS f FROM r x JOIN a y ON y.r_id = x.id
-a branch with NULL: SELECT x.id AS _id, s.c, s.d FROM r x JOIN (SELECT y.r_id AS c, y.k AS d, y.v AS e FROM a y UNION
-    ALL SELECT z.r_id, NULL, NULL FROM l z) s ON s.c = x.id
 a branch with NULL, on which it is joined: SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d
     FROM a y UNION ALL SELECT z.r_id, NULL FROM l z) s ON s.c = x.id LEFT JOIN b w ON w.a_id = s.d
 a branch with a constant, on which it is joined: SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS
@@ -122,8 +84,6 @@ a constant of an outer join: SELECT x.id AS _id, s.c, w.v FROM r x LEFT JOIN (SE
     UNION ALL SELECT z.r_id, (-1) FROM l z) s ON s.c = x.id LEFT JOIN b w ON w.v = s.d
 branches speak for one another: SELECT x.id AS _id, s.v FROM a y JOIN (SELECT w.r_id AS c, w.k AS d, w.v FROM a w UNION
     ALL SELECT z.r_id, z.a_id, z.v FROM l z) s ON s.d = y.id JOIN r x ON x.id = s.c
-joined on a column of both branches: SELECT x.id AS _id, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d FROM a y UNION
-    ALL SELECT z.r_id, z.a_id FROM l z) s ON s.c = x.id LEFT JOIN b w ON w.a_id = s.d
 a subquery on a column of a branch: SELECT s.c AS _id, max((SELECT max(w.v) FROM b w WHERE w.a_id = s.d)) AS f FROM
     (SELECT y.r_id AS c, y.k AS d FROM a y UNION ALL SELECT z.r_id, NULL FROM l z) s GROUP BY s.c
 outer joins up to the one that provides _id: SELECT z.id AS _id, min(x.v) AS f, count(*) AS n FROM r x LEFT JOIN l y ON
@@ -150,14 +110,6 @@ columns swapped by an alias: SELECT x.id AS _id, s.r_id FROM r x JOIN (SELECT y.
 }
 
 
-def test_every_document_of_the_shop_is_derived(judge: Judge) -> None:
-    """What the README claims; the soak holds it against random writers."""
-    with judge.undone():
-        judge.write(shapes.SCHEMA)
-        for select in shapes.SELECTS.values():
-            judge.derive(select)
-
-
 @pytest.mark.parametrize("case", DERIVED)
 def test_a_shape_is_derived_and_right(judge: Judge, case: str) -> None:
     """Nothing is asked of the author of such a SELECT, and no document is missed."""
@@ -170,7 +122,6 @@ what FULL JOIN USING merges, in a subquery: SELECT x.id AS _id, EXISTS (SELECT F
     = y.k AND z.r_id = x.id) AS f FROM r x
 operator in a schema: SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id OPERATOR("other.one".=) x.id
 not distinct: SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id IS NOT DISTINCT FROM x.id
-rows ordered: SELECT x.id AS _id, y.v FROM r x JOIN a y ON ROW(y.r_id, y.k) >= ROW(x.id, x.k)
 any of an array: SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = ANY (ARRAY[x.id, x.k])
 all: SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = ALL (SELECT z.r_id FROM b z WHERE z.v = x.id)
 case: SELECT x.id AS _id, y.v FROM r x JOIN a y ON CASE WHEN y.k = 1 THEN y.r_id ELSE y.v END = x.id
@@ -191,42 +142,18 @@ a constant of the first row: SELECT x.id AS _id, w.v FROM r x JOIN (SELECT y.r_i
 beyond the parser, alias of USING: SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id)
     AS u
 id of a child, by its parent's key: SELECT x.id || '-' || y.id AS _id, x.v FROM r x JOIN a y ON y.r_id = x.id
-competitors in a window: SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, rank() OVER (ORDER BY y.v) AS d
-    FROM a y) s ON s.c = x.id
-partition by something else: SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, count(*) OVER (PARTITION BY
-    y.k) AS d FROM a y) s ON s.c = x.id
-named window: SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, count(*) OVER w AS d FROM a y WINDOW w AS
-    (PARTITION BY y.k)) s ON s.c = x.id
-distinct on something else: SELECT x.id AS _id, s.d FROM r x JOIN (SELECT DISTINCT ON (y.k) y.r_id AS c, y.v AS d FROM
-    a y ORDER BY y.k, y.v, y.id) s ON s.c = x.id
-limit: SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v, y.id LIMIT 2) s ON
-    s.c = x.id
-with ties: SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v FETCH FIRST 1 ROW
-    WITH TIES) s ON s.c = x.id
 limit of documents: SELECT x.id AS _id, x.v FROM r x ORDER BY x.v, x.id LIMIT 2
-limit of a union: SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y UNION ALL SELECT z.r_id,
-    z.v FROM l z ORDER BY 2, 1 LIMIT 2) s ON s.c = x.id
-in, of the first: SELECT x.id AS _id FROM r x WHERE x.id IN (SELECT y.r_id FROM a y ORDER BY y.v, y.id LIMIT 1)
 documents by grouping sets: SELECT coalesce(y.k, 0) AS _id, count(*) AS n FROM a y GROUP BY GROUPING SETS ((y.k), ())
 left join of which a null is no null: SELECT x.id AS _id, z.v FROM a y JOIN r x ON true LEFT JOIN l z ON z.r_id = y.id
     AND z.a_id = x.id WHERE coalesce(z.v, 1) = 1
-only a left join's ON: SELECT y.id AS _id, z.n FROM a y JOIN (SELECT x.id, count(w.id) AS n FROM r x LEFT JOIN a w ON
-    w.r_id = x.id GROUP BY x.id) z ON true
 what a left join's ON does not reject: SELECT x.id AS _id, z.v FROM a y JOIN r x ON true LEFT JOIN l z ON z.r_id = y.id
     AND z.a_id = x.id
-what a right join's ON does not reject: SELECT x.id AS _id, z.v FROM l z RIGHT JOIN (a y JOIN r x ON true) ON z.r_id =
-    y.id AND z.a_id = x.id
-right join in a subquery: SELECT x.id AS _id, (SELECT count(*) FROM (l z JOIN a w ON w.id = z.a_id AND w.r_id = x.id)
-    RIGHT JOIN b y ON y.a_id = z.a_id) AS f FROM r x
 what a full join's ON does not reject: SELECT coalesce(x.id, y.id) AS _id, y.v FROM r x FULL JOIN (SELECT w.id, w.v
     FROM a w) y ON y.id = x.id
 full join in a subquery: SELECT x.id AS _id, (SELECT count(*) FROM (SELECT w.id FROM a w WHERE w.r_id = x.id) y FULL
     JOIN l z ON z.a_id = y.id) AS f FROM r x
 a branch hands an outer row on: SELECT x.id AS _id, (SELECT sum(y.v) FROM a y WHERE y.id = s.c) AS f FROM r x CROSS
     JOIN LATERAL (SELECT z.r_id AS c FROM l z WHERE z.a_id = x.id UNION ALL SELECT x.v) s
-a row that a left join keeps, handed on by a lateral: SELECT x.id AS _id, (SELECT count(*) FROM a y LEFT JOIN
-    (generate_series(1, 1) u JOIN LATERAL (SELECT y.id AS c) s ON true JOIN l z ON z.a_id = s.c AND z.r_id = x.id) ON
-    true) AS n FROM r x
 a left join with a function: SELECT x.id AS _id, y.v FROM r x CROSS JOIN a y LEFT JOIN generate_series(1, 1) u ON
     y.r_id = x.id
 outer rows do not need the inner: SELECT x.id AS _id, EXISTS (SELECT FROM l z WHERE z.a_id = y.id AND z.r_id = x.id) AS
@@ -235,11 +162,7 @@ coalesce under a left join: SELECT x.id AS _id, z.v FROM r x LEFT JOIN a y ON y.
     1) = z.r_id
 array and element under a left join: SELECT x.id AS _id, z.n FROM r x LEFT JOIN t y ON y.r_id = x.id JOIN t z ON
     length((y.word || '{x}'::text[])::text) - 7 = z.id
-or: SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id OR y.v = 1
-in or: SELECT x.id AS _id FROM r x WHERE x.k IN (SELECT y.v FROM a y) OR x.v = 1
-not in: SELECT x.id AS _id FROM r x WHERE x.id NOT IN (SELECT y.r_id FROM a y)
 id of two rows that go together: SELECT x.k || '-' || y.k AS _id FROM r x JOIN a y ON y.r_id = x.id
-group by what is equal but not identical: SELECT x.n AS _id, count(*) AS f FROM r x GROUP BY x.n
 distinct of what is equal but not identical: SELECT DISTINCT x.n AS _id FROM r x
 partition by what is equal but not identical: SELECT x.n AS _id, count(*) OVER (PARTITION BY x.n) AS f FROM r x
 except of what is equal but not identical: SELECT x.n AS _id FROM r x EXCEPT ALL SELECT y.n FROM b y
@@ -309,29 +232,32 @@ def test_what_is_beyond_the_parser_goes_by_affects_alone(judge: Judge) -> None:
 
 
 FICKLE = [
-    "now()", "CURRENT_DATE", "CURRENT_TIMESTAMP(2)", "LOCALTIME", "clock_timestamp()", "statement_timestamp()",
-    "timeofday()", "age(y.moment)", "x.v > extract(epoch FROM now())", "(SELECT max(now()) FROM a)",
-    "random()", "random_normal()", "gen_random_uuid()", "array_shuffle(ARRAY[1, 2])::text",
-    "CURRENT_USER", "SESSION_USER", "USER", "CURRENT_ROLE", "CURRENT_CATALOG", "CURRENT_SCHEMA", "current_schema()",
-    'pg_catalog."current_user"()', 'pg_catalog."session_user"()', "current_database()", "current_schemas(true)::text",
-    "current_setting('x')", "current_setting('TimeZone', true)", "pg_backend_pid()", "inet_client_addr()", "version()",
-    "has_table_privilege('r', 'select')", "to_regclass('r')::text", "obj_description(1)", "pg_relation_size('r')",
-    "table_to_xml('r', true, true, '')::text", "txid_current()", "pg_stat_get_live_tuples(1)", "lastval()",
-    "x.ctid::text", "x.xmin::text", "x.cmax::text", "x.tableoid", "(SELECT max(a.ctid) FROM a)",
-    "(SELECT count(*) FROM a TABLESAMPLE SYSTEM (10))",
+    "now()", "CURRENT_DATE", "LOCALTIME", "clock_timestamp()", "age(y.moment)", "(SELECT max(now()) FROM a)",
+    "random()", "gen_random_uuid()", "CURRENT_USER", "USER", "CURRENT_SCHEMA", 'pg_catalog."session_user"()',
+    "current_setting('TimeZone', true)", "pg_backend_pid()", "version()", "has_table_privilege('r', 'select')",
+    "to_regclass('r')::text", "pg_relation_size('r')", "table_to_xml('r', true, true, '')::text", "lastval()",
+    "x.ctid::text", "x.xmin::text", "x.tableoid", "(SELECT count(*) FROM a TABLESAMPLE SYSTEM (10))",
 ]  # fmt: skip
+# Postgres makes such a word the day on which the SELECT is read, and that of the apply says nothing.
+DAYS = [
+    "y.day >= 'today'",
+    "y.moment < timestamp 'now'",
+    "y.day = ' Tomorrow '::date",
+    "date_in(textout(y.word)) = y.day",
+]
 
 
-@pytest.mark.parametrize("value", FICKLE)
+@pytest.mark.parametrize("value", FICKLE + DAYS)
 def test_an_answer_that_changes_without_a_commit_is_refused(judge: Judge, value: str) -> None:
     """A clock, a dice, the session, the catalogue, where a row is stored: directly, and inside a view."""
     select = f"SELECT x.id AS _id, {value} AS f FROM r x CROSS JOIN t y"
     with pytest.raises(DefinitionError, match="changes without a commit"):
         judge.derive(select)
-    with judge.undone():
-        judge.write(f"CREATE VIEW fickle AS {select}; CREATE VIEW above AS SELECT fickle._id FROM fickle")
-        with pytest.raises(DefinitionError, match="changes without a commit"):
-            judge.derive("SELECT z._id FROM above z")
+    if value not in DAYS:
+        with judge.undone():
+            judge.write(f"CREATE VIEW fickle AS {select}; CREATE VIEW above AS SELECT fickle._id FROM fickle")
+            with pytest.raises(DefinitionError, match="changes without a commit"):
+                judge.derive("SELECT z._id FROM above z")
 
 
 READS = "CREATE FUNCTION reads(int, int) RETURNS int LANGUAGE sql STABLE AS 'SELECT count(*)::int + $1 FROM a'"
@@ -353,21 +279,6 @@ def test_a_function_that_reads_is_found_behind_what_calls_it(judge: Judge, made:
         )
         with pytest.raises(DefinitionError, match=r"calls public\.\w+, and syncer cannot determine"):
             judge.derive("SELECT z._id, z.f FROM asks z")
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [
-        "y.day >= 'today'",
-        "y.moment < timestamp 'now'",
-        "y.day = ' Tomorrow '::date",
-        "date_in(textout(y.word)) = y.day",
-    ],
-)
-def test_a_word_for_a_day_is_refused(judge: Judge, condition: str) -> None:
-    """Postgres makes it the day on which the SELECT is read, and that of the apply says nothing."""
-    with pytest.raises(DefinitionError, match="whose value changes without a commit"):
-        judge.derive(f"SELECT x.id AS _id FROM r x JOIN t y ON y.r_id = x.id WHERE {condition}")
 
 
 LINKED = """
@@ -425,16 +336,12 @@ def test_a_virtual_column_leads_nowhere(judge: Judge, select: str) -> None:
 
 
 STEADY = [
-    "(SELECT n.now FROM (SELECT 1 AS now) n)", '(SELECT u."user" FROM (SELECT 1 AS "user") u)', "x.k AS random",
-    'x.k AS "random()"', "x.k AS now", "(SELECT now.k FROM r now WHERE now.id = x.id)", "'now()'", "'CURRENT_DATE'",
-    "$q$random()$q$", "E'\\now()'", "(SELECT q.ctid FROM (SELECT 1 AS ctid) q)",
-    "(WITH random (c) AS (SELECT 1) SELECT c FROM random)", "(SELECT version.c FROM (VALUES (1)) version (c))",
-    "jsonb_build_object()", "json_build_array()::text", "to_char(y.moment, 'YYYY')", "age(y.moment, y.moment)",
-    "y.moment + interval '1 day'", "concat(x.id, y.word)", "format('%s', x.id)", "to_tsvector('english', y.word)::text",
-    "to_jsonb(y)", "row_to_json(y)::text", "pg_typeof(x.id)::text", "array_to_string(y.tags, ',')", "date '2020-01-01'",
-    "y.word = 'today'", "'now'::text",
-    "y.word::date", "to_date(y.word, 'YYYY')::text", "(y.moment::text || 'now')::text",
-    "y.data ->> 'now'", "coalesce(y.word, 'now')", "timezone('UTC', y.moment)", "one_more(x.id)",
+    "(SELECT n.now FROM (SELECT 1 AS now) n)", 'x.k AS "random()"', "(SELECT now.k FROM r now WHERE now.id = x.id)",
+    "'now()'", "$q$random()$q$", "E'\\now()'", "(SELECT q.ctid FROM (SELECT 1 AS ctid) q)",
+    "(WITH random (c) AS (SELECT 1) SELECT c FROM random)", "to_char(y.moment, 'YYYY')", "age(y.moment, y.moment)",
+    "concat(x.id, y.word)", "to_tsvector('english', y.word)::text", "row_to_json(y)::text", "pg_typeof(x.id)::text",
+    "date '2020-01-01'", "y.word = 'today'", "'now'::text", "y.word::date", "(y.moment::text || 'now')::text",
+    "timezone('UTC', y.moment)", "one_more(x.id)",
 ]  # fmt: skip
 
 

@@ -14,10 +14,9 @@ The SELECTs are not evenly random. They lean to shapes in which a plausible rule
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import TypeVar
@@ -88,7 +87,7 @@ JOINS = (
 _Item = TypeVar("_Item")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Source:
     """An alias in sight, with its columns; of a table, if it is one."""
 
@@ -97,24 +96,11 @@ class Source:
     table: str | None = None
 
 
-@dataclass
-class Sight:
-    """What a query sees: its own FROM so far, and what is around it."""
-
-    own: list[Source] = field(default_factory=list)
-    outer: list[Source] = field(default_factory=list)
-
-    def inside(self) -> Sight:
-        """For a subquery that sees all of this."""
-        return Sight(outer=[*self.outer, *self.own])
-
-    def apart(self) -> Sight:
-        """For a derived table, which sees what is around its SELECT only."""
-        return Sight(outer=list(self.outer))
-
-
 class Author:
-    """Writes SELECTs as its dice fall."""
+    """Writes SELECTs as its dice fall; a few are none that Postgres takes.
+
+    A query sees the sources of its own FROM, `own`, and those around it, `outer`.
+    """
 
     def __init__(self, dice: Random) -> None:
         self._dice = dice
@@ -122,23 +108,14 @@ class Author:
 
     def select(self) -> str:
         """A document's SELECT."""
-        if self._often(10):
+        kind = self._pick(example=10, trap=27, root=40, union=5, pair=5, other=3, group=5, numeric=5)
+        if kind == "example":
             return self._any(list(DERIVED.values()))
-        if self._often(30):
-            return self._small_select()
-        sight, depth = Sight(), self._any([1, 1, 1, 2])
-        kind = self._pick(root=58, union=8, pair=8, other=4, group=8, numeric=4, cte=10)
-        if kind == "cte":
-            inner, source, root = self._query(sight, depth - 1), Source(self._alias()), Source("x", COLUMNS["r"], "r")
-            on = self._condition(source, [root])
-            value = f"(SELECT array_agg(w.d ORDER BY w.d) FROM w WHERE w.{self._any('cd')} = x.id)"
-            return (
-                f"WITH w AS ({inner}) SELECT x.id AS _id, {source.alias}.d AS f, {value} AS g "
-                f"FROM r AS x {self._any(['', 'LEFT '])}JOIN w AS {source.alias} ON {on}"
-            )
-        text, value = self._document(sight, depth)
-        root = next(one for one in sight.own if one.table == "r")
-        other = self._column(self._any(sight.own))
+        if kind == "trap":
+            return self._trap()
+        own, depth = list[Source](), self._any([1, 1, 1, 2])
+        text, value = self._document(own, depth)
+        root, other = next(source for source in own if source.table == "r"), self._column(self._any(own))
         if kind == "union":
             return (
                 f"SELECT 'r' || {root.alias}.id AS _id, ({value})::text AS f{text} UNION ALL "
@@ -151,9 +128,20 @@ class Author:
             "root": f"{root.alias}.id",
             "pair": f"{root.alias}.{self._any(['id', 'k'])} || '-' || {other}",
             "other": other,
-            "numeric": f"{self._any([one.alias for one in sight.own if 'n' in one.columns])}.n",
+            "numeric": f"{self._any([source.alias for source in own if 'n' in source.columns])}.n",
         }
         return f"SELECT {ids[kind]} AS _id, {value} AS f{text}"
+
+    def _trap(self) -> str:
+        """A query of any shape in a place, or an outer join between what leads out and what does not."""
+        one, other = self._any("abl"), self._any("abl")
+        if self._often(50):
+            shape = self._any([text for _, text in SHAPES.values() if "{c}" in text])
+            d = self._any([name for name in COLUMNS[one] if name not in ("r_id", "n")])
+            return self._any(PLACES).format(query=shape.format(c="y.r_id", d=f"y.{d}", text=f" FROM {one} AS y"))
+        on = self._linked(Source("y", COLUMNS[one], one), Source("z", COLUMNS[other], other))
+        side, loose = self._any(["", "LEFT", "RIGHT", "FULL"]), self._any(["coalesce(y.v, 1)", "y.v"])
+        return self._any(JOINS).format(one=one, other=other, side=side, on=on, this=self._any("yz"), loose=loose)
 
     # Dice
 
@@ -174,16 +162,14 @@ class Author:
 
     def _column(self, source: Source) -> str:
         """A column; not n, since which of 1.0 and 1.00 an aggregate or a DISTINCT shows is not fixed."""
-        return f"{source.alias}.{self._any([one for one in source.columns if one != 'n'])}"
+        return f"{source.alias}.{self._any([name for name in source.columns if name != 'n'])}"
 
     def _linked(self, one: Source, other: Source) -> str:
         """An equality of two sources: usually the one that the tables are made for."""
-        if one.table and other.table and self._often(85):
-            for (left, right), (mine, yours) in LINKS.items():
-                if (left, right) == (one.table, other.table):
-                    return f"{one.alias}.{mine} = {other.alias}.{yours}"
-                if (right, left) == (one.table, other.table):
-                    return f"{one.alias}.{yours} = {other.alias}.{mine}"
+        for left, right in ((one, other), (other, one)):
+            link = LINKS.get((left.table or "", right.table or ""))
+            if link and self._often(85):
+                return f"{left.alias}.{link[0]} = {right.alias}.{link[1]}"
         if "n" in one.columns and "n" in other.columns and self._often(8):
             return f"{one.alias}.n = {other.alias}.n"
         mine, yours = (
@@ -208,18 +194,18 @@ class Author:
             found.append(f"{self._column(source)} {self._any(['<', '>=', 'IS DISTINCT FROM'])} 2")
         return " AND ".join(found) or "true"
 
-    def _test(self, sight: Sight, depth: int) -> str:
+    def _test(self, own: list[Source], outer: list[Source], depth: int) -> str:
         """A condition with a subquery."""
-        source = self._any(sight.own or sight.outer)
-        query, mine, alias = self._query(sight.inside(), depth), self._column(source), self._alias()
+        source = self._any(own or outer)
+        query, mine, alias = self._query(outer + own, depth), self._column(source), self._alias()
         item, inner = self._table()
-        some = f"(SELECT {alias}.c FROM ({query}) AS {alias})"
+        first = f"(SELECT {alias}.c FROM ({query}) AS {alias})"
         kinds = {
-            "within": f"{mine} IN {some}",
+            "within": f"{mine} IN {first}",
             "table": f"{mine} IN (SELECT {self._column(inner)} FROM {item})",
             "pairs": f"({mine}, {self._column(source)}) IN ({query})",
-            "loose": f"({mine} IN {some} OR {mine} = 3)",
-            "without": f"{mine} NOT IN {some}",
+            "loose": f"({mine} IN {first} OR {mine} = 3)",
+            "without": f"{mine} NOT IN {first}",
             "exists": f"EXISTS ({query})",
             "lacks": f"NOT EXISTS ({query})",
         }
@@ -233,139 +219,110 @@ class Author:
         source = Source(self._alias(), COLUMNS[table], table)
         return f"{table} AS {source.alias}", source
 
-    def _item(self, sight: Sight, depth: int) -> tuple[str, list[Source]]:
-        """An item of FROM, and what it brings into sight."""
-        kind = self._pick(
-            table=60, derived=30 if depth > 0 else 0, view=6, using=6, joined=8, handed=6 if sight.own else 0
-        )
-        if kind == "table":
-            item, source = self._table()
-            return item, [source]
-        if kind in ("view", "derived"):
-            source = Source(self._alias())
-            item = self._any(VIEWS) if kind == "view" else f"({self._query(sight.apart(), depth - 1)})"
-            return f"{item} AS {source.alias}", [source]
-        (left, one), (right, other) = self._table(), self._table()
-        if kind == "handed":  # a row of an earlier item, by a LATERAL inside a join that may not match it
-            source, outer = Source(self._alias()), self._column(self._any(sight.own))
-            lateral = f"(SELECT {outer} AS c, {outer} AS d) AS {source.alias}"
-            on = f"{source.alias}.c = {self._column(other)}"
-            rows = f"generate_series(1, 1) AS {self._alias()}"
-            return f"({rows} JOIN LATERAL {lateral} ON true JOIN {right} ON {on})", [source, other]
+    def _item(self, own: list[Source], outer: list[Source], depth: int) -> tuple[str, list[Source]]:
+        """An item of FROM, and what it brings into sight; a derived table sees what is around the SELECT only."""
+        kind = self._pick(table=60, derived=30 if depth > 0 else 0, view=6, using=6, joined=8, handed=6 if own else 0)
+        (left, one), (right, other), source = self._table(), self._table(), Source(self._alias())
         side = self._any(["", "LEFT ", "RIGHT ", "FULL "])
-        if kind == "using":
-            name = self._any(sorted(set(one.columns) & set(other.columns) - {"n"}))
-            return f"({left} {side}JOIN {right} USING ({name}))", [one, other]
-        on = self._linked(one, other)
-        if side == "FULL " and (" OR " in on or "coalesce" in on):
-            side = ""
-        return f"({left} {side}JOIN {right} ON {on})", [one, other]
+        match kind:
+            case "table":
+                return left, [one]
+            case "view":
+                return f"{self._any(VIEWS)} AS {source.alias}", [source]
+            case "derived":
+                return f"({self._query(outer, depth - 1)}) AS {source.alias}", [source]
+            case "using":
+                name = self._any(sorted(set(one.columns) & set(other.columns) - {"n"}))
+                return f"({left} {side}JOIN {right} USING ({name}))", [one, other]
+            case "joined":
+                return f"({left} {side}JOIN {right} ON {self._linked(one, other)})", [one, other]
+        # A row of an earlier item, by a LATERAL inside a join that may not match it.
+        handed = self._column(self._any(own))
+        lateral = f"(SELECT {handed} AS c, {handed} AS d) AS {source.alias}"
+        rows, on = f"generate_series(1, 1) AS {self._alias()}", f"{source.alias}.c = {self._column(other)}"
+        return f"({rows} JOIN LATERAL {lateral} ON true JOIN {right} ON {on})", [source, other]
 
-    def _joins(self, sight: Sight, depth: int, most: int) -> str:
-        """Some joins; what they bring is then in sight."""
+    def _joins(self, own: list[Source], outer: list[Source], depth: int, most: int) -> str:
+        """Up to so many joins; what they bring is then in sight."""
         text = ""
         for _ in range(self._dice.randint(0, most)):
-            kind = self._pick(inner=38, LEFT=27, RIGHT=8, FULL=5, lateral=22)
-            side = "" if kind in ("inner", "lateral") else f"{kind} "
-            if kind == "lateral" and depth > 0:
+            side = self._any([*[""] * 8, *["LEFT "] * 5, "RIGHT ", "RIGHT ", "FULL "])
+            if depth > 0 and self._often(22):
                 source = Source(self._alias())
-                query = self._query(sight.inside(), depth - 1)
-                on = "true" if self._often(70) else self._condition(source, sight.own)
+                query = self._query(outer + own, depth - 1)
+                on = "true" if self._often(70) else self._condition(source, own)
                 text += f" {self._any(['', 'LEFT '])}JOIN LATERAL ({query}) AS {source.alias} ON {on}"
-                sight.own.append(source)
-                continue
-            item, brought = self._item(sight, depth)
-            on = self._condition(self._any(brought), sight.own)
-            if side == "FULL " and any(one in on for one in (" OR ", "coalesce", "<", ">", "IS", "true")):
-                side = "LEFT "
-            text += f" {side}JOIN {item} ON {on}"
-            sight.own += brought
+                own.append(source)
+            else:
+                item, brought = self._item(own, outer, depth)
+                text += f" {side}JOIN {item} ON {self._condition(self._any(brought), own)}"
+                own += brought
         return text
 
     # Queries
 
-    def _query(self, sight: Sight, depth: int) -> str:
+    def _query(self, outer: list[Source], depth: int) -> str:
         """A query with columns c and d."""
-        shape = self._any([name for name, (weight, _) in SHAPES.items() for _ in range(weight)])
-        if shape == "union":
-            mode = self._any(["UNION ALL", "UNION", "EXCEPT", "INTERSECT", "EXCEPT ALL"])
-            one, other = (self._query(beside, depth - 1) for beside in (sight, sight.apart()))
-            return f"({one}) {mode} ({other}){' ORDER BY 1, 2 LIMIT 1' if self._often(15) else ''}"
-        if shape == "cte":
-            inner, one, other = self._query(sight, depth - 1), self._alias(), self._alias()
-            return (
-                f"WITH {one}w AS ({inner}) SELECT {one}.c, {other}.d "
-                f"FROM {one}w AS {one} {self._any(['', '', 'LEFT '])}JOIN {one}w AS {other} "
-                f"ON {one}.{self._any('cd')} = {other}.{self._any('cd')}"
-            )
-        if shape == "renamed":
-            alias, renamed = self._alias(), self._any(["(d, c)", "(c, d)", ""])
-            return f"SELECT {alias}.c, {alias}.d FROM ({self._query(sight, depth - 1)}) AS {alias}{renamed}"
-        around = list(sight.outer)
-        text, c, d = self._body(sight, depth)
-        outer = self._column(self._any(around)) if around else c
-        return SHAPES[shape][1].format(c=c, d=d, text=text, outer=outer)
+        shape = self._pick(**{name: weight for name, (weight, _) in SHAPES.items()})
+        one, other = self._alias(), self._alias()
+        match shape:
+            case "union":
+                mode = self._any(["UNION ALL", "UNION", "EXCEPT", "INTERSECT", "EXCEPT ALL"])
+                queries = f"({self._query(outer, depth - 1)}) {mode} ({self._query(outer, depth - 1)})"
+                return f"{queries}{' ORDER BY 1, 2 LIMIT 1' if self._often(15) else ''}"
+            case "cte":
+                return (
+                    f"WITH {one}w AS ({self._query(outer, depth - 1)}) SELECT {one}.c, {other}.d "
+                    f"FROM {one}w AS {one} {self._any(['', '', 'LEFT '])}JOIN {one}w AS {other} "
+                    f"ON {one}.{self._any('cd')} = {other}.{self._any('cd')}"
+                )
+            case "renamed":
+                renamed = self._any(["(d, c)", "(c, d)", ""])
+                return f"SELECT {one}.c, {one}.d FROM ({self._query(outer, depth - 1)}) AS {one}{renamed}"
+        text, c, d = self._body(outer, depth)
+        return SHAPES[shape][1].format(c=c, d=d, text=text, outer=self._column(self._any(outer)) if outer else c)
 
-    def _body(self, sight: Sight, depth: int) -> tuple[str, str, str]:
+    def _body(self, outer: list[Source], depth: int) -> tuple[str, str, str]:
         """FROM and WHERE of a SELECT that is correlated with what is around it; two of its columns."""
-        item, brought = self._item(sight, depth)
-        sight.own += brought
-        merged = re.fullmatch(r"\(\w+ AS \w+ FULL JOIN \w+ AS \w+ USING \((\w+)\)\)", item)
-        merged = merged if self._often(60) else None
-        text = f" FROM {item}" if merged else f" FROM {item}{self._joins(sight, depth, 1)}"
-        source = self._any(sight.own)
-        where = [self._condition(source, sight.outer)] if sight.outer and self._often(95) else []
+        item, own = self._item([], outer, depth)
+        text = f" FROM {item}{self._joins(own, outer, depth, 1)}"
+        source = self._any(own)
+        where = [self._condition(source, outer)] if outer and self._often(95) else []
         if depth > 0 and self._often(12):
-            where.append(self._test(sight, depth - 1))
+            where.append(self._test(own, outer, depth - 1))
         if self._often(12):
-            where.append(self._condition(self._any(sight.own), sight.own))
-        first = self._column(self._any(sight.own))
-        if merged:
-            first = merged[1]
-            if sight.outer and self._often(70):
-                where = [f"{first} = {self._column(self._any(sight.outer))}"]
-        elif source.table and self._often(60):
+            where.append(self._condition(self._any(own), own))
+        first = self._column(self._any(own))
+        if source.table and self._often(60):
             first = f"{source.alias}.{'id' if source.table == 'r' else 'r_id'}"
-        elif sight.outer and self._often(4):
-            first = self._column(self._any(sight.outer))
+        elif outer and self._often(4):
+            first = self._column(self._any(outer))
         return text + (f" WHERE {' AND '.join(where)}" if where else ""), first, self._column(source)
 
-    def _document(self, sight: Sight, depth: int) -> tuple[str, str]:
+    def _document(self, own: list[Source], depth: int) -> tuple[str, str]:
         """FROM and WHERE of a document's SELECT, and a field's value."""
         root = Source(self._alias(), COLUMNS["r"], "r")
-        sight.own.append(root)
+        own.append(root)
         text, most = f" FROM r AS {root.alias}", 2
         if self._often(20):
-            item, brought = self._item(sight, depth)
+            item, brought = self._item([], [], depth)
             on = self._condition(brought[0], [root])
             text, most = f" FROM {item} {self._any(['RIGHT ', 'LEFT ', ''])}JOIN r AS {root.alias} ON {on}", 1
-            sight.own = [*brought, root]
-        text += self._joins(sight, depth, most)
-        where = [self._test(sight, depth - 1)] if self._often(25) else []
+            own[:0] = brought
+        text += self._joins(own, [], depth, most)
+        where = [self._test(own, [], depth - 1)] if self._often(25) else []
         if self._often(20):
-            where.append(self._condition(self._any(sight.own), sight.own))
-        kind = self._pick(column=30, list=45, test=25)
-        if kind == "column":
-            value = self._column(self._any(sight.own))
-        elif kind == "test":
-            value = f"({self._test(sight, depth)})"
-        else:
-            alias = self._alias()
-            built = f"jsonb_build_array({alias}.c, {alias}.d) ORDER BY {alias}.c, {alias}.d"
-            value = f"(SELECT jsonb_agg({built}) FROM ({self._query(sight.inside(), depth)}) AS {alias})"
+            where.append(self._condition(self._any(own), own))
+        alias = self._alias()
+        built = f"jsonb_build_array({alias}.c, {alias}.d) ORDER BY {alias}.c, {alias}.d"
+        match self._pick(column=30, list=45, test=25):
+            case "column":
+                value = self._column(self._any(own))
+            case "test":
+                value = f"({self._test(own, [], depth)})"
+            case _:
+                value = f"(SELECT jsonb_agg({built}) FROM ({self._query(own, depth)}) AS {alias})"
         return text + (f" WHERE {' AND '.join(where)}" if where else ""), value
-
-    def _small_select(self) -> str:
-        one, other = self._any("abl"), self._any("abl")
-        if self._often(50):
-            shape = self._any([text for _, text in SHAPES.values() if "{c}" in text])
-            d = self._any([name for name in COLUMNS[one] if name not in ("r_id", "n")])
-            return self._any(PLACES).format(query=shape.format(c="y.r_id", d=f"y.{d}", text=f" FROM {one} AS y"))
-        on = self._linked(Source("y", COLUMNS[one], one), Source("z", COLUMNS[other], other))
-        side = "LEFT" if "coalesce" in on or " OR " in on else self._any(["", "LEFT", "RIGHT", "FULL"])
-        join = self._any(JOINS if side != "FULL" else JOINS[:3])
-        loose = self._any(["coalesce(y.v, 1)", "y.v"])
-        return join.format(one=one, other=other, side=side, on=on, this=self._any("yz"), loose=loose)
 
 
 def hold(judge: Judge, select: str, random: Random) -> str:

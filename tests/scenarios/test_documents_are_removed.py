@@ -7,15 +7,12 @@ import shutil
 import pytest
 
 from syncer.apply import activate
+from tests.faults.harness import add_posts
 from tests.support.world import World, planned, wait_until
 
-PAGES = """
+TABLES = """
 CREATE TABLE pages (id bigint PRIMARY KEY, text text NOT NULL);
 INSERT INTO pages SELECT g, 'page ' || g FROM generate_series(1, 10) AS g
-"""
-POSTS = """
-INSERT INTO users (id, name, email) VALUES (1, 'John', 'j');
-INSERT INTO posts (user_id, title, body) SELECT 1, 'title ' || g, 'body' FROM generate_series(1, 10) AS g
 """
 
 
@@ -27,10 +24,10 @@ def add_pages(world: World) -> None:
 @pytest.fixture
 def two(empty_world: World) -> World:
     """A world with posts and pages active."""
-    empty_world.sql(PAGES)
+    empty_world.sql(TABLES)
     add_pages(empty_world)
     empty_world.set_up()
-    empty_world.sql(POSTS)
+    add_posts(empty_world, 10)
     return empty_world
 
 

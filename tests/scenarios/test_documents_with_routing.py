@@ -14,16 +14,13 @@ from syncer.elasticsearch import reader
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Shards
 from syncer.verify.diff import DriftKind
-from tests.support.routing import (
-    put,
-    put_routing,
-    put_shards,
-    verified,
-)
+from tests.support.routing import put, put_routing, put_shards, verified
 from tests.support.world import World
 
-USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
-POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM generate_series(0, 59) AS g"
+BLOG = """
+INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g;
+INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM generate_series(0, 59) AS g
+"""
 
 
 def make(world: World, *, routing: str | None = "p.user_id") -> World:
@@ -31,8 +28,7 @@ def make(world: World, *, routing: str | None = "p.user_id") -> World:
     put_shards(world, 3)
     put_routing(world, routing)
     world.set_up()
-    world.sql(USERS)
-    world.sql(POSTS)
+    world.sql(BLOG)
     world.backfill()
     world.sql("TRUNCATE syncer.outbox")  # as if that were handled
     return world

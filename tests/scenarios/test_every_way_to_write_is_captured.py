@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from tests.support.capture import Change, capture_only, written
 from tests.support.world import World
@@ -70,24 +69,10 @@ WAYS = (
     ),
     (
         """
-        INSERT INTO children (name) VALUES ('a'); UPDATE children SET name = 'b' WHERE id = 3;
-        DELETE FROM children WHERE id = 3
-        """,
-        "D3 I3 U3",
-    ),
-    (
-        """
         UPDATE children SET name = 'kept' WHERE id = 1; SAVEPOINT s;
         UPDATE children SET name = 'not kept' WHERE id = 2; ROLLBACK TO SAVEPOINT s
         """,
         "U1",
-    ),
-    (
-        """
-        CREATE RULE r AS ON INSERT TO parents DO INSTEAD INSERT INTO children (name) VALUES (new.name);
-        INSERT INTO parents VALUES (9, 9, 'r')
-        """,
-        "I3",
     ),
     ("CREATE VIEW v AS SELECT id, name FROM children; UPDATE v SET name = 'v' WHERE id = 1", "U1"),
     (
@@ -100,13 +85,6 @@ WAYS = (
     ),
     # As the worker of a subscription writes.
     ("SET LOCAL session_replication_role = replica; UPDATE children SET name = 'r' WHERE id = 1", "U1"),
-    (
-        """
-        DECLARE c CURSOR FOR SELECT * FROM children WHERE id = 2; FETCH c;
-        UPDATE children SET name = 'c' WHERE CURRENT OF c
-        """,
-        "U2",
-    ),
     # And what is no change.
     ("UPDATE children SET unread = 'x'", ""),
     ("UPDATE children SET name = name, by_null = by_null", ""),
@@ -126,36 +104,33 @@ def test_each_way_leaves_what_it_did(family: World, way: str, expected: str) -> 
 
 def test_a_role_without_privileges_is_captured(empty_world: World) -> None:
     """A writer needs nothing in schema syncer, and the triggers see rows that a policy hides from everybody."""
-    owner, writer = (sql.Identifier(f"{name}_{empty_world.name}") for name in ("owner", "writer"))
+    owner, writer = (f"{name}_{empty_world.name}" for name in ("owner", "writer"))
     tables = """
         CREATE TABLE things (id int PRIMARY KEY, tenant text, name text) PARTITION BY RANGE (id);
         CREATE TABLE things_1 PARTITION OF things DEFAULT
     """
     capture_only(empty_world, tables, "SELECT t.id AS _id, t.name FROM things AS t")
-    grants = """
-        CREATE ROLE {0}; CREATE ROLE {1};
+    empty_world.sql(f"""
+        CREATE ROLE {owner}; CREATE ROLE {writer};
         ALTER TABLE things ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
         CREATE POLICY own ON things USING (false) WITH CHECK (false);
-        CREATE POLICY writers ON things TO {1} USING (tenant = 'mine') WITH CHECK (true);
-        GRANT INSERT, UPDATE, DELETE, SELECT, TRUNCATE ON things TO {1};
-        GRANT USAGE, CREATE ON SCHEMA public TO {0};
-        ALTER TABLE things OWNER TO {0};
-        GRANT USAGE ON SCHEMA syncer TO {0};
-        GRANT INSERT ON syncer.outbox TO {0}; GRANT SELECT ON syncer.outbox_segment TO {0};
-        ALTER FUNCTION syncer."capture_public.things" OWNER TO {0}
-    """
-    with psycopg.connect(empty_world.dsn, autocommit=True) as session:
-        session.execute(sql.SQL(grants).format(owner, writer))
-        try:
-            session.execute(sql.SQL("SET ROLE {}").format(writer))
-            session.execute("INSERT INTO things VALUES (1, 'mine', 'a'), (2, 'other', 'b')")
-            session.execute("UPDATE things SET tenant = 'other', name = 'c'")
-            session.execute("TRUNCATE things")
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                session.execute("SELECT FROM syncer.outbox")
-        finally:
-            session.execute("RESET ROLE")
-            session.execute(sql.SQL("DROP OWNED BY {0}, {1} CASCADE; DROP ROLE {0}, {1}").format(owner, writer))
+        CREATE POLICY writers ON things TO {writer} USING (tenant = 'mine') WITH CHECK (true);
+        GRANT INSERT, UPDATE, DELETE, SELECT, TRUNCATE ON things TO {writer};
+        GRANT USAGE, CREATE ON SCHEMA public TO {owner};
+        ALTER TABLE things OWNER TO {owner};
+        GRANT USAGE ON SCHEMA syncer TO {owner};
+        GRANT INSERT ON syncer.outbox TO {owner}; GRANT SELECT ON syncer.outbox_segment TO {owner};
+        ALTER FUNCTION syncer."capture_public.things" OWNER TO {owner}
+    """)
+    try:
+        empty_world.sql(f"""
+            SET ROLE {writer}; INSERT INTO things VALUES (1, 'mine', 'a'), (2, 'other', 'b');
+            UPDATE things SET tenant = 'other', name = 'c'; TRUNCATE things
+        """)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            empty_world.sql(f"SET ROLE {writer}; SELECT FROM syncer.outbox")
+    finally:
+        empty_world.sql(f"DROP OWNED BY {owner}, {writer} CASCADE; DROP ROLE {owner}, {writer}")
     image = {"id": "1"}
     assert written(empty_world) == [
         ("public.things", "I", None, image),

@@ -11,7 +11,6 @@ from syncer.base.model import Change, Image, Operation, Role
 from syncer.base.postgres import Connection
 from syncer.documents import affected, registry
 from syncer.documents.affected import AffectedReader
-from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
 from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
@@ -37,8 +36,7 @@ OTHER: dict[str, list[Image]] = {"public.users": [{"id": "2"}]}
 @pytest.fixture
 def connection(world: World) -> Iterator[Connection]:
     """To a blog in which two users have many posts, and no job yet."""
-    world.sql(BLOG)
-    world.sql("DELETE FROM syncer.job")
+    world.sql(f"{BLOG}; DELETE FROM syncer.job")
     with world.connect() as made:
         yield made
 
@@ -60,6 +58,12 @@ def listed(world: World, job: Job) -> list[str]:
     return [row[0] for row in world.sql("SELECT unnest(ids) FROM syncer.job_chunk WHERE job = %s", job.id)]
 
 
+def add_affects(world: World, table: str, query: str) -> None:
+    """Give the blogpost a query that says which documents a change of that table touches."""
+    (world.document_folder / "affects").mkdir()
+    (world.document_folder / "affects" / f"{table}.sql").write_text(query)
+
+
 def follow(world: World, index: Index, *, many: int = MANY) -> None:
     """Let a relay and a worker handle what was changed; what is left is left to jobs."""
     with world.relay() as relay, world.worker(index, many=many) as worker:
@@ -75,23 +79,18 @@ def renamed(*users: int) -> list[Change]:
     ]
 
 
-Images = Mapping[str, Sequence[Image]]
-"""Of a fan-out: the images that led to it, by relation."""
-
-
-def read(connection: Connection, changes: Sequence[Change], *, many: int = MANY) -> tuple[set[str], Images]:
-    """Return the ids that are found, and the cause of the fan-out."""
+def read(
+    connection: Connection, changes: Sequence[Change], *, many: int = MANY
+) -> tuple[set[str], Mapping[str, Sequence[Image]]]:
+    """Return the ids that are found, and the cause of the fan-out: the images that led to it, by relation."""
     found = AffectedReader(connection, page=many).read(the_document(connection), changes)
     assert len(set(found.ids)) == len(found.ids)
     return set(found.ids), found.cause
 
 
-def ids_in(cause: Images) -> list[int]:
+def ids_in(cause: Mapping[str, Sequence[Image]]) -> list[int]:
     """Return the users who caused a fan-out."""
     return sorted(int(image["id"] or "") for image in cause["public.users"])
-
-
-# Finding out
 
 
 def test_few_do_not_wait_for_many(world: World, connection: Connection) -> None:
@@ -116,16 +115,18 @@ def test_what_is_found_for_one_batch_is_bounded(world: World, connection: Connec
 def test_what_is_not_found_out_soon_is_left_to_a_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question that takes too long is ended by Postgres, and nothing more is asked for that batch."""
     monkeypatch.setattr(affected, "SECONDS_MAX", 0.2)
-    (world.document_folder / "affects").mkdir()
     query = "SELECT p.id AS _id FROM posts AS p JOIN %(rows)s AS u ON u.id = p.user_id, generate_series(1, 99999999)"
-    (world.document_folder / "affects" / "users.sql").write_text(query)
+    add_affects(world, "users", query)
     world.sql(BLOG)
     world.apply()
     with world.connect() as connection:
         assert read(connection, renamed(3, 4)) == (set(), {"public.users": [{"id": "3"}, {"id": "4"}]})
 
 
-# The job
+def test_a_change_older_than_the_definition_names_no_document(connection: Connection) -> None:
+    """A change that was captured before its table's key was is no error: the load of the new revision covers it."""
+    old = Change(id=1, changed_at=0, relation="public.posts", operation=Operation.UPDATE, images=({"other": "1"},))
+    assert read(connection, [old]) == (set(), {})
 
 
 def test_a_fan_out_that_is_new_takes_up_the_next(world: World, connection: Connection) -> None:
@@ -149,17 +150,13 @@ def test_a_fan_out_that_is_new_takes_up_the_next(world: World, connection: Conne
 
 def test_a_cause_that_comes_just_before_the_listing_is_listed(world: World, connection: Connection) -> None:
     """The lister has read the job before causes were added, and begins after: he lists what is there then."""
-    (world.document_folder / "affects").mkdir()
-    (world.document_folder / "affects" / "comments.sql").write_text("SELECT c.post_id AS _id FROM %(rows)s AS c")
+    add_affects(world, "comments", "SELECT c.post_id AS _id FROM %(rows)s AS c")
     world.apply()
     seen = fan_out(connection)
     fan_out(connection, OTHER)
     fan_out(connection, {"public.comments": [{"id": "5", "post_id": "4711"}]})
     list_(connection, seen)
     assert set(listed(world, seen)) == {*posts_of(world, 1, 2), "4711"}
-
-
-# Listing
 
 
 def test_fan_outs_do_not_wait_for_one_another_and_do_not_pile_up(connection: Connection) -> None:
@@ -183,12 +180,10 @@ def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> No
     """None that is paused or full, and none whose listing has begun."""
     for hindrance in ("is_paused = true", "state = 'writing'"):
         job = fan_out(connection)
-        assert fan_out(connection, OTHER).id == job.id
         connection.execute(f"UPDATE syncer.job SET {hindrance}")
         assert fan_out(connection, OTHER).id != job.id
         connection.execute("DELETE FROM syncer.job")
-    images: list[Image] = [{"id": str(number)} for number in range(queue.CAUSE_IMAGES_MAX)]
-    full = fan_out(connection, {"public.users": images})
+    full = fan_out(connection, {"public.users": [{"id": str(number)} for number in range(queue.CAUSE_IMAGES_MAX)]})
     assert fan_out(connection).id != full.id
 
 
@@ -196,21 +191,13 @@ def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> No
 
 
 @pytest.fixture
-def database(world: World) -> Iterator[Connection]:
-    """To a blog in which two users have many posts, all of which are written."""
-    world.sql(BLOG)
-    with world.connect() as made:
-        world.backfill()
-        with world.index() as index:
-            follow(world, index, many=1000)
-        world.sql("DELETE FROM syncer.job")
-        yield made
-
-
-@pytest.fixture
-def late(world: World, database: Connection) -> Job:
-    """A rename of the user with the posts 1 to 120, as far as the job that nobody has begun."""
-    return rename(world, database, the_document(database).index_name)
+def database(world: World, connection: Connection) -> Connection:
+    """To the same blog, all of which is written."""
+    world.backfill()
+    with world.index() as index:
+        follow(world, index, many=1000)
+    world.sql("DELETE FROM syncer.job")
+    return connection
 
 
 def rename(world: World, database: Connection, index_name: str) -> Job:
@@ -229,11 +216,9 @@ def summary(world: World) -> tuple[list[str], int, list[int]]:
     return [drift.id for drift in report.drifts], len(report.busy), report.jobs
 
 
-# Verify
-
-
-def test_what_a_fan_out_has_yet_to_write_is_no_drift(world: World, database: Connection, late: Job) -> None:
+def test_what_a_fan_out_has_yet_to_write_is_no_drift(world: World, database: Connection) -> None:
     """Before it is listed it holds every document; then its own, and what drifted beside them is found."""
+    late = rename(world, database, the_document(database).index_name)
     with world.elasticsearch() as client:
         client.delete(index=world.alias, id="300")
     assert summary(world) == ([], 121, [late.id])
@@ -258,24 +243,16 @@ def test_what_a_refresh_has_yet_to_clean_up_is_no_drift(world: World, database: 
     assert summary(world) == ([], 0, [])
 
 
-# A new index
-
-
-@pytest.fixture
-def building(world: World, database: Connection) -> Document:
-    """A new index that is loaded, and does not serve yet."""
-    with world.indices() as indices, world.index() as index:
-        reindex.begin(database, indices, "blogpost", report=lambda _: None)
-        world.refresh(index)
-    return registry.by_role(database, "blogpost")[Role.BUILDING]
-
-
-def test_a_search_never_goes_back_to_an_older_name(world: World, database: Connection, building: Document) -> None:
+def test_a_search_never_goes_back_to_an_older_name(world: World, database: Connection) -> None:
     """A new index does not serve before its own part of a rename that searches find; the command says what it awaits.
 
     If that job is paused, it says what to do, and goes on once it is resumed.
     """
     before = world.index_of()
+    with world.indices() as indices, world.index() as index:
+        reindex.begin(database, indices, "blogpost", report=lambda _: None)
+        world.refresh(index)
+    building = registry.by_role(database, "blogpost")[Role.BUILDING]
     late = rename(world, database, building.index_name)
     queue.pause(database, late.id)
     with world.index() as index, world.job_worker(index) as job_worker:

@@ -63,34 +63,6 @@ def test_a_model_answers_the_guides_questions(playing: Callable[[Model], World],
                 settle(world)
 
 
-@pytest.mark.parametrize(
-    ("model", "change", "written"),
-    [
-        ("join", "UPDATE users SET name = 'John Doe' WHERE id = 1", {("user", "1")}),
-        ("parent-child", "UPDATE comments SET stars = 1 WHERE id = 2", {("discussion", "comment-2")}),
-    ],
-)
-def test_a_change_writes_one_document(
-    playing: Callable[[Model], World], model: str, change: str, written: set[tuple[str, str]]
-) -> None:
-    """A user is renamed without its posts, and a comment changes without its post and the other comments."""
-    world = playing(models()[model])
-    with world.elasticsearch() as client:
-
-        def versions() -> dict[tuple[str, str], int]:
-            client.indices.refresh(index=f"{world.alias}*")
-            return {
-                (name, hit["_id"]): hit["_version"]
-                for name in models()[model].documents
-                for hit in client.search(index=world.alias_of(name), size=1000, version=True)["hits"]["hits"]
-            }
-
-        before = versions()
-        world.sql(change)
-        settle(world)
-        assert {document for document, version in versions().items() if version != before[document]} == written
-
-
 def test_a_cycle_of_directories_hangs_nothing(playing: Callable[[Model], World]) -> None:
     """With the application's rule switched off, files in a cycle have some path, and the others theirs."""
     world = playing(models()["files"])

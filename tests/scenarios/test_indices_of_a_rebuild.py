@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from random import Random
 from time import monotonic
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from elasticsearch import Elasticsearch
@@ -29,7 +27,6 @@ MAPPINGS: dict[str, Any] = {
 }
 SOURCE = b'{"text": "x", "more": [{"word": "a"}, {"word": "b"}]}'
 OURS: dict[str, Any] = {"document": "blogpost", "installation": "one"}
-_OF_ITS_OWN = ("index.uuid", "index.creation_date", "index.provided_name")
 
 
 @dataclass
@@ -45,17 +42,17 @@ class Room:
         """An index.json with these settings."""
         return {"settings": settings, "mappings": MAPPINGS}
 
+    def build(self, revision: int, body: dict[str, Any] | None = None, **others: str) -> Target:
+        """An index that does not serve yet."""
+        body = self.body(number_of_replicas=0) if body is None else body
+        return self.indices.create(alias=self.alias, body=body, revision=revision, **OURS | others)
+
     def create(self, revision: int, body: dict[str, Any] | None = None) -> Target:
         """An index that serves."""
         target = self.build(revision, body)
         self.indices.settle(target)
         self.indices.swap(self.alias, target)
         return target
-
-    def build(self, revision: int, body: dict[str, Any] | None = None, **others: str) -> Target:
-        """An index beside it."""
-        body = self.body(number_of_replicas=0) if body is None else body
-        return self.indices.create(alias=self.alias, body=body, revision=revision, **OURS | others)
 
     def plain(self, body: dict[str, Any]) -> Target:
         """An index as Elasticsearch makes it from index.json."""
@@ -78,14 +75,13 @@ class Room:
     def settings(self, target: Target) -> dict[str, Any]:
         """The settings that an index shares with its like."""
         found = self.client.indices.get_settings(index=target.index_name, flat_settings=True).body
-        settings = found[target.index_name]["settings"]
-        return {name: value for name, value in settings.items() if name not in _OF_ITS_OWN}
+        settings: dict[str, Any] = found[target.index_name]["settings"]
+        of_its_own = {"index.uuid", "index.creation_date", "index.provided_name"}
+        return {name: value for name, value in settings.items() if name not in of_its_own}
 
-    def mappings(self, target: Target) -> dict[str, Any]:
+    def mappings(self, target: Target) -> object:
         """Its mappings, with all of its ``_meta``."""
-        found: dict[str, Any] = self.client.indices.get_mapping(index=target.index_name).body
-        mappings: dict[str, Any] = found[target.index_name]["mappings"]
-        return mappings
+        return self.client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
 
 
 @pytest.fixture
@@ -93,9 +89,6 @@ def room(empty_world: World) -> Iterator[Room]:
     """A room of its own for each test."""
     with empty_world.elasticsearch() as client:
         yield Room(empty_world.alias, client, Indices(client), Index(client, bulk_bytes_max=8_000_000))
-
-
-# Built and settled
 
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -151,31 +144,24 @@ def test_a_build_takes_no_name_that_is_in_use(room: Room) -> None:
     assert all(room.client.exists(index=target.index_name, id="0") for target in kept)
 
 
-# Searched
-
-
 def test_a_swap_takes_the_alias_from_every_other_index_and_can_be_repeated(room: Room) -> None:
-    """However many of ours have it, or none, or this one among them."""
-    first, second, third = room.create(1), room.create(2), room.build(3)
+    """However many of ours have it, or none, or this one among them; an index that is gone takes it from none."""
+    first, second, third, gone = room.create(1), room.create(2), room.build(3), room.build(4)
+    room.client.indices.delete(index=gone.index_name)
     room.client.indices.put_alias(index=first.index_name, name=room.alias)
     assert room.indices.searched(room.alias) == [first.index_name, second.index_name]
     for to in (second, third, third, first):
         room.indices.swap(room.alias, to)
+        with pytest.raises(IndexingError, match="is gone"):
+            room.indices.swap(room.alias, gone)
         assert room.indices.searched(room.alias) == [to.index_name]
     room.client.indices.delete_alias(index=first.index_name, name=room.alias)
-    assert room.indices.searched(room.alias) == []
     room.indices.swap(room.alias, third)
     assert room.indices.searched(room.alias) == [third.index_name]
 
 
 def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
-    """It points at an index of another database or of none, or is an index itself; or the new index is gone."""
-    served, gone = room.create(3), room.build(4)
-    room.client.indices.delete(index=gone.index_name)
-    with pytest.raises(IndexingError, match="is gone"):
-        room.indices.swap(room.alias, gone)
-    assert room.indices.searched(room.alias) == [served.index_name]
-    room.client.indices.delete(index=served.index_name)
+    """It points at an index of another database or of none, or is an index itself."""
     built = room.build(1)
     for name in (room.build(2, installation="another").index_name, f"{room.alias}-plain"):
         room.client.options(ignore_status=400).indices.create(index=name)
@@ -187,9 +173,6 @@ def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
     room.client.indices.create(index=room.alias)
     with pytest.raises(IndexingError, match="is an index"):
         room.indices.swap(room.alias, built)
-
-
-# Dropped
 
 
 def test_an_index_is_dropped_once_nobody_searches_it(room: Room) -> None:
@@ -209,65 +192,28 @@ def test_an_index_is_dropped_once_nobody_searches_it(room: Room) -> None:
     assert room.names() == {built.index_name}
 
 
-# Requests
-
-
-class Weighed(Elasticsearch):
-    """A client that notes the documents and the bytes of each bulk request."""
-
-    requests: ClassVar[list[tuple[int, int]]] = []
-
-    def bulk(self, **given: Any) -> Any:
-        """Send it."""
-        body = given["operations"]
-        self.requests.append((body.count(b"\n") // 2, len(body)))
-        return super().bulk(**given)
-
-
-def test_a_bulk_request_is_bounded(room: Room, empty_world: World) -> None:
-    """No request is larger than allowed, unless a document is, and none is smaller than it has to be."""
-    target = room.build(1)
-    sizes = [10, 400, 400, 2000, 300, 300, 300, 10, 900, *[1] * 30]
-    written = [
-        Composition(id=str(id_), version=1, source=json.dumps({"text": "x" * size}).encode())
-        for id_, size in enumerate(sizes)
-    ]
-    Weighed.requests.clear()
-    with Weighed(empty_world.endpoints.elasticsearch_url, request_timeout=60) as client:
-        outcome = Index(client, bulk_bytes_max=1000).write(target, written)
-    assert outcome.done == {each.id: "indexed" for each in written}
-    assert sum(documents for documents, _ in Weighed.requests) == len(written)
-    assert [size for documents, size in Weighed.requests if size > 1000 and documents > 1] == []
-    assert all(one + other > 1000 for (_, one), (_, other) in pairwise(Weighed.requests))
-
-
-# Sequence numbers
-
-
-def untouched(room: Room, target: Target, numbers: dict[str, int]) -> list[Place]:
-    """All pages of it, small ones."""
-    return [place for page in room.index.holdings.untouched_since(target, numbers, page=7) for place in page]
-
-
 def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: Room) -> None:
     """On several shards, with nested documents, routings, deletes, writes that came too late, and after a merge."""
     random = Random(7)
     target = room.build(1, room.body(number_of_shards=3, number_of_replicas=0))
     assert room.index.holdings.sequence_numbers(target) == {"0": -1, "1": -1, "2": -1}
-    assert untouched(room, target, room.index.holdings.sequence_numbers(target)) == []
+
+    def untouched(numbers: dict[str, int]) -> list[Place]:
+        return [place for page in room.index.holdings.untouched_since(target, numbers, page=7) for place in page]
 
     def delete(ids: Iterable[int], version: int) -> None:
         room.index.write(target, [Composition(id=str(id_), version=version, source=None) for id_ in ids])
 
+    def places(ids: Iterable[int]) -> set[Place]:
+        return {Place.of(str(id_), None) for id_ in ids}
+
+    assert untouched(room.index.holdings.sequence_numbers(target)) == []
     room.write(target, range(200), version=10 << 8)
     routed = [Composition(id=f"r{at}", version=10 << 8, source=SOURCE, routing=str(at % 5)) for at in range(50)]
     room.index.write(target, routed)
     delete(range(190, 200), 11 << 8)
-    room.write(target, range(300, 310), version=10 << 8)
     numbers = room.index.holdings.sequence_numbers(target)
-    stayed = {Place.of(str(id_), None) for id_ in range(300, 310)}
-    everything = stayed | {Place.of(str(id_), None) for id_ in range(190)} | {each.place for each in routed}
-    assert set(untouched(room, target, numbers)) == everything
+    assert set(untouched(numbers)) == places(range(190)) | {each.place for each in routed}
     # Written again, with the same contents; gone; new; moved to another shard; and refused as older.
     again, gone = random.sample(range(90), 40), random.sample(range(90, 190), 40)
     for id_ in again:
@@ -278,11 +224,10 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     late = [id_ for id_ in range(190) if id_ not in again and id_ not in gone]
     refused = [Composition(id=str(id_), version=9 << 8, source=SOURCE) for id_ in late[:30]]
     assert list(room.index.write(target, refused).done.values()) == ["skipped"] * 30
-    expected = stayed | {Place.of(str(id_), None) for id_ in late} | {each.place for each in routed[20:]}
     for _ in range(2):
-        found = untouched(room, target, numbers)
+        found = untouched(numbers)
         assert len(found) == len(set(found))
-        assert set(found) == expected
+        assert set(found) == places(late) | {each.place for each in routed[20:]}
         room.client.indices.forcemerge(index=target.index_name, max_num_segments=1)
         room.client.indices.flush(index=target.index_name)
 

@@ -86,42 +86,6 @@ def new_revision(connection: Connection) -> Document:
     return after
 
 
-# From its creation to its end
-
-
-def test_a_whole_job_goes_through_all_its_states(world: World, connection: Connection) -> None:
-    """Listed, written, cleaned up, done; every id once; orphans are deleted everywhere; then the document is loaded."""
-    queue.mark_incomplete(connection, [the_document(connection).index_name])
-    job = create(connection, JobKind.BACKFILL)
-    assert (job.state, job.documents_total, job.eta_seconds) == (JobState.NEW, None, None)
-    assert [waiting.id for waiting in due(connection)] == [job.id]
-    document, numbers = the_document(connection), {"0": 41, "1": 7}
-    listed = listing.step(connection, job, document, chunk=10, sequence_numbers=lambda: numbers)
-    assert listed is not None
-    assert (listed.state, listed.is_listed, listed.documents_total) == (JobState.WRITING, True, 25)
-    assert listed.sequence_numbers == numbers
-    assert due(connection) == []
-    assert queue.advance(connection, job.id).state is JobState.WRITING
-    assert sorted(drain(world), key=int) == EVERY_ID
-    assert [waiting.id for waiting in due(connection)] == [job.id]
-    job = list_(connection, find(connection, job.id))
-    assert job.state is JobState.CLEANING_UP
-    orphans = [f"orphan-{number}" for number in range(15)]
-    assert listing.step(connection, job, document, chunk=10, orphans=lambda found: orphans if found == numbers else ())
-    assert find(connection, job.id).documents_total == 40
-    with world.connect() as own:
-        job_worker = ChunkWorker(own)
-        job_worker.drain()
-    assert [(chunk.everywhere, len(chunk.ids)) for chunk in job_worker.taken] == [(True, 10), (True, 5)]
-    assert not the_document(connection).is_loaded
-    done = queue.advance(connection, job.id)
-    assert (done.state, done.documents_done, done.indexed) == (JobState.DONE, 40, 40)
-    assert the_document(connection).is_loaded
-    queue.mark_incomplete(connection, [done.index_name])
-    assert queue.advance(connection, job.id).state is JobState.DONE
-    assert not the_document(connection).is_loaded
-
-
 # One job for several reasons
 
 COVERED_BY = {
@@ -161,32 +125,21 @@ def test_a_load_that_truncates_table_after_table_makes_two_refreshes(world: Worl
     assert [waiting.id for waiting in due(connection)] == [second.id]
 
 
-def test_an_initial_load_replaces_all_other_whole_jobs(connection: Connection) -> None:
-    """It does what they would, later: they are cancelled, a part is not."""
-    refresh = list_(connection, create(connection, JobKind.REFRESH))
-    backfill = list_(connection, create(connection, JobKind.BACKFILL))
+def test_a_load_cancels_what_it_makes_needless(world: World, connection: Connection) -> None:
+    """The whole jobs of its revision, and every job of an older one, of which no chunk is taken any more."""
+    whole = [list_(connection, create(connection, kind)) for kind in (JobKind.REFRESH, JobKind.BACKFILL)]
     part = create_part(connection)
     load = create(connection, JobKind.INITIAL_LOAD)
     assert [job.id for job in unfinished(connection)] == [part.id, load.id]
-    assert find(connection, refresh.id).state is JobState.CANCELLED
-    assert find(connection, backfill.id).error == f"Job {load.id} takes its place"
+    assert {find(connection, job.id).error for job in whole} == {f"Job {load.id} takes its place"}
     assert not the_document(connection).is_loaded
-
-
-def test_a_new_revision_cancels_all_jobs_of_the_old_one(world: World, connection: Connection) -> None:
-    """Its load writes everything anew; no chunk of an older revision is taken any more."""
-    part = create_part(connection)
-    backfill = list_(connection, create(connection, JobKind.BACKFILL))
     after = new_revision(connection)
-    assert {find(connection, job.id).state for job in (part, backfill)} == {JobState.CANCELLED}
-    [load] = unfinished(connection)
-    assert (load.kind, load.revision) == (JobKind.INITIAL_LOAD, after.revision)
+    assert {find(connection, job.id).state for job in (*whole, part, load)} == {JobState.CANCELLED}
+    [newest] = unfinished(connection)
+    assert (newest.kind, newest.revision) == (JobKind.INITIAL_LOAD, after.revision)
     assert drain(world) == []
-    assert finish(world, connection, load).state is JobState.DONE
+    assert finish(world, connection, newest).state is JobState.DONE
     assert the_document(connection).is_loaded
-
-
-# What an end means for the document
 
 
 @pytest.mark.parametrize(("kind", "state"), [(JobKind.REFRESH, JobState.CANCELLED), (JobKind.FAN_OUT, JobState.FAILED)])
@@ -250,9 +203,6 @@ def test_finished_jobs_are_forgotten_in_the_end(connection: Connection, monkeypa
     assert [job.id for job in model.finished(connection, limit=2)] == finished[:2:-1]
 
 
-# Listing
-
-
 def test_a_great_job_is_listed_in_ranges_and_some_chunks_ahead(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,25 +216,6 @@ def test_a_great_job_is_listed_in_ranges_and_some_chunks_ahead(
     assert find(connection, job.id).is_listed
     assert sorted(ids + drain(world), key=int) == EVERY_ID
     assert find(connection, job.id).documents_total == 25
-
-
-def test_very_many_orphans_are_looked_for_in_turns(
-    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cleanup stays some chunks ahead, looks again once those are written, and ends when it has found the last."""
-    monkeypatch.setattr(listing, "CHUNKS_AHEAD", 1)
-    job = list_(connection, create(connection, JobKind.BACKFILL))
-    drain(world)
-    job, orphans = list_(connection, find(connection, job.id)), {str(number) for number in range(1000, 1005)}
-    look = partial(listing.step, connection, job, the_document(connection), orphans=lambda _: sorted(orphans))
-    while not find(connection, job.id).is_listed:
-        assert look(chunk=2)
-        orphans -= set(drain(world))
-    assert orphans == set()
-    assert queue.advance(connection, job.id).documents_done == 30
-
-
-# The commands
 
 
 def test_the_commands_show_and_change_jobs(world: World, connection: Connection) -> None:

@@ -19,7 +19,6 @@ from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 Application = psycopg.Connection[tuple[Any, ...]]
 
-USER = "INSERT INTO users (id, name, email) VALUES ({id}, 'somebody', 'some@body.com')"
 USERS = """
 INSERT INTO users (id, name, email) SELECT n, 'somebody', 'some@body.com' FROM generate_series({}, {}) AS n
 """
@@ -27,18 +26,15 @@ INSERT INTO users (id, name, email) SELECT n, 'somebody', 'some@body.com' FROM g
 
 def insert(world: World, *ids: int) -> None:
     """Commit a user for each id, each in a transaction of its own."""
-    with psycopg.connect(world.dsn, autocommit=True) as application:
-        for id_ in ids:
-            application.execute(USER.format(id=id_))
+    for id_ in ids:
+        world.sql(USERS.format(id_, id_))
 
 
 @contextmanager
-def transaction(world: World, *ids: int) -> Iterator[Application]:
-    """A transaction that has inserted these users and is open."""
+def transaction(world: World, id_: int) -> Iterator[Application]:
+    """A transaction that has inserted this user and is open."""
     with psycopg.connect(world.dsn, autocommit=True) as application:
-        application.execute("BEGIN")
-        for id_ in ids:
-            application.execute(USER.format(id=id_))
+        application.execute(f"BEGIN; {USERS.format(id_, id_)}")
         yield application
 
 
@@ -90,9 +86,6 @@ def test_a_backlog_beside_open_transactions_is_published_in_pages(
         second.execute("COMMIT")
         assert publish_all(relay) == [1]
     assert published(world) == [*range(1, 29), *range(101, 126)]
-
-
-# Giving rows back
 
 
 def test_a_writer_with_an_old_segment_number_loses_nothing(world: World) -> None:

@@ -17,7 +17,7 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from elasticsearch import AuthorizationException
 from psycopg.conninfo import make_conninfo
 
-from tests.support.secured_servers import Authority, Secured, SecuredWorld, secured_servers
+from tests.support.secured_servers import Secured, SecuredWorld, secured_servers
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, made, wait_until
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
@@ -32,9 +32,6 @@ class Guarded:
     """The servers, a world on them, and how each duty logs in.
 
     Args:
-        servers: The servers.
-        world: The world.
-        folder: Where the files with secrets are.
         secrets: Everything that nothing may show.
         output: Everything that commands have printed.
     """
@@ -52,9 +49,9 @@ class Guarded:
         self.secrets.append(content)
         return str(file)
 
-    def environment(self, duty: str, *, authority: Authority | None = None) -> dict[str, str]:
+    def environment(self, duty: str) -> dict[str, str]:
         """How that duty logs in everywhere; no secret is in it."""
-        trusted = str((authority or self.servers.authority).certificate)
+        trusted = str(self.servers.authority.certificate)
         properties = {**kafka_properties(duty, trusted), "sasl.password": f"{HOSTILE}{duty}-kafka"}
         return {
             "SYNCER_POSTGRES_DSN": "",
@@ -125,47 +122,32 @@ def grant(it: Guarded, *duties: str) -> None:
         it.world.sql((REPOSITORY / "docs" / "roles.sql").read_text())
         it.world.sql("GRANT USAGE ON SCHEMA public TO syncer_relay, syncer_documents")
         it.world.sql("GRANT SELECT ON users, posts, comments TO syncer_documents")
+        it.world.sql("; ".join(f"CREATE ROLE {duty} LOGIN; GRANT syncer_{duty} TO {duty}" for duty in duties))
+        it.world.sql("CREATE ROLE certified; GRANT certified TO relay")
     for duty in duties:
-        if duty != "migrator":
-            it.world.sql(f"CREATE ROLE {duty} LOGIN; GRANT syncer_{duty} TO {duty}")
-        if duty == "relay":
-            it.world.sql("CREATE ROLE certified; GRANT certified TO relay")
-        else:
+        if duty != "relay":
             quoted = f"{HOSTILE}{duty}-postgres".replace("'", "''")
             it.world.sql(f"ALTER ROLE {duty} PASSWORD '{quoted}'")
 
 
 def let_in_kafka(it: Guarded) -> None:
     """A password for each, and the ACLs of the page."""
-    admin = AdminClient({"bootstrap.servers": it.world.endpoints.kafka_bootstrap_servers})
-    acls = []
+    admin, topic = AdminClient({"bootstrap.servers": it.world.endpoints.kafka_bootstrap_servers}), ResourceType.TOPIC
+    allow, literal = AclPermissionType.ALLOW, ResourcePatternType.LITERAL
+    name, acls = it.world.settings.kafka.topic, []
     for line in re.findall(r"^kafka-acls.sh --add (.*)$", PAGE, re.MULTILINE):
-        words = line.split()
-        options = list(zip(words[::2], words[1::2], strict=True))
-        kind = ResourceType.TOPIC if "--topic" in words else ResourceType.GROUP
-        principal = dict(options)["--allow-principal"]
+        kind = topic if "--topic" in line else ResourceType.GROUP
+        (principal,) = re.findall(r"--allow-principal (\S+)", line)
         # An operator is a worker.
         for user in {principal, "User:operator"} if principal == "User:worker" else {principal}:
-            acls += [
-                AclBinding(
-                    kind,
-                    it.world.settings.kafka.topic,
-                    ResourcePatternType.LITERAL,
-                    user,
-                    "*",
-                    AclOperation[value.upper()],
-                    AclPermissionType.ALLOW,
-                )
-                for option, value in options
-                if option == "--operation"
-            ]
+            operations = [AclOperation[word.upper()] for word in re.findall(r"--operation (\S+)", line)]
+            acls += [AclBinding(kind, name, literal, user, "*", operation, allow) for operation in operations]
     for created in admin.create_acls(acls).values():
         created.result()
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     for duty in DUTIES:
-        password = f"{HOSTILE}{duty}-kafka"
-        it.secrets.append(password)
-        login = UserScramCredentialUpsertion(duty, mechanism, password.encode())
+        it.secrets.append(f"{HOSTILE}{duty}-kafka")
+        login = UserScramCredentialUpsertion(duty, mechanism, it.secrets[-1].encode())
         admin.alter_user_scram_credentials([login])[duty].result()
 
 

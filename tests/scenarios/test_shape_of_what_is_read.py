@@ -29,13 +29,11 @@ CREATE VIEW counted AS SELECT only_column, count(*) FROM single GROUP BY 1;
 CREATE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b" WHERE status = 'happy';
 CREATE TYPE mood AS ENUM ('sad', 'happy');
 CREATE DOMAIN feeling AS mood;
-CREATE DOMAIN price AS numeric;
-CREATE TYPE prices AS RANGE (SUBTYPE = price);
 CREATE TYPE inner_part AS (a int, mood mood);
 CREATE TYPE outer_part AS (inner_ inner_part, n int);
 CREATE DOMAIN kept AS outer_part;
 CREATE TABLE deep (
-    id int PRIMARY KEY, name text, other text, c kept, moods feeling[], span prices, mood mood
+    id int PRIMARY KEY, name text, other text, c kept, moods feeling[], mood mood
 );
 CREATE VIEW deep_view AS SELECT id, c FROM deep;
 CREATE TABLE part (id int PRIMARY KEY, a text);
@@ -58,14 +56,11 @@ FROM "Other"."a.b" AS t JOIN named AS n ON n.id = t.id JOIN counted AS c ON c.on
 CHANGES = {
     'ALTER TABLE "Other"."a.b" RENAME COLUMN "Name" TO name': '"Other"."a.b".Name is gone',
     "DROP VIEW counted": "public.counted is gone",
-    'ALTER TABLE "Other"."a.b" RENAME TO c': '"Other"."a.b" is gone',
     'ALTER TABLE "Other"."a.b" SET SCHEMA public': '"Other"."a.b" is gone',
     'ALTER TABLE "Other"."a.b" ALTER short TYPE text': '"Other"."a.b".short was public.short and is text',
-    'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER "Name" TYPE varchar(30)': "character varying(30)",
     'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER "Name" TYPE varchar(20) COLLATE "C"': 'COLLATE pg_catalog."C"',
     'ALTER TABLE "Other"."a.b" DROP twice; ALTER TABLE "Other"."a.b" ADD twice numeric '
     "GENERATED ALWAYS AS (amount * 3) STORED": "* (3)",
-    'ALTER TABLE "Other"."a.b" ALTER twice DROP EXPRESSION': "twice was numeric GENERATED AS",
     'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER status TYPE "Other".status USING status::text::"Other".status': (
         'status was public.status and is "Other".status'
     ),
@@ -76,14 +71,10 @@ CHANGES = {
     'CREATE OR REPLACE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b"': (
         "the view public.named is defined anew"
     ),
-    "DROP VIEW named; CREATE TABLE named (id bigint, name varchar(20), half numeric)": (
-        "public.named was a view and is a table"
-    ),
     # And what no document would show.
     'ALTER TABLE "Other"."a.b" ADD more text': "",
     'ALTER TABLE "Other"."a.b" DROP unread': "",
     "ALTER TYPE public.status ADD VALUE 'calm'": "",
-    'CREATE INDEX ON "Other"."a.b" (amount)': "",
     'ALTER TABLE "Other"."a.b" SET (fillfactor = 50); TRUNCATE "Other"."a.b"': "",
 }
 CLEAN = "CREATE OR REPLACE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT t'"
@@ -117,11 +108,6 @@ INDIRECT = {
         "SELECT s.id AS _id, s.moods FROM deep AS s",
         "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
         "mood.sad is gone",
-    ),
-    "a range over a domain": (
-        "SELECT s.id AS _id, s.span FROM deep AS s",
-        "ALTER DOMAIN price RENAME TO cost",
-        "type public.price is gone",
     ),
     "a value more of an enum whose values are listed": (
         "SELECT s.id AS _id, enum_range(s.mood) AS moods FROM deep AS s",

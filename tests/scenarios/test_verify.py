@@ -1,4 +1,4 @@
-"""Verify finds drift of every kind and says why, cries no wolf, and fixes what can be fixed."""
+"""Verify and explain find drift of every kind and say why, cry no wolf, and fix what can be fixed."""
 
 from __future__ import annotations
 
@@ -9,32 +9,42 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
+from syncer.base.errors import DefinitionError
 from syncer.cli.verify import compared
+from syncer.indexing import dead_letters
+from syncer.indexing.dead_letters import Failure
 from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
 from syncer.verify.diff import Cause, DriftKind
-from tests.support.routing import document, put, put_shards, verified
+from syncer.verify.explain import InIndex, State, explain
+from tests.support.routing import document, verified
 from tests.support.world import World
 
-USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
-POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM generate_series(0, 59) AS g"
-COMMENTS = (
-    "INSERT INTO comments (id, post_id, name, comment) SELECT g, g % 60, 'c', 'x' FROM generate_series(0, 119) AS g"
-)
+BLOG = """
+INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g;
+INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM generate_series(0, 59) AS g;
+INSERT INTO comments (id, post_id, name, comment) SELECT g, g % 60, 'c', 'x' FROM generate_series(0, 119) AS g
+"""
 FAR_AHEAD = 1 << 62
+
+
+def filled(world: World) -> World:
+    """Sixty posts with two comments each, in Postgres and in Elasticsearch."""
+    world.sql(BLOG)
+    fill(world)
+    return world
 
 
 @pytest.fixture
 def blog(world: World) -> World:
-    """Sixty posts with two comments each, in Postgres and in Elasticsearch."""
+    """A blog that a test may leave as it likes."""
     return filled(world)
 
 
-def filled(world: World) -> World:
-    """A world with these posts."""
-    world.sql(f"{USERS}; {POSTS}; {COMMENTS}")
-    fill(world)
-    return world
+@pytest.fixture(scope="module")
+def shared_blog(shared_world: World) -> World:
+    """One blog for each drift that a repair takes back."""
+    return filled(shared_world)
 
 
 def handled(world: World) -> None:
@@ -118,12 +128,6 @@ PLANTED: dict[str, tuple[str, DriftKind, Cause | None, tuple[str, ...], bool, Pl
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shared_blog(shared_world: World) -> World:
-    """The same sixty posts for each drift that a repair takes back."""
-    return filled(shared_world)
-
-
 @pytest.mark.parametrize("name", PLANTED)
 def test_drift_is_found_named_and_repaired(name: str, request: pytest.FixtureRequest) -> None:
     """Each kind: the document, how it differs, the field, and why. Then it is fixed, or still found as what it is."""
@@ -166,30 +170,19 @@ def test_no_extra_hides(blog: World, client: Elasticsearch) -> None:
     assert blog.differences() == []
 
 
-def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None:
-    """Where somebody else put copies of one that is there, and of one that is not, whatever led to them."""
-    put_shards(empty_world, 3)
-    empty_world.set_up()
-    empty_world.sql(USERS)
-    empty_world.sql(POSTS)
-    fill(empty_world)
-    with empty_world.elasticsearch() as client:
-        found = source(client, empty_world)
-        for routing in map(str, range(10)):
-            put(client, empty_world, "7", routing, found)
-            put(client, empty_world, "99", routing, found)
-    report = verified(empty_world, repair=True)
-    assert {drift.id: drift.kind for drift in report.repaired} == {"7": DriftKind.MISPLACED, "99": DriftKind.EXTRA}
-    assert report.holds
-    assert empty_world.differences() == []
-
-
 # Beside live traffic
 
 
 def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) -> None:
-    """Whether it has drifted is undecided, unless no write replaces it; a repair writes it."""
+    """Whether it has drifted is undecided, unless no write replaces it; a repair writes it.
+
+    The command says so, and has an exit code of its own for that.
+    """
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
+    ended = blog.syncer("verify")
+    assert (ended.returncode, "1 document is busy" in ended.stdout) == (3, True), ended.stdout + ended.stderr
+    assert "Changes in flight make no progress" in ended.stdout
+    assert blog.sql("SELECT count(*) FROM syncer.verification") == [(0,)]
     client.delete(index=blog.alias, id="8")
     _overwrite(client, blog, source(client, blog, "9") | {"title": "other"}, FAR_AHEAD, id_="9")
     for _ in range(2):
@@ -200,23 +193,6 @@ def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) ->
             relay.run_once()
     report = verified(blog, repair=True)
     assert ({drift.id for drift in report.repaired}, report.busy) == ({"7", "8"}, [])
-
-
-def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearch) -> None:
-    """And has an exit code of its own for that."""
-    blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
-    ended = blog.syncer("verify")
-    assert ended.returncode == 3, ended.stdout + ended.stderr
-    assert "1 document is busy" in ended.stdout
-    assert "Changes in flight make no progress" in ended.stdout
-    assert blog.sql("SELECT count(*) FROM syncer.verification") == [(0,)]
-    client.delete(index=blog.alias, id="8")
-    handled(blog)
-    ended = blog.syncer("verify", "--repair")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "2 documents are repaired" in ended.stdout
-    assert blog.sql("SELECT kind, state FROM syncer.job ORDER BY id DESC LIMIT 1") == [("partial", "done")]
-    assert blog.differences() == []
 
 
 # Many
@@ -300,3 +276,72 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
         report = compared(parts, before, settle_seconds=0)
         assert (report.holds, report.documents) == (True, 60)
         assert [last.drifted for last in ask_postgres(connection).verifications] == [0]
+
+
+# Explain
+
+
+def explained(world: World, id_: str = "2", *, seconds: float = 60) -> InIndex:
+    """What syncer explains of one post."""
+    with world.connect() as connection, world.index() as index:
+        (found,) = explain(connection, index, "blogpost", id_, seconds=seconds).indices
+    return found
+
+
+def test_a_change_is_followed_from_the_outbox_to_the_index(blog: World) -> None:
+    """In the outbox, in the topic, handled: the document is busy until then."""
+    blog.sql("UPDATE users SET name = 'J. Smith' WHERE id = 2")
+    seen = explained(blog, seconds=0)
+    assert (seen.state, seen.says) == (State.BUSY, "Different; earlier changes are not handled.")
+    assert [part.path for part in seen.differences] == ["user.name"]
+    assert explained(blog, "4").state is State.EQUAL
+    with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
+        relay.run_once()
+        assert explained(blog, seconds=0).state is State.BUSY
+        blog.handle(worker)
+    assert explained(blog).state is State.EQUAL
+    done = blog.syncer("explain", "blogpost", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Equal to its SELECT.\n")
+
+
+def test_what_differs_with_nothing_on_its_way_can_be_repaired(blog: World, client: Elasticsearch) -> None:
+    """A lost write; a version that syncer never reaches needs a new index. Kafka is not asked."""
+    client.delete(index=blog.alias, id="2")
+    client.index(index=blog.alias, id="4", document={}, version=FAR_AHEAD, version_type="external")
+    lost, ahead = explained(blog), explained(blog, "4")
+    assert (lost.state, "Missing from Elasticsearch" in lost.says) == (State.DIFFERENT, True)
+    assert (ahead.state, "syncer index rebuild blogpost" in ahead.hint) == (State.DIFFERENT, True)
+    done = blog.syncer("explain", "blogpost", "2", environment={"SYNCER_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    assert (done.returncode, "syncer verify blogpost --repair" in done.stdout) == (1, True), done.stderr
+
+
+def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
+    """Both sides, if its index is at fault; if its tables are, what Elasticsearch has; nothing of a closed index."""
+    blog.sql(r"UPDATE syncer.document SET suspended = E'its index is blocked\nlift the block'")
+    blog.sql("UPDATE posts SET title = 'new' WHERE id = 4")
+    seen = explained(blog, "4")
+    assert (seen.state, seen.says) == (State.UNKNOWN, f"{blog.index_of()} is suspended: its index is blocked.")
+    assert seen.elasticsearch
+    assert [part.path for part in seen.differences] == ["title"]
+    blog.sql("ALTER TABLE posts RENAME title TO heading")
+    seen = explained(blog, "4")
+    assert (seen.postgres.exists, seen.differences, len(seen.elasticsearch or ())) == (None, (), 1)
+    with blog.connect() as connection:
+        dead_letters.dead_letter(connection, blog.index_of(), 1, {"4": Failure(kind="any", error="because")})
+    seen = explained(blog, "4")
+    assert (seen.dead_letter is not None, "is suspended" in seen.says) == (True, True)
+    with blog.elasticsearch() as client:
+        client.indices.close(index=blog.index_of(), wait_for_active_shards=0)
+    assert explained(blog, "4").elasticsearch is None
+
+
+def test_bad_input_is_explained(blog: World) -> None:
+    """An unknown document, letters for a number, another spelling of a number, nothing, far too much."""
+    for id_ in ("abc", "99999999999999999999", "007"):
+        seen = explained(blog, id_)
+        assert (seen.state, "bigint" in seen.says) == (State.ABSENT, True)
+    for id_ in ("", "x" * 513):
+        with pytest.raises(DefinitionError, match="1 to 512 bytes"):
+            explained(blog, id_)
+    assert "Active documents: blogpost" in blog.syncer("explain", "blogspot", "2").stderr

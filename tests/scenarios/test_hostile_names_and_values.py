@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from tests.support.in_process import following
-from tests.support.world import BLOG_SCHEMA, World, wait_until
+from tests.support.world import World, wait_until
 
 SCHEMA = 'Sch"e%s.ma'
 # 63 bytes, the longest that Postgres has; keywords; what formats, LIKE, JSON and psycopg might take for theirs.
@@ -28,6 +29,16 @@ PAYLOADS = (
     "%s %(x)s {} {0} $1", "'; DROP SCHEMA syncer CASCADE; --", '"}\n{"index": {}}\n', "\\u0000 \\ud800",
     "</script><script>", "\x01\x1f\x7f\u2028\ufeff", "\N{PILE OF POO}" * 50, "", "line\r\nbreak",
 )  # fmt: skip
+
+
+def follow_only(world: World, tables: str, select: str, fields: dict[str, Any], **affects: str) -> None:
+    """Make one document active, on tables of its own."""
+    shutil.rmtree(world.config / "documents")
+    world.define("note", select, {"properties": fields}, **affects)
+    world.documents = ("note",)
+    world.sql(tables)
+    world.migrate()
+    world.apply()
 
 
 def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
@@ -69,25 +80,21 @@ def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
 def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
     """Every id that Elasticsearch takes is written, found, explained and deleted, whatever it shows."""
     world = empty_world
-    shutil.rmtree(world.config / "documents")
-    data = {"properties": {"data": {"enabled": False, "type": "object"}}}
-    world.define("posts", "SELECT p.id AS _id, p.body, p.data FROM posts AS p\n", data)
-    world.documents = ("posts",)
-    world.sql("CREATE TABLE posts (id text PRIMARY KEY, body text, data jsonb)")
-    world.migrate()
-    world.apply()
+    tables = "CREATE TABLE notes (id text PRIMARY KEY, body text, data jsonb)"
+    fields = {"data": {"enabled": False, "type": "object"}}
+    follow_only(world, tables, "SELECT n.id AS _id, n.body, n.data FROM notes AS n\n", fields)
     with world.index() as index, world.relay() as relay, world.worker(index) as worker:
         for number, id_ in enumerate(IDS):
             body = PAYLOADS[number % len(PAYLOADS)]
-            world.sql("INSERT INTO posts VALUES (%s, %s, %s)", id_, body, json.dumps({body: [body]}))
+            world.sql("INSERT INTO notes VALUES (%s, %s, %s)", id_, body, json.dumps({body: [body]}))
         world.drain(relay, worker)
-        assert world.held("posts").keys() == set(IDS)
+        assert world.held("note").keys() == set(IDS)
         for id_ in ("a/b", "a\nb", "%s", "'; DROP TABLE users; --"):
-            explained = world.syncer("explain", "posts", id_, "--json")
+            explained = world.syncer("explain", "note", id_, "--json")
             assert json.loads(explained.stdout)["is_equal"], explained.stderr
-        world.sql("DELETE FROM posts WHERE length(id) < 400")
+        world.sql("DELETE FROM notes WHERE length(id) < 400")
         world.drain(relay, worker)
-    assert len(world.held("posts")) == 1
+    assert len(world.held("note")) == 1
 
 
 LETTERS = "SELECT id, error FROM syncer.dead_letter"
@@ -96,25 +103,20 @@ LETTERS = "SELECT id, error FROM syncer.dead_letter"
 def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: World) -> None:
     """Elasticsearch takes none of more than 512 bytes, and an index of Postgres none of 3,000: it has a digest."""
     world = empty_world
-    world.sql(BLOG_SCHEMA.read_text())
-    shutil.rmtree(world.config / "documents")
-    world.documents = ("user",)
-    select = "SELECT u.email || u.id::text AS _id, u.name FROM users AS u"
-    world.define("user", select, {"properties": {"name": {"type": "text"}}})
-    world.migrate()
-    world.apply()
+    select = "SELECT n.code || n.id::text AS _id, n.name FROM notes AS n"
+    follow_only(world, "CREATE TABLE notes (id int PRIMARY KEY, code text, name text)", select, {})
     with following(world):
-        world.sql("INSERT INTO users (id, name, email) SELECT g, 'name', 'mail' || g FROM generate_series(1, 3) AS g")
+        world.sql("INSERT INTO notes SELECT g, 'code' || g FROM generate_series(1, 3) AS g")
         # Of random characters, since what repeats itself is compressed.
         long = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 120) AS g)"
-        world.sql(f"UPDATE users SET email = {long} WHERE id = 2")
-        wait_until(lambda: len(world.held("user")) == 2 and len(world.sql(LETTERS)) == 1, what="it is a dead letter")
+        world.sql(f"UPDATE notes SET code = {long} WHERE id = 2")
+        wait_until(lambda: len(world.held("note")) == 2 and len(world.sql(LETTERS)) == 1, what="it is a dead letter")
         [(id_, error)] = world.sql(LETTERS)
         assert len(id_) < 200
         assert "512 bytes" in error
         assert "characters) missing" in world.syncer("verify").stdout
-        world.sql("UPDATE users SET email = 'short' WHERE id = 2")
-        wait_until(lambda: len(world.held("user")) == 3 and world.sql(LETTERS) == [], what="it is written")
+        world.sql("UPDATE notes SET code = 'short' WHERE id = 2")
+        wait_until(lambda: len(world.held("note")) == 3 and world.sql(LETTERS) == [], what="it is written")
 
 
 ALIASES = (
@@ -181,38 +183,35 @@ def test_a_database_that_is_not_in_utf8_is_refused(empty_world: World) -> None:
 
 VALUE = "Wert-der-Zeile"
 """What is in rows, and in nothing else."""
+FRAGILE = """
+SELECT n.id AS _id, nullif(n.title, 'fine')::integer AS number, n.body,
+       (SELECT p.name FROM people AS p WHERE p.id = n.person) AS name FROM notes AS n
+"""
 AFFECTS = """
-SELECT p.id AS _id FROM %(rows)s AS changed JOIN posts AS p ON p.user_id = changed.id WHERE changed.email::text <> ''
-AND (changed.name = '' OR changed.name !~ 'poison' OR changed.name::integer > 0)
+SELECT n.id AS _id FROM %(rows)s AS changed JOIN notes AS n ON n.person = changed.id
+WHERE changed.name !~ 'poison' OR changed.name::integer > 0
 """
 
 
 def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
     """A value that the mapping refuses, one that the SELECT raises on, and one that an affects query raises on."""
-    world, folder = empty_world, empty_world.document_folder
-    select = (folder / "select.sql").read_text()
-    (folder / "select.sql").write_text(
-        select.replace("p.title,", "p.title, nullif(p.title, 'fine')::integer AS number,")
-    )
-    body = json.loads((folder / "index.json").read_text())
-    body["mappings"]["properties"] |= {"body": {"type": "integer"}, "number": {"type": "integer"}}
-    (folder / "index.json").write_text(json.dumps(body))
-    (folder / "affects").mkdir()
-    (folder / "affects" / "users.sql").write_text(AFFECTS)
-    world.sql(BLOG_SCHEMA.read_text())
-    world.migrate()
-    world.apply()
+    world = empty_world
+    tables = """
+        CREATE TABLE people (id int PRIMARY KEY, name text);
+        CREATE TABLE notes (id int PRIMARY KEY, person int, title text, body text)
+    """
+    follow_only(world, tables, FRAGILE, {"body": {"type": "integer"}}, people=AFFECTS)
     daemon = world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"})
-    world.sql("INSERT INTO users (id, name, email) VALUES (1, %s, %s)", VALUE, VALUE)
-    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'fine', %s), (2, 1, %s, '2')", VALUE, VALUE)
+    world.sql("INSERT INTO people VALUES (1, %s)", VALUE)
+    world.sql("INSERT INTO notes VALUES (1, 1, 'fine', %s), (2, 1, %s, '2')", VALUE, VALUE)
     wait_until(
-        lambda: {one["sample_id"] for one in daemon.events() if one["event"] == "document.dead_lettered"} == {"1", "2"},
-        what="both posts are dead letters",
+        lambda: {each["sample_id"] for each in daemon.events() if "sample_id" in each} == {"1", "2"},
+        what="both are dead letters",
         detail=daemon.log_file.read_text,
     )
-    world.sql("UPDATE users SET name = %s WHERE id = 1", f"poison {VALUE}")
+    world.sql("UPDATE people SET name = %s WHERE id = 1", f"poison {VALUE}")
     daemon.wait_for("worker.changes_unresolved")
-    world.sql("ALTER TABLE posts ALTER COLUMN tags TYPE text USING 'x'")
+    world.sql("ALTER TABLE notes ALTER COLUMN title TYPE varchar(99)")
     daemon.wait_for("document.suspended")
     assert daemon.stop() == 0
     log = daemon.log_file.read_text()

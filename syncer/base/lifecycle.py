@@ -63,7 +63,7 @@ class Stopping(Exception):  # noqa: N818 - not an error: the way out of a wait
 class Stop:
     """A stop request, shared by all components and their threads. A signal handler must request it in another thread.
 
-    A thread that checks it or waits on it proves that it is alive: its *heartbeat*, see `syncer.monitoring.health`.
+    A thread that checks it or waits on it proves that it is alive: its *heartbeat*, see `syncer.monitoring.daemons`.
     """
 
     def __init__(self) -> None:

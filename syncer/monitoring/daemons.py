@@ -158,22 +158,21 @@ class Reporter:
         before, written_before = self._written
         self._written = now, written
         rate = (written - written_before) / max(now - before, 0.001)
-        longest = {(each.component, each.server, each.kind): each for each in reversed(retry.troubles())}
-        troubles = [asdict(trouble) for trouble in longest.values()]
-        troubles += [asdict(trouble) for trouble in self._hanging()]
+        troubles = [asdict(trouble) for trouble in (*retry.troubles(), *self.hanging())]
         return (*self._identity, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
 
-    def _hanging(self) -> list[CurrentTrouble]:
-        """The components that show no heartbeat."""
+    def hanging(self) -> list[CurrentTrouble]:
+        """The components of this process that show no heartbeat."""
+        silences = {name: self._stop.silence(name) for name in self.components}
         return [
             CurrentTrouble(
                 component=name,
                 server="",
                 kind="hangs",
                 seconds=seconds,
-                error=f"{name} has not gone on for {elapsed(seconds)}",
+                error=f"{name} has shown no heartbeat for {elapsed(seconds)}",
                 hint="Restart the daemon, and report its log.",
             )
-            for name in self.components
-            if (seconds := self._stop.silence(name)) > HANG_SECONDS
+            for name, seconds in silences.items()
+            if seconds > HANG_SECONDS
         ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http.client import HTTPResponse
@@ -18,14 +19,16 @@ from hypothesis import given, settings as budget, strategies as st
 from pydantic import Field, SecretStr, ValidationError
 from structlog.testing import capture_logs
 from werkzeug.test import Client
+from werkzeug.wrappers import Response
 
 from syncer.base.errors import ConfigError
 from syncer.base.lifecycle import Stop
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings, WebSettings
+from syncer.monitoring import daemons
 from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.web import server as web_server
 from syncer.monitoring.web.api import Api
-from syncer.monitoring.web.app import Access, App, route
+from syncer.monitoring.web.server import Access, App, Guard
 
 TOKEN = "a token that is long enough"  # noqa: S105 - of this test
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
@@ -37,31 +40,25 @@ SETTINGS = Settings(
 PATHS = ("/metrics", "/facts", "/values")
 
 
-def echoed(has_token: bool, name: str = "", number: Annotated[int, Field(le=9)] = 0) -> dict[str, Any]:
+def echoed(access: Access, name: str = "", number: Annotated[int, Field(le=9)] = 0) -> dict[str, Any]:
     """An answer with what was asked."""
-    return {"has_token": has_token, "name": name, "number": number}
+    return {"access": access, "name": name, "number": number}
 
 
-def fails(_: bool) -> None:
+def fails(_: Access) -> None:
     """An answer that meets an unforeseen error."""
     raise RuntimeError("the value of a row")
 
 
 def app(listens: str = LOCAL, token: str | None = TOKEN) -> App:
     """An application with one path of each kind."""
-    access = Access(host=listens, token=token)
-
-    def values(has_token: bool) -> dict[str, Any]:
-        access.require(has_token=has_token, for_values=True)
-        return {}
-
-    routes = [
-        route("/metrics", echoed, is_public=True),
-        route("/fails", fails, is_public=True),
-        route("/facts", echoed),
-        route("/values", values),
-    ]
-    return App(access, routes)
+    routes: dict[str, tuple[Callable[..., Any], Access]] = {
+        "/metrics": (echoed, Access.HEALTH),
+        "/fails": (fails, Access.HEALTH),
+        "/facts": (echoed, Access.FIGURES),
+        "/values": (echoed, Access.VALUES),
+    }
+    return App(Guard(host=listens, token=token), routes)
 
 
 APP = app()
@@ -144,7 +141,7 @@ def test_many_foreign_names_fill_no_log() -> None:
         ("POST", "/facts", 405),
         ("GET", "/facts?number=10", 400),
         ("GET", "/facts?number=x", 400),
-        ("GET", "/facts?has_token=1", 400),
+        ("GET", "/facts?access=2", 400),
         ("GET", "/facts?other=1", 400),
         ("GET", "/fails", 500),
     ],
@@ -155,7 +152,7 @@ def test_a_bad_request_is_explained_as_json(method: str, path: str, status: int)
     assert (answer.status_code, answer.content_type) == (status, "application/json")
     assert answer.get_json().keys() == {"message", "hint"}
     assert "the value of a row" not in answer.text
-    assert CLIENT.get("/facts?name=n", headers=SENT).get_json() == {"has_token": True, "name": "n", "number": 0}
+    assert CLIENT.get("/facts?name=n", headers=SENT).get_json() == {"access": Access.VALUES, "name": "n", "number": 0}
 
 
 def test_every_answer_forbids_what_the_page_does_not_need() -> None:
@@ -189,28 +186,53 @@ def test_no_request_breaks_it(path: str, method: str, query: dict[str, str], bod
     assert answer.status_code in (200, 304, 400, 401, 403, 404, 405)
 
 
-def api(settings: Settings, access: Access) -> Api:
+def api(settings: Settings, guard: Guard, *components: str, stop: Stop | None = None) -> Api:
     """The API of a daemon that has started nothing yet."""
 
     def connect() -> Any:
         raise AssertionError
 
-    return Api(settings, access, stop=Stop(), reporter=Reporter(connect=connect, stop=Stop()))
+    stop = stop or Stop()
+    reporter = Reporter(connect=connect, stop=stop)
+    reporter.components = components
+    return Api(settings, guard, stop=stop, reporter=reporter)
+
+
+def reasons(answer: Response) -> dict[str, str]:
+    """Why it is not alive, or not ready, by what fails."""
+    checks = json.loads(answer.get_data())["checks"]
+    return {check["name"]: check["reason"] for check in checks if not check["is_well"]}
 
 
 @pytest.mark.parametrize(
-    ("listens", "has_token", "reason"),
-    [
-        (LOCAL, False, "connection refused"),
-        (OPEN, False, "Shown only with the token"),
-        (OPEN, True, "connection refused"),
-    ],
+    ("access", "reason"), [(Access.HEALTH, "Shown only with the token"), (Access.FIGURES, "connection refused")]
 )
-def test_an_error_of_a_server_is_not_for_everybody(*, listens: str, has_token: bool, reason: str) -> None:
+def test_an_error_of_a_server_is_not_for_everybody(access: Access, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
-    answers = api(SETTINGS, Access(host=listens, token=TOKEN))
-    checks = answers.ready(has_token).get_json()["checks"]
-    assert reason in next(check["reason"] for check in checks if check["name"] == "postgres")
+    assert reason in reasons(api(SETTINGS, Guard(host=LOCAL, token=TOKEN)).ready(access))["postgres"]
+
+
+def test_a_component_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for a query that may take any time is; ready is what has started and is not to stop."""
+    stop = Stop()
+    daemon = api(SETTINGS, Guard(host=LOCAL, token=None), "worker-1", stop=stop)
+    assert reasons(daemon.alive(Access.HEALTH)) == {}
+    assert reasons(daemon.ready(Access.FIGURES))["components"] == "not started: worker-1"
+    monkeypatch.setattr(daemons, "HANG_SECONDS", 0)
+    assert "no heartbeat" in reasons(daemon.alive(Access.HEALTH))["worker-1"]
+    alive = []
+
+    def waits() -> None:
+        with stop.patient():
+            alive.append(reasons(daemon.alive(Access.HEALTH)))
+
+    thread = threading.Thread(target=waits, name="worker-1")
+    thread.start()
+    thread.join()
+    assert alive == [{}]
+    assert reasons(daemon.ready(Access.FIGURES)).keys() == {"postgres", "elasticsearch"}
+    stop.request()
+    assert "daemon" in reasons(daemon.ready(Access.FIGURES))
 
 
 # The port
@@ -246,9 +268,9 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
     with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as many:
         dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]} connect_timeout=8")
         postgres = PostgresSettings(dsn=dsn)
-        access = Access(host=LOCAL, token=None)
-        answers = api(SETTINGS.model_copy(update={"postgres": postgres}), access).routes()
-        with serving(App(access, answers)) as web:
+        guard = Guard(host=LOCAL, token=None)
+        answers = api(SETTINGS.model_copy(update={"postgres": postgres}), guard).routes()
+        with serving(App(guard, answers)) as web:
             asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
             assert status(f"{web.address}/healthz") == 200
             assert status(f"{web.address}/readyz") == 503

@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any
 
 from pydantic import Field
-from werkzeug.routing import Rule
 from werkzeug.wrappers import Response
 
 from syncer.base import metrics, migrations, retry, timeline
@@ -30,12 +28,10 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters
 from syncer.jobs import model
 from syncer.jobs.model import Job
-from syncer.monitoring import gauges, health, problems
+from syncer.monitoring import gauges, problems
 from syncer.monitoring.daemons import Reporter
-from syncer.monitoring.health import HealthCheck
 from syncer.monitoring.status import Reader
-from syncer.monitoring.web.app import Access, App, as_json, route
-from syncer.monitoring.web.server import WebServer, listen
+from syncer.monitoring.web.server import Access, App, Guard, WebServer, as_json, listen
 from syncer.verify import explain
 from syncer.verify.wait import Waiter
 
@@ -49,6 +45,7 @@ _WAIT_MAX = 25
 """The longest wait: proxies may cut a connection that is silent for longer."""
 _PLACE_SECONDS = 1.0
 _EXPLAIN_SECONDS = 3
+_ELSEWHERE = "Try again, or use another daemon."
 _HIDDEN = "Shown only with the token."
 
 _Text = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
@@ -62,19 +59,19 @@ def page(settings: Settings, *, stop: Stop, reporter: Reporter) -> WebServer | N
     Raises:
         ConfigError: The port is not available, or the token's file cannot be read.
     """
-    access = Access(host=settings.web.host, token=settings.web.secret())
+    guard = Guard(host=settings.web.host, token=settings.web.secret())
     listening = listen(settings.web)
     if listening is None:
         return None
-    return WebServer(listening, App(access, Api(settings, access, stop=stop, reporter=reporter).routes()))
+    return WebServer(listening, App(guard, Api(settings, guard, stop=stop, reporter=reporter).routes()))
 
 
 class Api:
     """Handles the requests to one daemon."""
 
-    def __init__(self, settings: Settings, access: Access, *, stop: Stop, reporter: Reporter) -> None:
+    def __init__(self, settings: Settings, guard: Guard, *, stop: Stop, reporter: Reporter) -> None:
         self._settings = settings
-        self._access = access
+        self._guard = guard
         self._stop = stop
         self._reporter = reporter
         self._reader = Reader(settings)
@@ -82,64 +79,74 @@ class Api:
         self._connections = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._waits = threading.BoundedSemaphore(_WAITS_MAX)
 
-    def routes(self) -> list[Rule]:
-        """All routes."""
-        return [
-            route("/metrics", self.metrics, is_public=True),
-            route("/healthz", self.alive, is_public=True),
-            route("/readyz", self.ready, is_public=True),
-            route("/api/status", self.status),
-            route("/api/events", self.events),
-            route("/api/jobs", self.jobs),
-            route("/api/wait", self.wait),
-            route("/api/dead-letters", self.letters),
-            route("/api/explain/<document>", self.explain),
-        ]
+    def routes(self) -> dict[str, tuple[Callable[..., Any], Access]]:
+        """All routes, with what a request needs for them."""
+        return {
+            "/metrics": (self.metrics, Access.HEALTH),
+            "/healthz": (self.alive, Access.HEALTH),
+            "/readyz": (self.ready, Access.HEALTH),
+            "/api/status": (self.status, Access.FIGURES),
+            "/api/events": (self.events, Access.FIGURES),
+            "/api/jobs": (self.jobs, Access.FIGURES),
+            "/api/wait": (self.wait, Access.FIGURES),
+            "/api/dead-letters": (self.letters, Access.FIGURES),
+            "/api/explain/<document>": (self.explain, Access.FIGURES),
+        }
 
-    # For monitoring
-
-    def metrics(self, _: bool) -> Response:
+    def metrics(self, _: Access) -> Response:
         """The metrics in Prometheus's format."""
         return Response(metrics.render(gauges.values(self._reader.read())), content_type=metrics.CONTENT_TYPE)
 
-    def alive(self, _: bool) -> Response:
-        """Whether this process is alive."""
-        return _health(health.alive(self._stop, self._reporter.components))
+    def alive(self, _: Access) -> Response:
+        """Whether each component of this process makes progress, even if it only retries. If not, a restart helps.
 
-    def ready(self, has_token: bool) -> Response:
-        """Whether this process is ready; the reasons may name hosts, so remote clients need the token to see them."""
-        checks = health.ready(self._stop, self._reporter.components, retry.troubles(), self._reader.read())
-        if not (has_token or self._access.is_own):
-            checks = [check if check.is_well else replace(check, reason=_HIDDEN) for check in checks]
-        return _health(checks)
+        It does if its thread has called its `Stop` recently, or waits for a query that may take any time.
+        """
+        hanging = {trouble.component: trouble.error for trouble in self._reporter.hanging()}
+        return _health({name: hanging.get(name, "") for name in self._reporter.components})
 
-    # To read
+    def ready(self, access: Access) -> Response:
+        """Whether this process can do its work: its components have started and retry nothing, and the servers answer.
 
-    def status(self, has_token: bool) -> dict[str, Any]:
+        A process that is not ready recovers by itself. The reasons may name hosts: remote clients need the token.
+        """
+        components = self._reporter.components
+        waiting = [name for name in components if not self._stop.has_started(name)]
+        is_complete = components and not waiting
+        reasons = {"components": "" if is_complete else f"not started: {', '.join(waiting) or 'any'}"}
+        if self._stop.is_requested:
+            reasons["daemon"] = "it is stopping"
+        reasons |= {trouble.component: trouble.error for trouble in retry.troubles()}
+        reasons |= {server.server: server.error or "" for server in self._reader.read().servers}
+        if access < Access.FIGURES:
+            reasons = {name: reason and _HIDDEN for name, reason in reasons.items()}
+        return _health(reasons)
+
+    def status(self, access: Access) -> dict[str, Any]:
         """The status; the errors of jobs are shown only with the token."""
         status = self._reader.read()
         return {
             **problems.as_json(status),
-            "jobs": [_job(job, has_token=has_token) for job in status.stored.jobs] if status.stored else None,
+            "jobs": [_job(job, access) for job in status.stored.jobs] if status.stored else None,
             "daemon": {"host": socket.gethostname(), "process": os.getpid(), "version": version("syncer-cdc")},
-            "access": {"takes_token": self._access.token is not None, "sees_values": has_token},
+            "access": {"takes_token": self._guard.token is not None, "sees_values": access >= Access.VALUES},
         }
 
-    def events(self, _: bool, seconds: _Seconds = _DAY_SECONDS) -> dict[str, Any]:
+    def events(self, _: Access, seconds: _Seconds = _DAY_SECONDS) -> dict[str, Any]:
         """What happened in the last ``seconds``, oldest first, at most the latest 200."""
         with self._connection() as connection:
             return {"events": timeline.read(connection, seconds=seconds, limit=_EVENTS_SHOWN_MAX)}
 
-    def jobs(self, has_token: bool) -> dict[str, Any]:
+    def jobs(self, access: Access) -> dict[str, Any]:
         """The unfinished jobs and the last finished ones; errors are shown as in `status`."""
         with self._connection() as connection:
             unfinished = model.unfinished(connection, limit=_UNFINISHED_SHOWN_MAX + 1)
             finished = model.finished(connection, limit=_FINISHED_SHOWN_MAX + 1)
         shown = unfinished[:_UNFINISHED_SHOWN_MAX] + finished[:_FINISHED_SHOWN_MAX]
         has_more = len(shown) < len(unfinished) + len(finished)
-        return {"jobs": [_job(job, has_token=has_token) for job in shown], "has_more": has_more}
+        return {"jobs": [_job(job, access) for job in shown], "has_more": has_more}
 
-    def letters(self, _: bool) -> dict[str, Any]:
+    def letters(self, _: Access) -> dict[str, Any]:
         """Dead letters by index and kind of error."""
         with self._connection() as connection:
             kinds = dead_letters.kinds(connection, None)
@@ -147,7 +154,7 @@ class Api:
 
     def explain(
         self,
-        has_token: bool,
+        access: Access,
         document: _Text,
         id_: Annotated[_Text, Field(alias="id")],
         values: bool = False,
@@ -158,7 +165,7 @@ class Api:
             ForbiddenError, UnauthorizedError: Values are requested without it.
         """
         if values:
-            self._access.require(has_token=has_token, for_values=True)
+            self._guard.require(Access.VALUES, access)
         with self._connection() as connection, elastic.connect(self._settings.elasticsearch) as elasticsearch:
             answer: dict[str, Any] = plain(
                 explain.explain(
@@ -166,50 +173,63 @@ class Api:
                 )
             )
         for row in answer["indices"]:
-            if row["dead_letter"] is not None and not has_token:  # errors quote values
+            if row["dead_letter"] is not None and access < Access.VALUES:  # errors quote values
                 row["dead_letter"]["error"] = None
                 row["says"], row["hint"] = "It could not be written.", _HIDDEN
         return answer
 
-    def wait(self, has_token: bool, token: _Text, timeout: _Timeout = _WAIT_MAX, searchable: bool = False) -> Any:
+    def wait(self, access: Access, token: _Text, timeout: _Timeout = _WAIT_MAX, searchable: bool = False) -> Any:
         """Wait until the transaction of ``token`` is indexed, at most ``timeout`` seconds.
 
         Raises:
             TokenError, WaitTimeoutError: As `syncer.verify.wait.Waiter.wait`.
             UnavailableError: Too many clients are waiting already, or the daemon ends.
         """
-        if not self._waits.acquire(blocking=False):
-            raise UnavailableError("Too many requests are waiting here", hint="Try again, or use another daemon.")
-        try:
-            waited = self._waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
-        except Stopping:
-            raise UnavailableError("This daemon is stopping", hint="Try again, or use another daemon.") from None
-        finally:
-            self._waits.release()
-        return {**plain(waited), **({} if has_token else {"dead_lettered": len(waited.dead_lettered)})}
+        with _place(self._waits, patience=0):
+            try:
+                waited = self._waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
+            except Stopping:
+                raise UnavailableError("This daemon is stopping", hint=_ELSEWHERE) from None
+        hidden = {} if access >= Access.VALUES else {"dead_lettered": len(waited.dead_lettered)}
+        return {**plain(waited), **hidden}
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection for one response, of a limited number: a hung server leaves threads for other requests.
+        """A connection for one response.
 
         Raises:
-            UnavailableError: All of them are in use.
+            UnavailableError: Too many are in use.
         """
-        if not self._connections.acquire(timeout=_PLACE_SECONDS):
-            raise UnavailableError("Too many requests are waiting for Postgres", hint="Try again in a few seconds.")
-        try:
-            with migrations.connected(self._settings.postgres, name="web") as connection:
-                yield connection
-        finally:
-            self._connections.release()
+        with (
+            _place(self._connections, patience=_PLACE_SECONDS),
+            migrations.connected(self._settings.postgres, name="web") as connection,
+        ):
+            yield connection
 
 
-def _health(checks: Sequence[HealthCheck]) -> Response:
-    is_well = all(check.is_well for check in checks)
+@contextmanager
+def _place(places: threading.BoundedSemaphore, *, patience: float) -> Iterator[None]:
+    """Take one of a limited number of places: a server that hangs leaves threads for other requests.
+
+    Raises:
+        UnavailableError: All are taken.
+    """
+    if not places.acquire(timeout=patience):
+        raise UnavailableError("Too many requests are waiting here", hint=_ELSEWHERE)
+    try:
+        yield
+    finally:
+        places.release()
+
+
+def _health(reasons: Mapping[str, str]) -> Response:
+    """Respond with each check by its name, and why it fails, if it does."""
+    checks = [{"name": name, "is_well": not reason, "reason": reason} for name, reason in reasons.items()]
+    is_well = not any(reasons.values())
     return as_json({"is_well": is_well, "checks": checks}, 200 if is_well else 503)
 
 
-def _job(job: Job, *, has_token: bool) -> dict[str, Any]:
+def _job(job: Job, access: Access) -> dict[str, Any]:
     """A job as data; its error may contain values of rows."""
     data: dict[str, Any] = plain(job)
-    return data if has_token else data | {"error": data["error"] and _HIDDEN}
+    return data if access >= Access.VALUES else data | {"error": data["error"] and _HIDDEN}

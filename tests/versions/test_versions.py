@@ -28,7 +28,7 @@ COMBINATIONS = (
 """Each version is there at least twice but for Postgres' middle ones; the whole suite runs on 18, 4.1 and 8."""
 SCENARIOS = (
     "tests/versions/test_servers.py",
-    "tests/scenarios/test_only_what_shows_a_change_is_written.py",
+    "tests/scenarios/test_blog_follows_postgres.py",
     "tests/scenarios/test_capture_writes_the_outbox.py",
     "tests/scenarios/test_every_way_to_write_is_captured.py",
     "tests/scenarios/test_relay_publishes_in_snapshots.py",

@@ -59,9 +59,6 @@ class DemoDaemon(EmbeddedServer):
     def _working_folder(self) -> Path:
         return Path.cwd()
 
-    def _prepare(self) -> None:
-        pass
-
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "SYNCER_WEB_PORT": str(self.port)}
 

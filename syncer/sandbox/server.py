@@ -10,7 +10,7 @@ import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -85,8 +85,7 @@ class EmbeddedServer(ABC):
     def _command(self) -> Sequence[str]:
         """Fetch what is missing of the server's files, and return the command that runs it."""
 
-    @abstractmethod
-    def _prepare(self) -> None:
+    def _prepare(self) -> None:  # noqa: B027 - a server may need nothing
         """Create the data folder, write the configuration."""
 
     @abstractmethod
@@ -277,14 +276,11 @@ def start(servers: Sequence[EmbeddedServer]) -> list[EmbeddedServer]:
 
 
 def answers_ok(connection: http.client.HTTPConnection, path: str) -> bool:
-    """Whether a server answers GET with success; closes the connection."""
-    try:
+    """Whether a server answers GET with success."""
+    with closing(connection), suppress(OSError, http.client.HTTPException):
         connection.request("GET", path)
         return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return False
 
 
 @contextmanager

@@ -74,7 +74,9 @@ class PostgresServer(EmbeddedServer):
             self._initialise()
         # Postgres removes the lock file of a dead server only if its process id is unused. After a reboot another
         # process may have that id; in a container whose first process does not reap zombies, the dead one still has it.
-        if wait_until(lambda: not self._has_living_processes(), seconds=ORPHAN_SECONDS):
+        mine = {"name": "postgres", "cwd": str(self.data_folder)}  # the working directory of every Postgres process
+        is_over = lambda: all(process.info != mine for process in psutil.process_iter(list(mine)))  # noqa: E731
+        if wait_until(is_over, seconds=ORPHAN_SECONDS):
             (self.data_folder / "postmaster.pid").unlink(missing_ok=True)
         quoted = {name: value.replace("'", "''") for name, value in self.settings.items()}
         lines = [f"{name} = '{value}'\n" for name, value in (quoted | {"port": str(self.port)}).items()]
@@ -91,10 +93,6 @@ class PostgresServer(EmbeddedServer):
             command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         self._run(command, failure="could not create its data folder")
         unfinished.rename(self.data_folder)
-
-    def _has_living_processes(self) -> bool:
-        mine = {"name": "postgres", "cwd": str(self.data_folder)}  # the working directory of every Postgres process
-        return any(process.info == mine for process in psutil.process_iter(list(mine)))
 
     def _command(self) -> Sequence[str]:
         return [str(self.server_bin_folder / "postgres"), "-D", str(self.data_folder)]
@@ -148,7 +146,14 @@ class KafkaServer(EmbeddedServer):
         return f"{LOOPBACK}:{self.port}"
 
     def _prepare(self) -> None:
-        lines = [f"{name}={value}\n" for name, value in (self.settings | self._own_settings()).items()]
+        controller = f"{LOOPBACK}:{self._ports[1]}"
+        own = {
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.address}",
+            "controller.quorum.voters": f"1@{controller}",
+            "log.dirs": str(self.data_folder),
+        }
+        lines = [f"{name}={value}\n" for name, value in (self.settings | own).items()]
         self._account.write(self._settings_file, "".join(lines))
         self._account.own(self.data_folder)
         if not (self.data_folder / "meta.properties").exists():
@@ -157,16 +162,6 @@ class KafkaServer(EmbeddedServer):
             command = [*self._java("kafka.tools.StorageTool"), "format", "--ignore-formatted"]
             command += ["--cluster-id", cluster_id, "--config", str(self._settings_file)]
             self._run(command, failure="could not format its log")
-
-    def _own_settings(self) -> dict[str, str]:
-        """The settings that follow from the ports and the folder."""
-        controller = f"{LOOPBACK}:{self._ports[1]}"
-        return {
-            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.address}",
-            "controller.quorum.voters": f"1@{controller}",
-            "log.dirs": str(self.data_folder),
-        }
 
     def _java(self, main_class: str) -> list[str]:
         class_path = self._cache.class_path("kafka", self.version)

@@ -39,11 +39,11 @@ def list_(*, index: Index = INDEX, as_json: AsJson = False) -> None:
         return
     if not holders:
         say("No locks are held." if table else f"No lock was ever taken: there is no index {index}.")
-    shown = [
-        (readable(lock), mode, each.owner, each.id[:_SHORT_ID], f"{each.host}:{each.process}", _time(each.renewed))
-        for lock, mode, each in locks
-    ]
-    show_table(("lock", "mode", "owner", "holder", "where", "renewed"), sorted(shown))
+    shown = []
+    for lock, mode, each in locks:
+        where, lease = f"{each.host}:{each.process}", f"{each.lease_seconds:g} s"
+        shown.append((readable(lock), mode, each.owner, each.id[:_SHORT_ID], where, lease, _time(each.renewed)))
+    show_table(("lock", "mode", "owner", "holder", "where", "lease", "renewed"), sorted(shown))
 
 
 @app.command("break")

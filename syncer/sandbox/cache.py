@@ -156,11 +156,21 @@ class Cache:
             with self.step(f"downloading {label} ({total_bytes / 1e6:.0f} MB)"), bar:
                 advance = partial(bar.advance, bar.add_task(label, total=total_bytes))
                 files = [fetch(artifact, downloads, progress=advance) for artifact in artifacts]
-            if name not in _UNPACK:
-                return downloads
+            if name not in ("elasticsearch", "postgres"):
+                return downloads  # jars are used as they are
             shutil.rmtree(content, ignore_errors=True)
-            with self.step(f"unpacking {label}"):
-                return _UNPACK[name](files[0], content)
+            with self.step(f"unpacking {label}"), zipfile.ZipFile(files[0]) as archive:
+                if name == "elasticsearch":
+                    folder = wanted_folder(archive)
+                    archive.extractall(content, [each for each in archive.namelist() if each.startswith(folder)])  # noqa: S202 - verified
+                    return content / folder
+                [packed] = [each for each in archive.namelist() if each.endswith(".txz")]
+                with (
+                    archive.open(packed) as compressed,
+                    tarfile.open(fileobj=compressed, mode="r:xz") as files_of_server,
+                ):
+                    files_of_server.extractall(content, filter="data")
+                return content
 
         pins = "".join(artifact.sha256 for artifact in artifacts)
         return self._made(f"{name}-{version}-{hashlib.sha256(pins.encode()).hexdigest()[:12]}", make)
@@ -207,28 +217,6 @@ class Cache:
                     content.rename(target)
                     shutil.rmtree(work_folder)
         return target
-
-
-def _unpack_elasticsearch(zip_file: Path, target: Path) -> Path:
-    with zipfile.ZipFile(zip_file) as archive:
-        folder = wanted_folder(archive)
-        archive.extractall(target, [name for name in archive.namelist() if name.startswith(folder)])  # noqa: S202 - verified
-    return target / folder
-
-
-def _unpack_postgres(jar_file: Path, target: Path) -> Path:
-    with zipfile.ZipFile(jar_file) as jar:
-        [name] = [name for name in jar.namelist() if name.endswith(".txz")]
-        with jar.open(name) as compressed, tarfile.open(fileobj=compressed, mode="r:xz") as content:
-            content.extractall(target, filter="data")
-    return target
-
-
-_UNPACK: dict[str, Callable[[Path, Path], Path]] = {
-    "elasticsearch": _unpack_elasticsearch,
-    "postgres": _unpack_postgres,
-}
-"""How to unpack the one download of a server; the jars of the others are used as they are."""
 
 
 def make_open_folder(folder: Path) -> None:

@@ -96,21 +96,17 @@ def read_lock() -> dict[str, dict[str, list[Artifact]]]:
 
 
 def fetch(artifact: Artifact, folder: Path, *, progress: Callable[[int], None] = lambda _: None) -> Path:
-    """Download an artifact into a folder, verify it, and only then give it its name; return its file."""
+    """Download what is missing of an artifact into a folder, and verify all of it; return its file."""
     url = artifact.url
     file = folder / url.rsplit("/", maxsplit=1)[1]
-    if file.exists():
-        progress(artifact.size_bytes)
-        return file
-    partial = file.with_name(f"{file.name}.partial")
-    download(url, partial, artifact.spans, progress=progress)
-    if digest(partial, artifact.spans) != artifact.sha256:
-        partial.unlink()
+    download(url, file, artifact.spans, progress=progress)
+    if digest(file, artifact.spans) != artifact.sha256:
+        file.unlink()
         raise SandboxError(
             f"{artifact.coordinate} is not what the lock pins",
             hint="The download was damaged or replaced in transit, and has been discarded. Try again.",
         )
-    return partial.rename(file)
+    return file
 
 
 def digest(file: Path, spans: Spans) -> str:

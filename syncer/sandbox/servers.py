@@ -146,14 +146,7 @@ class KafkaServer(EmbeddedServer):
         return f"{LOOPBACK}:{self.port}"
 
     def _prepare(self) -> None:
-        controller = f"{LOOPBACK}:{self._ports[1]}"
-        own = {
-            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.address}",
-            "controller.quorum.voters": f"1@{controller}",
-            "log.dirs": str(self.data_folder),
-        }
-        lines = [f"{name}={value}\n" for name, value in (self.settings | own).items()]
+        lines = [f"{name}={value}\n" for name, value in (self.settings | self._own_settings()).items()]
         self._account.write(self._settings_file, "".join(lines))
         self._account.own(self.data_folder)
         if not (self.data_folder / "meta.properties").exists():
@@ -162,6 +155,16 @@ class KafkaServer(EmbeddedServer):
             command = [*self._java("kafka.tools.StorageTool"), "format", "--ignore-formatted"]
             command += ["--cluster-id", cluster_id, "--config", str(self._settings_file)]
             self._run(command, failure="could not format its log")
+
+    def _own_settings(self) -> dict[str, str]:
+        """The settings that follow from the ports and the folder."""
+        controller = f"{LOOPBACK}:{self._ports[1]}"
+        return {
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.address}",
+            "controller.quorum.voters": f"1@{controller}",
+            "log.dirs": str(self.data_folder),
+        }
 
     def _java(self, main_class: str) -> list[str]:
         class_path = self._cache.class_path("kafka", self.version)

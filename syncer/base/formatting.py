@@ -12,8 +12,6 @@ _PREVIEW = re.compile(r"\s*Preview of field's value: '(.*)'(?=:|$)", re.DOTALL)
 _LONG_TEXT = 200
 _LONG_LIST = 5
 _MINUTE, _HOUR = 60, 3600
-_DIGITS_MAX = 4300
-"""How many digits Python takes for a whole number."""
 
 
 def elapsed(seconds: float) -> str:
@@ -55,11 +53,6 @@ def without_preview(error: str) -> str:
         return error
     value, cause = quoted
     return before.removesuffix(".") + re.sub(rf"(?<=[\[\"']){re.escape(value)}(?=[\]\"'])", "…", cause)
-
-
-def whole_number(digits: str) -> int | str:
-    """Parse a whole number of JSON; its digits stay text if they are more than Python takes."""
-    return int(digits) if len(digits) < _DIGITS_MAX else digits
 
 
 def plain(value: object) -> Any:

@@ -20,7 +20,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from syncer.base.formatting import whole_number
 from syncer.base.postgres import Connection, bounded
 
 # Domains are resolved to their base type, arrays to their element type. Composites become JSON, as do types with a
@@ -177,8 +176,8 @@ def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
     query = sql.SQL(_SAMPLE).format(select=sql.SQL(select), limit=sql.Literal(_SAMPLE_DOCUMENTS))
     try:
         with bounded(connection, seconds=_SAMPLE_SECONDS):
-            return [json.loads(document, parse_int=whole_number) for (document,) in connection.execute(query)]
-    except (psycopg.DataError, psycopg.errors.QueryCanceled):
+            return [json.loads(document) for (document,) in connection.execute(query)]
+    except (psycopg.DataError, psycopg.errors.QueryCanceled, ValueError):  # the latter for a number that is too long
         return []
 
 

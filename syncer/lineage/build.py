@@ -342,13 +342,16 @@ def _holding(edges: Sequence[Edge], needed: Collection[int]) -> tuple[Edge, ...]
     """Return the edges that hold if the rows at some nodes are needed for ``_id``: without them, it is null.
 
     A row whose ``_id`` is null is no document. So an outer join that lacks such a row does not keep the others either.
+    Unless the join is full, such a row has a match, which is needed with it.
     """
     holding = [edge for edge in edges if edge.needs is None]
     withheld = [edge for edge in edges if edge.needs is not None]
+    full = {(edge.target, edge.source) for edge in withheld}  # of a full join, edges in both directions are withheld
     known = set(needed)
     while found := [edge for edge in withheld if not known.isdisjoint(edge.needs or ())]:
         holding += found
-        known |= {number for edge in found for number in (edge.source, edge.target)}
+        matched = [edge for edge in found if (edge.source, edge.target) not in full]
+        known |= {number for edge in matched for number in (edge.source, edge.target)}
         withheld = [edge for edge in withheld if edge not in found]
     return tuple(holding)
 

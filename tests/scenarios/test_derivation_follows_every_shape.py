@@ -143,28 +143,19 @@ beyond the parser, alias of USING: SELECT u.id AS _id, q.w FROM r JOIN (SELECT r
     AS u
 id of a child, by its parent's key: SELECT x.id || '-' || y.id AS _id, x.v FROM r x JOIN a y ON y.r_id = x.id
 limit of documents: SELECT x.id AS _id, x.v FROM r x ORDER BY x.v, x.id LIMIT 2
-documents by grouping sets: SELECT coalesce(y.k, 0) AS _id, count(*) AS n FROM a y GROUP BY GROUPING SETS ((y.k), ())
-left join of which a null is no null: SELECT x.id AS _id, z.v FROM a y JOIN r x ON true LEFT JOIN l z ON z.r_id = y.id
-    AND z.a_id = x.id WHERE coalesce(z.v, 1) = 1
-what a left join's ON does not reject: SELECT x.id AS _id, z.v FROM a y JOIN r x ON true LEFT JOIN l z ON z.r_id = y.id
-    AND z.a_id = x.id
 what a full join's ON does not reject: SELECT coalesce(x.id, y.id) AS _id, y.v FROM r x FULL JOIN (SELECT w.id, w.v
     FROM a w) y ON y.id = x.id
-full join in a subquery: SELECT x.id AS _id, (SELECT count(*) FROM (SELECT w.id FROM a w WHERE w.r_id = x.id) y FULL
-    JOIN l z ON z.a_id = y.id) AS f FROM r x
+a full join beside a row that every row meets: SELECT x.id AS _id, z.v FROM a y JOIN r x ON true FULL JOIN b z ON y.id =
+    z.a_id AND z.r_id = x.id
 a branch hands an outer row on: SELECT x.id AS _id, (SELECT sum(y.v) FROM a y WHERE y.id = s.c) AS f FROM r x CROSS
     JOIN LATERAL (SELECT z.r_id AS c FROM l z WHERE z.a_id = x.id UNION ALL SELECT x.v) s
 a left join with a function: SELECT x.id AS _id, y.v FROM r x CROSS JOIN a y LEFT JOIN generate_series(1, 1) u ON
     y.r_id = x.id
 outer rows do not need the inner: SELECT x.id AS _id, EXISTS (SELECT FROM l z WHERE z.a_id = y.id AND z.r_id = x.id) AS
     f, y.v FROM a y CROSS JOIN r x
-coalesce under a left join: SELECT x.id AS _id, z.v FROM r x LEFT JOIN a y ON y.r_id = x.id JOIN l z ON coalesce(y.v,
-    1) = z.r_id
 array and element under a left join: SELECT x.id AS _id, z.n FROM r x LEFT JOIN t y ON y.r_id = x.id JOIN t z ON
     length((y.word || '{x}'::text[])::text) - 7 = z.id
-id of two rows that go together: SELECT x.k || '-' || y.k AS _id FROM r x JOIN a y ON y.r_id = x.id
 distinct of what is equal but not identical: SELECT DISTINCT x.n AS _id FROM r x
-partition by what is equal but not identical: SELECT x.n AS _id, count(*) OVER (PARTITION BY x.n) AS f FROM r x
 except of what is equal but not identical: SELECT x.n AS _id FROM r x EXCEPT ALL SELECT y.n FROM b y
 branches of two types: SELECT x.id AS _id, s.c FROM t x JOIN (SELECT y.day AS c FROM t y UNION ALL SELECT '2020-01-03
     04:05'::timestamp) s ON s.c::text = x.word

@@ -2,11 +2,6 @@
 
 Random SELECTs over random tables, random transactions, and the plain SELECT as the judge: `tests.support.derivation`.
 
-What must hold: let a transaction T change a document D. Every change of T, and of every transaction after it, is
-asked about once, at any time after it has been committed, each at a time of its own. Then one of them names D. So
-whoever composes what is named, when it is named, ends with what the SELECT says: the change that names D is asked about
-after T, and if D changes again later, the same holds of that.
-
 The SELECTs are not evenly random. They lean to shapes in which a plausible rule is wrong, as do the cases REFUSED in
 `test_derivation_follows_every_shape`; some are those of its table DERIVED. SYNCER_TEST_EXAMPLES is their number.
 """

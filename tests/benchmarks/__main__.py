@@ -18,17 +18,7 @@ from rich.console import Console
 
 from syncer.sandbox import Sandbox
 from syncer.sandbox.server import LASTING_JAVA
-from tests.benchmarks import (
-    application,
-    bulk_work,
-    flink,
-    locks,
-    one_edit,
-    pgsync,
-    single_edits,
-    sources,
-    staleness,
-)
+from tests.benchmarks import application, bulk_work, locks, one_edit, peers, single_edits, staleness
 from tests.benchmarks.report import Figure, Report, SkippedError, keep, say
 from tests.benchmarks.world import Bench
 from tests.conftest import KEPT_SANDBOX
@@ -38,7 +28,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "backfill": bulk_work.backfill,
     "rebuild": bulk_work.rebuild,
     "verify": bulk_work.verify,
-    "sources": sources.sources,
+    "sources": bulk_work.sources,
     "drain": bulk_work.drain,
     "fan-out": bulk_work.fan_out,
     "latency": single_edits.latency,
@@ -46,8 +36,8 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "one-edit": one_edit.one_edit,
     "isolation": single_edits.isolation,
     "application": application.application,
-    "pgsync": pgsync.pgsync,
-    "flink": flink.flink,
+    "pgsync": peers.pgsync,
+    "flink": peers.flink,
     "staleness": staleness.staleness,
     "locks": locks.locks,
     "recovery": single_edits.recovery,
@@ -63,7 +53,7 @@ def main() -> None:
     console = Console(width=140)
     is_missed = False
     with _sandbox() as sandbox:
-        bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds)
+        bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds, asked.to)
         try:
             for name in asked.names or [name for name in BENCHMARKS if name not in _BY_NAME_ONLY]:
                 say(f"measuring {name}")
@@ -98,6 +88,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--posts", type=int, default=100_000, help="documents of each measure (default: %(default)s)")
     parser.add_argument("--passes", type=int, default=3, help="runs of each contestant (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=30, help="how long single edits go on (default: %(default)s)")
+    parser.add_argument(
+        "--to", type=int, default=0, help="documents that growth ends with (default: ten times --posts)"
+    )
     parser.add_argument("--keep", action="store_true", help="add the figures to results/ and to docs/benchmarks.md")
     asked = parser.parse_args()
     if unknown := set(asked.names) - BENCHMARKS.keys():

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-import uuid
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 import psycopg
 
-from tests.benchmarks.contest import ratio
-from tests.benchmarks.report import Figure, memory, say
-from tests.benchmarks.world import Bench, Blog
+from tests.benchmarks.gauges import peak_bytes
+from tests.benchmarks.report import Figure, Run
+from tests.benchmarks.world import Bench, token
 
 _CLIENTS = 2
 _WITHOUT, _LEAST, _WITH = "plain.posts", "least.posts", "public.posts"
@@ -28,7 +27,7 @@ _SCRIPT = """
 \\set number random(1, 1000000000)
 UPDATE {table} SET title = 'Post ' || :id || ' ' || :number WHERE id = :id;
 """
-_BULK = "UPDATE {table} SET title = 'Post ' || id || ' {token}' WHERE id <= {posts}"
+_AT_ONCE = "UPDATE {table} SET title = 'Post ' || id || ' {token}' WHERE id <= {posts}"
 _PLAIN, _FLOOR = "no triggers", "the least trigger"
 _TRIGGERS, _RUNNING = "triggers, no daemon", "triggers and daemon"
 
@@ -36,66 +35,55 @@ _TRIGGERS, _RUNNING = "triggers, no daemon", "triggers and daemon"
 def application(bench: Bench) -> Iterator[Figure]:
     """What triggers and daemon cost those who write to Postgres."""
     blog = bench.crowded
-    seconds = max(1.0, bench.seconds / 3)
+    duration = round(max(1.0, bench.seconds / 3))
     blog.sql(Path(__file__).with_suffix(".sql").read_text())
-    rates, bulk = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    cores, peaks = [], []
-    for number in range(bench.passes):
-        say(f"pass {number + 1} of {bench.passes}")
-        for name, table in ((_PLAIN, _WITHOUT), (_FLOOR, _LEAST), (_TRIGGERS, _WITH)):
-            rates[name].append(_pgbench(blog, name, table, seconds))
-        blog.start_idle()  # the daemon has done what the last round left in the outbox
+    script, pgbench = blog.folder / "pgbench.sql", blog.sandbox.postgres.bin_folder / "pgbench"
+    command = [str(pgbench), "--no-vacuum", f"--file={script}", f"--client={_CLIENTS}", f"--jobs={_CLIENTS}"]
+
+    def settle(*, with_daemon: bool) -> None:
+        blog.start_idle()  # the daemon does what was left in the outbox
+        if not with_daemon:
+            blog.stop()
+        with psycopg.connect(blog.dsn, autocommit=True) as connection:
+            connection.execute(f"VACUUM ANALYZE {_WITH}, {_LEAST}, {_WITHOUT}")
+            connection.execute("CHECKPOINT")
+
+    def rows(table: str, *, with_daemon: bool = False) -> Run:
+        settle(with_daemon=with_daemon)
+        script.write_text(_SCRIPT.format(posts=blog.posts, table=table))
         before = blog.cpu_seconds()
-        rates[_RUNNING].append(_pgbench(blog, _RUNNING, _WITH, seconds))
-        cores.append((sum(blog.cpu_seconds().values()) - sum(before.values())) / seconds)
-        blog.wait_settled()
-        peaks.append(blog.stop())
-        blog.start_idle()
-        for name, table in ((_PLAIN, _WITHOUT), (_RUNNING, _WITH)):
-            bulk[name].append(_large_update(blog, name, table))
-        peaks.append(blog.stop())
-    bench.report.about = f"single rows updated by pgbench, {_CLIENTS} clients, and {blog.large:,} rows at once"
-    rows = [[name, f"{median(found):,.0f}", ""] for name, found in rates.items()]
-    rows += [[f"at once, {name}", "", f"{median(found):.2f}"] for name, found in bulk.items()]
-    bench.report.table(("", "transactions/s", "seconds"), rows)
-    bench.report.record |= {"transactions_per_second": rates, "bulk_seconds": bulk, "cores": cores}
-    cores_taken = f"{median(cores):.2f} of {os.cpu_count()} cores"
-    bench.report.remarks.append(f"daemon, Kafka, Elasticsearch and syncer's backends took {cores_taken}")
-    goals = {_TRIGGERS: 0.9}
-    for name in (_RUNNING, _TRIGGERS, _FLOOR):
-        yield Figure(f"{name} / {_PLAIN}", ratio(rates[name], rates[_PLAIN]), at_least=goals.get(name))
-    slower = ratio(bulk[_RUNNING], bulk[_PLAIN])
-    yield Figure(f"{blog.large:,} rows at once, seconds with / without", slower, at_most=2.5)
-    yield memory("peak memory", max(peaks))
+        timed = [*command, f"--time={duration}", blog.dsn]
+        printed = subprocess.run(timed, capture_output=True, text=True, check=True).stdout
+        used = {name: spent - before[name] for name, spent in blog.cpu_seconds().items()}
+        rate = float(printed.split("tps = ")[1].split()[0])
+        run = Run(documents=round(rate * duration), seconds=duration)
+        return replace(run, cpu_seconds=used, peak_bytes=peak_bytes(blog.pid)) if with_daemon else run
 
-
-def _pgbench(blog: Blog, name: str, table: str, seconds: float) -> float:
-    """Transactions per second."""
-    _settle(blog)
-    script = blog.folder / "pgbench.sql"
-    script.write_text(_SCRIPT.format(posts=blog.posts, table=table))
-    command = [str(blog.sandbox.postgres.bin_folder / "pgbench"), "--no-vacuum", f"--file={script}"]
-    command += [f"--client={_CLIENTS}", f"--jobs={_CLIENTS}", f"--time={round(seconds)}", blog.dsn]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rate = float(printed.split("tps = ")[1].split()[0])
-    say(f"{name}: {rate:,.0f} transactions/s")
-    return rate
-
-
-def _large_update(blog: Blog, name: str, table: str) -> float:
-    """Seconds of one UPDATE of many rows, the daemon running."""
-    _settle(blog)
-    statement = _BULK.format(table=table, token=uuid.uuid4().hex[:8], posts=blog.large)
-    with psycopg.connect(blog.dsn, autocommit=True) as connection:
+    def at_once(table: str) -> Run:
+        settle(with_daemon=True)
         began = time.monotonic()
-        connection.execute(statement)
-        seconds = time.monotonic() - began
-    say(f"{blog.large:,} rows at once, {name}: {seconds:.2f} s")
-    blog.wait_settled()
-    return seconds
+        blog.sql(_AT_ONCE.format(table=table, token=token(), posts=blog.large))
+        took = time.monotonic() - began
+        blog.wait_settled()
+        return Run(documents=blog.large, seconds=took, peak_bytes=peak_bytes(blog.pid))
 
-
-def _settle(blog: Blog) -> None:
-    with psycopg.connect(blog.dsn, autocommit=True) as connection:
-        connection.execute(f"VACUUM ANALYZE {_WITH}, {_LEAST}, {_WITHOUT}")
-        connection.execute("CHECKPOINT")
+    contestants: dict[str, Callable[[], Run]] = {
+        _PLAIN: partial(rows, _WITHOUT),
+        _FLOOR: partial(rows, _LEAST),
+        _TRIGGERS: partial(rows, _WITH),
+        _RUNNING: partial(rows, _WITH, with_daemon=True),
+        "at once, no triggers": partial(at_once, _WITHOUT),
+        "at once, triggers and daemon": partial(at_once, _WITH),
+    }
+    about = f"single rows updated by pgbench, {_CLIENTS} clients, and {blog.large:,} rows at once"
+    report = bench.contest(about, contestants)
+    blog.stop()
+    cores = report.of(_RUNNING, "cores")
+    report.remarks.append(
+        f"daemon, Kafka, Elasticsearch and syncer's backends took {cores:.2f} of {os.cpu_count()} cores"
+    )
+    for name, goal in ((_RUNNING, None), (_TRIGGERS, 0.9), (_FLOOR, None)):
+        yield report.ratio(name, _PLAIN, at_least=goal)
+    slower = f"{blog.large:,} rows at once, seconds with / without"
+    yield report.ratio("at once, triggers and daemon", "at once, no triggers", by="seconds", called=slower, at_most=2.5)
+    yield report.memory(_RUNNING, "at once, triggers and daemon", called="peak memory")

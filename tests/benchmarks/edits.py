@@ -1,46 +1,55 @@
 """Single edits at an even pace, each a transaction of its own, and how long until each is seen in Elasticsearch.
 
-The pace waits for nothing: an edit that is slow to be seen delays none of those that follow. The lookout loads the
-machine as little as it can. It looks only while something is pending, begins shortly before the soonest of the last
-edits was seen, and rests in between, a millisecond for each edit that it looked for.
+Edits count: each writes the next number into the title of a post. A read that shows that number, or a greater one, has
+seen the edit; one that shows a smaller number than an earlier read is wrong, as is one that misses the post.
+
+The pace waits for nothing: an edit that is slow to be seen delays none of those that follow. The reader loads the
+machine as little as it can, unless it is to read all posts all the time. It looks only while something is pending,
+begins shortly before the soonest of the last edits was seen, and rests in between.
 """
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import json
 import threading
 import time
-import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
-from itertools import count, cycle, islice
+from statistics import median
 from typing import Literal
 from urllib.parse import urlsplit
 
 import psycopg
 
-from tests.benchmarks.references import Connections, bodies
-from tests.benchmarks.world import Blog
+from tests.benchmarks.gauges import peak_bytes
+from tests.benchmarks.references import Connections, documents_query
+from tests.benchmarks.report import Run
+from tests.benchmarks.world import EDITOR, Blog
 
+OFTEN = 50
+"""How many edits a second are usual here."""
 _LOOK_AT_MAX = 32
 _REST_SECONDS = {"visible": 0.001, "searchable": 0.005}
 _LAST, _HOLD = 20, 0.8
-_SEEN_SECONDS = 120.0
+_SEEN_SECONDS, _RECONNECT_SECONDS = 120.0, 0.05
+_NO_NUMBER, _MISSING = -1, -2
+_NUMBERS = itertools.count(1)
+"""What edits write: never less than before."""
 
 Sight = Literal["visible", "searchable"]
 """Visible: a realtime GET has it. Searchable: a search finds it, after the next refresh."""
 
 
-def paced(per_second: float, *, until: Callable[[], bool] = lambda: False) -> Iterator[int]:
+def paced(per_second: float) -> Iterator[int]:
     """Numbers from 0, each when it is due."""
     began = time.monotonic()
-    for number in count():
+    for number in itertools.count():
         time.sleep(max(0.0, began + number / per_second - time.monotonic()))
-        if until():
-            return
         yield number
 
 
@@ -50,36 +59,34 @@ def deadline(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() >= end
 
 
-class Lookout:
-    """Looks for documents by their ids, in one request on a kept connection."""
+class Reader:
+    """Reads documents by their ids, in one request on a kept connection."""
 
     def __init__(self, blog: Blog, index: str, sight: Sight = "visible") -> None:
-        self._connection = HTTPConnection(urlsplit(blog.endpoints.elasticsearch_url).netloc)
+        self._connection = http.client.HTTPConnection(urlsplit(blog.endpoints.elasticsearch_url).netloc)
         self._is_realtime = sight == "visible"
         path = "_mget?" if self._is_realtime else f"_search?size={_LOOK_AT_MAX}&"
         self._path = f"/{index}/{path}_source_includes=title"
 
-    def look(self, posts: Sequence[int]) -> bytes:
-        """The titles of these posts, somewhere in an answer."""
+    def read(self, posts: Sequence[int]) -> dict[int, int]:
+        """The number in the title of each post that Elasticsearch answers for."""
         ids = [str(post) for post in posts]
         body = {"ids": ids} if self._is_realtime else {"query": {"ids": {"values": ids}}}
-        self._connection.request("POST", self._path, json.dumps(body), {"Content-Type": "application/json"})
-        return self._connection.getresponse().read()
+        try:
+            self._connection.request("POST", self._path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = json.loads(self._connection.getresponse().read())
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            raise
+        found = answer.get("docs", []) if self._is_realtime else answer["hits"]["hits"]
+        return {int(document["_id"]): _number(document) for document in found if "error" not in document}
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class TimedEdit:
-    """One edit that is watched, by the clock of `time.monotonic`; its mark is in its title and in no other."""
-
-    post: int
-    mark: bytes
-    committed_at: float
-    seen_at: float = 0
-
-    @property
-    def milliseconds(self) -> float:
-        """From its commit until it was seen."""
-        return (self.seen_at - self.committed_at) * 1000
+def _number(document: dict[str, dict[str, str]]) -> int:
+    if "_source" not in document:
+        return _MISSING
+    first = document["_source"].get("title", "").partition(" ")[0]
+    return int(first) if first.isdigit() else _NO_NUMBER
 
 
 @dataclass(slots=True)
@@ -91,9 +98,13 @@ class Edits:
         per_second: The pace.
         sight: What counts as seen.
         watched_of: Of so many edits, one is watched: on a busy machine, looking costs as much as writing. 0: none is.
+        reads_all: Whether all of the posts are read all the time.
         survives: Errors after which it connects again.
+        saved: Called with a post, once an edit of it is committed.
         made: How many were committed in the last run.
-        seen: Those that were watched in the last run.
+        seen: Those that were seen in the last run: when each was committed, and milliseconds from then.
+        reads: How many documents were read, in all runs.
+        wrong_reads: How many of them were missing, or went back.
     """
 
     blog: Blog
@@ -101,46 +112,48 @@ class Edits:
     per_second: float
     sight: Sight = "visible"
     watched_of: int = 1
+    reads_all: bool = False
     survives: tuple[type[Exception], ...] = ()
+    saved: Callable[[int], object] = lambda _: None
     made: int = 0
-    seen: list[TimedEdit] = field(default_factory=list)
-    _pending: list[TimedEdit] = field(default_factory=list)
+    seen: list[tuple[float, float]] = field(default_factory=list)
+    reads: int = 0
+    wrong_reads: int = 0
+    _pending: defaultdict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    """By post, when each number that no read has shown yet was committed."""
+    _shown: dict[int, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _is_over: bool = False
     _turn: int = 0
 
-    def go_on(self, *, until: Callable[[], bool]) -> None:
+    def run(self, *, until: Callable[[], bool]) -> None:
         """Edit until told not to, and return when every watched edit has been seen."""
-        self.made, self.seen, self._pending, self._is_over = 0, [], [], False
-        watcher = threading.Thread(target=self._watch, name="lookout")
-        watcher.start()
-        try:
-            while not until():
-                with suppress(*self.survives):
-                    self._edit(until)
-        finally:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify()
-            watcher.join()
-        if self._pending:
-            raise TimeoutError(f"{len(self._pending)} edits are not {self.sight} after {_SEEN_SECONDS:.0f} s")
-
-    def milliseconds(self, seconds: float) -> list[float]:
-        """Edit for so long; from commit until seen, of each watched edit."""
-        self.go_on(until=deadline(seconds))
-        return [edit.milliseconds for edit in self.seen]
+        self.made, self.seen, self._is_over = 0, [], False
+        self._pending.clear()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(self._read)
+            try:
+                while not until():
+                    with suppress(*self.survives):
+                        self._edit(until)
+                    if self.survives:
+                        time.sleep(_RECONNECT_SECONDS)
+            finally:
+                with self._changed:
+                    self._is_over = True
+                    self._changed.notify()
+            reading.result()
 
     def make(self, number: int) -> None:
         """Make so many edits."""
-        self.go_on(until=lambda: self.made == number)
+        self.run(until=lambda: self.made == number)
 
     @contextmanager
     def beside(self) -> Iterator[None]:
         """Edit until the block ends."""
         is_over = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            editing = pool.submit(self.go_on, until=is_over.is_set)
+            editing = pool.submit(self.run, until=is_over.is_set)
             try:
                 yield
             finally:
@@ -148,49 +161,91 @@ class Edits:
             editing.result()
 
     def _edit(self, until: Callable[[], bool]) -> None:
-        run = uuid.uuid4().hex[:8]
-        with psycopg.connect(self.blog.dsn, autocommit=True, connect_timeout=5) as connection:
-            for _, post in zip(paced(self.per_second, until=until), cycle(self.posts), strict=False):
-                mark = f"edit{run}n{self.made}n"
-                connection.execute(self.blog.edit, (f"Post {post} {mark}", post), prepare=True)
+        with psycopg.connect(self.blog.dsn, autocommit=True, connect_timeout=5, application_name=EDITOR) as connection:
+            for _, post in zip(paced(self.per_second), itertools.cycle(self.posts), strict=False):
+                if until():
+                    return
+                number = next(_NUMBERS)
+                connection.execute(self.blog.edit.encode(), (f"{number} Post {post}", post), prepare=True)
                 self.made += 1
                 if self.watched_of and self.made % self.watched_of == 0:
-                    made = TimedEdit(post=post, mark=mark.encode(), committed_at=time.monotonic())
                     with self._changed:
-                        self._pending.append(made)
+                        self._pending[post][number] = time.monotonic()
                         self._changed.notify()
+                self.saved(post)
 
-    def _watch(self) -> None:
-        lookout = Lookout(self.blog, self.blog.alias, self.sight)
-        looked_for_since = time.monotonic()
+    def _read(self) -> None:
+        reader = Reader(self.blog, self.blog.alias, self.sight)
+        seen_at = time.monotonic()
         while wanted := self._wanted():
-            # No edit is looked for until it can be written: shortly before the soonest of the last ones was.
-            soonest = min((edit.milliseconds / 1000 for edit in self.seen[-_LAST:]), default=0.0)
-            oldest = min(edit.committed_at for edit in wanted)
-            time.sleep(max(0.0, oldest + _HOLD * soonest - time.monotonic()))
-            answer = lookout.look([edit.post for edit in wanted])
-            now = time.monotonic()
-            found = [edit for edit in wanted if edit.mark in answer]
-            if found:
-                looked_for_since = now
-            elif now - looked_for_since > _SEEN_SECONDS:
-                return
-            for edit in found:
-                edit.seen_at = now
-            with self._changed:
-                self._pending = [edit for edit in self._pending if not edit.seen_at]
-            self.seen += found
-            time.sleep(_REST_SECONDS[self.sight] * len(wanted))
+            if not self.reads_all:
+                # No edit is looked for until it can be written: shortly before the soonest of the last ones was.
+                soonest = min((milliseconds / 1000 for _, milliseconds in self.seen[-_LAST:]), default=0.0)
+                with self._changed:
+                    oldest = min(min(self._pending[post].values()) for post in wanted)
+                time.sleep(max(0.0, oldest + _HOLD * soonest - time.monotonic()))
+            before = len(self.seen)
+            with suppress(*self.survives):
+                found = reader.read(wanted)
+                now = time.monotonic()
+                with self._changed:
+                    self._note(found, now)
+            if len(self.seen) > before or self.reads_all:
+                seen_at = time.monotonic()
+            elif time.monotonic() - seen_at > _SEEN_SECONDS:
+                raise TimeoutError(f"{len(self._pending)} edits are not {self.sight} after {_SEEN_SECONDS:.0f} s")
+            time.sleep(_REST_SECONDS[self.sight] * min(10, len(wanted)))
 
-    def _wanted(self) -> list[TimedEdit]:
-        """Those that are pending, or some of them in turn if they are many; none if no more will come."""
+    def _note(self, found: dict[int, int], now: float) -> None:
+        for post, number in found.items():
+            self.reads += 1
+            if number == _MISSING or number < self._shown.get(post, _NO_NUMBER):
+                self.wrong_reads += 1
+                continue
+            self._shown[post] = number
+            waiting = self._pending[post]
+            for shown in [other for other in waiting if other <= number]:
+                committed_at = waiting.pop(shown)
+                self.seen.append((committed_at, (now - committed_at) * 1000))
+            if not waiting:
+                del self._pending[post]
+
+    def _wanted(self) -> list[int]:
+        """Posts with pending edits, or some of them in turn if they are many; none once no more will come."""
         with self._changed:
+            if self.reads_all:
+                return [] if self._is_over else list(self.posts)
             self._changed.wait_for(lambda: self._pending or self._is_over)
-            if len(self._pending) <= _LOOK_AT_MAX:
-                return list(self._pending)
+            pending = list(self._pending)
+            if len(pending) <= _LOOK_AT_MAX:
+                return pending
             self._turn += _LOOK_AT_MAX
-            first = self._turn % len(self._pending)
-            return list(islice(cycle(self._pending), first, first + _LOOK_AT_MAX))
+            first = self._turn % len(pending)
+            return list(itertools.islice(itertools.cycle(pending), first, first + _LOOK_AT_MAX))
+
+
+def edited(
+    blog: Blog,
+    per_second: float,
+    seconds: float,
+    *,
+    sight: Sight = "visible",
+    watched_of: int = 1,
+    posts: Sequence[int] = (),
+) -> Run:
+    """Edit posts of the thousand authors for so long, while the process runs that keeps the index."""
+    edits = Edits(blog, posts or blog.others, per_second, sight, watched_of)
+    before, began = blog.cpu_seconds(), time.monotonic()
+    edits.run(until=deadline(seconds))
+    blog.wait_settled()
+    took, used = time.monotonic() - began, blog.cpu_seconds()
+    return Run(
+        documents=edits.made,
+        seconds=took,
+        cpu_seconds={name: spent - before[name] for name, spent in used.items()},
+        peak_bytes=peak_bytes(blog.pid),
+        milliseconds=[milliseconds for _, milliseconds in edits.seen],
+    )
 
 
 class Floor:
@@ -198,30 +253,29 @@ class Floor:
 
     def __init__(self, blog: Blog) -> None:
         index = blog.loaded_like_it("floor")
-        self._lines = next(bodies(blog.bodies)).splitlines(keepends=True)  # a thousand documents, two lines for each
-        self._documents = cycle(zip(self._lines[::2], self._lines[1::2], strict=True))
+        with psycopg.connect(blog.dsn) as postgres:
+            query = documents_query(postgres, blog.select_file)
+            self._rows: list[tuple[str, str]] = postgres.execute(query, (list(range(1, 1001)),)).fetchall()
         self._connections = Connections(blog.endpoints.elasticsearch_url, index)
-        self._lookout = Lookout(blog, index)
+        self._reader = Reader(blog, index)
 
-    def milliseconds(self, seconds: float, *, per_second: float) -> list[float]:
+    def edited(self, per_second: float, seconds: float) -> Run:
         """Write one document at a time at an even pace; from each request to the answer of its GET."""
-        found = []
-        for _ in islice(paced(per_second), int(seconds * per_second)):
-            action, source = next(self._documents)
-            post, mark = int(json.loads(action)["index"]["_id"]), f"floor{uuid.uuid4().hex}"
-            body = action + source.replace(b'"title":"', f'"title":"{mark} '.encode(), 1)
-            began = time.monotonic()
-            self._connections.post(body)
-            while mark.encode() not in self._lookout.look([post]):
+        found, began, rows = [], time.monotonic(), itertools.cycle(self._rows)
+        for _ in itertools.islice(paced(per_second), int(seconds * per_second)):
+            (post, source), number = next(rows), next(_NUMBERS)
+            sent_at = time.monotonic()
+            self._connections.post([(post, source.replace('"title":"', f'"title":"{number} ', 1))])
+            while self._reader.read([int(post)])[int(post)] != number:
                 pass
-            found.append((time.monotonic() - began) * 1000)
-        return found
+            found.append((time.monotonic() - sent_at) * 1000)
+        return Run(documents=len(found), seconds=time.monotonic() - began, milliseconds=found)
 
-    def bulk_milliseconds(self, documents: int) -> list[float]:
-        """What twenty bulk requests of so many documents take, up to 1,000, one after the other."""
-        body, found = b"".join(self._lines[: 2 * documents]), []
+    def bulk_milliseconds(self, documents: int) -> float:
+        """The median of what twenty bulk requests of so many documents take, one after the other."""
+        found = []
         for _ in range(20):
-            began = time.monotonic()
-            self._connections.post(body)
-            found.append((time.monotonic() - began) * 1000)
-        return found
+            sent_at = time.monotonic()
+            self._connections.post(self._rows[:documents])
+            found.append((time.monotonic() - sent_at) * 1000)
+        return median(found)

@@ -3,9 +3,6 @@
 The *bare loop* is the simplest script that loads an index from Postgres. One connection composes 1,000 posts a query,
 as JSON; four plain bulk requests are in flight. It has no versions, does not resume, and misses changes and deletes.
 
-The *ceiling* sends bulk bodies that were built before, as fast as Elasticsearch takes them. The bodies are in one file,
-each after its length, so that a million documents need no more memory than a few bodies.
-
 The *polling loop* is the simplest script that keeps an index: every 50 ms, it reads the posts that say they have
 changed since, composes them, and sends them in one request. It misses deletes, late commits and other tables' changes.
 """
@@ -15,29 +12,20 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
-from threading import Lock, local
+from threading import local
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 
 _IN_FLIGHT, _PAGE = 4, 1000
-_LENGTH_BYTES = 8
-_SOURCE = """
-(SELECT row_to_json(f) FROM (SELECT d.title, d.body, d.tags, d.created, d."user", d.comments) AS f)::text
-"""
 _POLL_SECONDS = 0.05
 _CHANGED = "SELECT id, changed FROM posts WHERE changed > %s ORDER BY changed"
-_DOCUMENTS = "SELECT d._id::text, {source} FROM ({select}) AS d WHERE d._id = ANY (%s)"
-_BODY = """
-SELECT string_agg(format(E'{"index":{"_id":"%%s"}}\n%%s\n', d._id, {source}), '')
-FROM ({select}) AS d
-WHERE d._id BETWEEN %s AND %s
-"""
 
 
 class Connections:
@@ -48,38 +36,39 @@ class Connections:
         self._path = f"/{index}/_bulk?filter_path=errors"
         self._local = local()
 
-    def post(self, body: bytes) -> None:
-        """Send one bulk request, and fail if Elasticsearch refuses any part of it."""
+    def post(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Send ids and documents in one bulk request, and fail if Elasticsearch refuses any part of it."""
         if not hasattr(self._local, "connection"):
             self._local.connection = HTTPConnection(self._address)
         connection: HTTPConnection = self._local.connection
+        body = "".join([f'{{"index":{{"_id":"{id_}"}}}}\n{source}\n' for id_, source in rows]).encode()
         connection.request("POST", self._path, body, {"Content-Type": "application/x-ndjson"})
         answer = connection.getresponse().read()
         if answer != b'{"errors":false}':
             raise RuntimeError(f"Elasticsearch answers {answer[:300]!r}")
 
 
-def _body(rows: list[tuple[str, str]]) -> bytes:
-    return "".join([f'{{"index":{{"_id":"{id_}"}}}}\n{source}\n' for id_, source in rows]).encode()
+def documents_query(postgres: psycopg.Connection[Any], select_file: str | Path) -> bytes:
+    """The query for ids and documents, composed as JSON; the fields are the columns of the SELECT without its id."""
+    select = Path(select_file).read_text()
+    columns = postgres.execute(f"SELECT d.* FROM ({select}) AS d LIMIT 0".encode()).description or ()
+    fields = ", ".join(f'd."{column.name}"' for column in columns if column.name != "_id")
+    source = f"(SELECT row_to_json(f) FROM (SELECT {fields}) AS f)::text"
+    return f"SELECT d._id::text, {source} FROM ({select}) AS d WHERE d._id = ANY (%s)".encode()
 
 
 def bare_loop(dsn: str, url: str, index: str, select_file: str, posts: str) -> None:
     """Write posts to an index, from the first to the last, such as 1-1000."""
     connections = Connections(url, index)
     first, last = map(int, posts.split("-"))
-    query = _DOCUMENTS.format(source=_SOURCE, select=Path(select_file).read_text())
-
-    def send(rows: list[tuple[str, str]]) -> None:
-        connections.post(_body(rows))
-
     with psycopg.connect(dsn, autocommit=True) as postgres, ThreadPoolExecutor(_IN_FLIGHT) as pool:
-        in_flight: deque[Future[None]] = deque()
+        query, in_flight = documents_query(postgres, select_file), deque[Future[None]]()
         for start in range(first, last + 1, _PAGE):
             ids = list(range(start, min(start + _PAGE, last + 1)))
             rows = postgres.execute(query, (ids,), prepare=True).fetchall()
             if len(in_flight) == _IN_FLIGHT:
                 in_flight.popleft().result()
-            in_flight.append(pool.submit(send, rows))
+            in_flight.append(pool.submit(connections.post, rows))
         for future in in_flight:
             future.result()
 
@@ -87,52 +76,15 @@ def bare_loop(dsn: str, url: str, index: str, select_file: str, posts: str) -> N
 def polling_loop(dsn: str, url: str, index: str, select_file: str) -> None:
     """Write the posts that change from now on, until killed."""
     connections = Connections(url, index)
-    query = _DOCUMENTS.format(source=_SOURCE, select=Path(select_file).read_text())
     with psycopg.connect(dsn, autocommit=True, application_name="polling loop") as postgres:
-        since = datetime.now(tz=UTC)
+        query, since = documents_query(postgres, select_file), datetime.now(tz=UTC)
         while True:
             changed = postgres.execute(_CHANGED, (since,), prepare=True).fetchall()
             if changed:
                 since = changed[-1][1]
-                rows = postgres.execute(query, ([id_ for id_, _ in changed],), prepare=True).fetchall()
-                connections.post(_body(rows))
+                ids = [id_ for id_, _ in changed]
+                connections.post(postgres.execute(query, (ids,), prepare=True).fetchall())
             time.sleep(_POLL_SECONDS)
-
-
-def prebuild(dsn: str, select: str, posts: int, file: Path) -> None:
-    """Write the bodies that the ceiling sends."""
-    query = _BODY.replace("{source}", _SOURCE).replace("{select}", select)
-    with psycopg.connect(dsn, autocommit=True) as postgres, file.open("wb") as out:
-        for first in range(1, posts + 1, _PAGE):
-            row = postgres.execute(query, (first, min(first + _PAGE - 1, posts))).fetchone()
-            assert row is not None
-            body = row[0].encode()
-            out.write(len(body).to_bytes(_LENGTH_BYTES) + body)
-
-
-def bodies(file: Path) -> Iterator[bytes]:
-    """What `prebuild` has written, body by body."""
-    with file.open("rb") as built:
-        while length := built.read(_LENGTH_BYTES):
-            yield built.read(int.from_bytes(length))
-
-
-def ceiling(url: str, index: str, file: str, in_flight: str) -> None:
-    """Send all bodies, so many at once."""
-    connections = Connections(url, index)
-    waiting, turn = bodies(Path(file)), Lock()
-
-    def send() -> None:
-        while True:
-            with turn:
-                body = next(waiting, None)
-            if body is None:
-                return
-            connections.post(body)
-
-    with ThreadPoolExecutor(int(in_flight)) as pool:
-        for future in [pool.submit(send) for _ in range(int(in_flight))]:
-            future.result()
 
 
 def command(name: str, *arguments: object) -> list[str]:

@@ -1,4 +1,8 @@
-"""What a benchmark found: figures beside their goals, tables, and the history of kept figures."""
+"""What a benchmark finds: the runs of all contestants, figures beside their goals, and the history of kept figures.
+
+The machine has good and bad minutes, so a ratio is taken within a pass, between runs that followed each other. The
+figure is the median over all passes.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,22 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
-MEGABYTES_MAX = 250
-"""The goal for the daemon's memory."""
-_PAGE = Path(__file__).parent.parent.parent / "docs" / "benchmarks.md"
+PROCESS = "itself"
+"""The name of the measured process, beside the servers."""
+_DAEMON_MEGABYTES_MAX = 250
+_PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 _KEPT_MAX = 20
 _BEGIN, _END = "<!-- the last kept figures: written by the program -->", "<!-- end of the figures -->"
 
@@ -47,57 +55,130 @@ class Figure:
         return {"what": self.what, "value": round(self.value, 4), "unit": self.unit, "goal": goal, "reached": reached}
 
 
-def memory(what: str, peak_bytes: float, *, at_most: float | None = MEGABYTES_MAX) -> Figure:
-    """The figure of a peak of memory."""
-    return Figure(what, peak_bytes / 1e6, unit="MB", at_most=at_most)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one contestant did once.
+
+    Args:
+        documents: How many it wrote; or other pieces of work, such as transactions.
+        cpu_seconds: Processor time by process, its own and the servers'.
+        writes: As Elasticsearch counted them.
+        first_seconds: Until the first write.
+        parts: Seconds of parts of the run that get rows of their own.
+        milliseconds: How long each of several things took.
+    """
+
+    documents: int
+    seconds: float
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+    writes: int = 0
+    first_seconds: float = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    milliseconds: Sequence[float] = ()
+
+    @property
+    def rate(self) -> float:
+        """Documents per second."""
+        return self.documents / self.seconds
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest of `milliseconds`."""
+        return max(self.milliseconds) / 1000
+
+    @property
+    def cores(self) -> float:
+        """Processor seconds a second, of all processes."""
+        return sum(self.cpu_seconds.values()) / self.seconds
+
+    @property
+    def cost(self) -> float:
+        """Milliseconds of processor time for each document, of all processes."""
+        return sum(self.cpu_seconds.values()) * 1000 / self.documents
 
 
 @dataclass(slots=True)
 class Report:
-    """What one benchmark found: figures, a record that is kept beside them, and remarks on this very run."""
+    """What one benchmark found.
+
+    Attributes:
+        runs: Of each contestant, one a pass.
+        rows: Numbers by column, of what is no run.
+        remarks: On this very run.
+    """
 
     about: str = ""
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    rows: dict[str, dict[str, float]] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    _tables: list[Table] = field(default_factory=list)
     _load: float = field(default_factory=lambda: os.getloadavg()[0])  # the work of others shows in every figure
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Add a table; its first column names what each row is of."""
-        made = Table(box=None)
-        for number, column in enumerate(columns):
-            made.add_column(column, justify="right" if number else "left")
-        for row in rows:
-            made.add_row(*row)
-        self._tables.append(made)
+    def add(self, name: str, run: Run) -> None:
+        """Add a run, and its parts; the processor time is known of the whole only."""
+        self.runs.setdefault(name, []).append(run)
+        for part, took in run.parts.items():
+            alone = replace(run, seconds=took, cpu_seconds={}, parts={}, milliseconds=())
+            self.runs.setdefault(f"{name}, {part}", []).append(alone)
 
-    def milliseconds(self, found: Mapping[str, Sequence[float]]) -> None:
-        """Add a table of percentiles, and keep them."""
-        self.record["milliseconds"] = kept = {
-            name: {
-                "count": len(values),
-                **{f"p{percent}": round(percentile(values, percent), 1) for percent in (50, 95, 99)},
-                "max": round(max(values), 1),
-            }
-            for name, values in found.items()
-        }
-        columns = ("milliseconds", "count", "p50", "p95", "p99", "max")
-        self.table(columns, [[name, *map(str, row.values())] for name, row in kept.items()])
+    # Figures
+
+    def of(self, name: str, what: str = "rate") -> float:
+        """The median of an attribute of the runs."""
+        return float(median(getattr(run, what) for run in self.runs[name]))
+
+    def ratio(
+        self,
+        name: str,
+        reference: str,
+        *,
+        by: str = "rate",
+        called: str = "",
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> Figure:
+        """One contestant beside another, within each pass."""
+        pairs = zip(self.runs[name], self.runs[reference], strict=True)
+        value = median(getattr(run, by) / getattr(other, by) for run, other in pairs)
+        return Figure(called or f"{name} / {reference}", value, at_least=at_least, at_most=at_most)
+
+    def percentile(self, name: str, percent: float) -> float:
+        """The milliseconds that so many percent do not exceed, over all passes."""
+        return percentile(chain(*(run.milliseconds for run in self.runs[name])), percent)
+
+    def peak_bytes(self, *names: str) -> int:
+        """The most memory in any of these runs."""
+        return max(run.peak_bytes for name in names for run in self.runs[name])
+
+    def memory(self, *names: str, called: str = "", at_most: float | None = _DAEMON_MEGABYTES_MAX) -> Figure:
+        """The peak of memory of these runs, by default called by the first of them."""
+        what = called or f"peak memory of {names[0]}"
+        return Figure(what, self.peak_bytes(*names) / 1e6, unit="MB", at_most=at_most)
+
+    # Showing and keeping
 
     def show(self, name: str, console: Console) -> None:
-        """Print the tables, and the figures beside their goals."""
+        """Print a table of all runs and rows, and the figures beside their goals."""
         console.print(f"\n[bold]{name}[/bold]: {self.about}", highlight=False)
-        figures = Table(box=None, show_header=False)
+        rows = self._rows()
+        columns = list(dict.fromkeys(chain(*rows.values())))
+        table, figures = Table(box=None), Table(box=None, show_header=False)
+        table.add_column()
+        for column in columns:
+            table.add_column(column, justify="right")
+        for what, row in rows.items():
+            cells = [median(value) if isinstance(value := row.get(column), list) else value for column in columns]
+            table.add_row(escape(what), *("" if cell is None else _with_unit(cell, "") for cell in cells))
         for figure in self.figures:
-            *cells, verdict = _cells(figure.as_json())
-            figures.add_row(*cells, verdict, style={"reached": "green", "missed": "red"}.get(verdict))
-        console.print(*self._tables, figures, sep="\n")
+            *texts, verdict = _cells(figure.as_json())
+            figures.add_row(*texts, verdict, style={"reached": "green", "missed": "red"}.get(verdict))
+        console.print(*([table] if rows else []), figures, sep="\n")
         for remark in self.remarks:
             console.print(f"  {remark}", highlight=False, markup=False)
 
     def as_json(self) -> dict[str, Any]:
-        """What is kept: the figures, when, and on what."""
+        """What is kept: the figures, when, on what, and each run."""
         return {
             "measured_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
             "cpus": os.cpu_count(),
@@ -106,8 +187,29 @@ class Report:
             "about": self.about,
             "figures": [figure.as_json() for figure in self.figures],
             "remarks": self.remarks,
-            **self.record,
+            "rows": self._rows(),
         }
+
+    def _rows(self) -> dict[str, Mapping[str, Any]]:
+        """Numbers by column of all runs and rows; of the runs a list, one a pass."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for name, runs in self.runs.items():
+            columns: dict[str, list[float]] = {
+                "documents": [run.documents for run in runs],
+                "documents/s": [round(run.rate, 1) for run in runs],
+                "seconds": [round(run.seconds, 2) for run in runs],
+                "writes": [run.writes for run in runs],
+                "peak MB": [round(run.peak_bytes / 1e6) for run in runs],
+            }
+            for process in runs[0].cpu_seconds:
+                key = f"{process}, CPU ms/1,000"
+                columns[key] = [round(run.cpu_seconds[process] * 1e6 / run.documents, 1) for run in runs]
+            timed = [run.milliseconds for run in runs if run.milliseconds]
+            columns |= {
+                f"p{percent} ms": [round(percentile(found, percent), 1) for found in timed] for percent in (50, 99, 100)
+            }
+            found[name] = {column: values for column, values in columns.items() if any(values)}
+        return found | self.rows
 
 
 def keep(name: str, found: dict[str, Any]) -> None:

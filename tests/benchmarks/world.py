@@ -1,88 +1,119 @@
-"""The worlds that are measured: servers, a blog of N posts in Postgres and in an index, and its daemon."""
+"""The world that is measured: servers, posts in Postgres and in an index, and a daemon; and how it is changed."""
 
 from __future__ import annotations
 
 import json
-import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import psutil
 import psycopg
 from elasticsearch import Elasticsearch
 
 from syncer.elasticsearch.indices import GC_DELETES_SECONDS
-from syncer.jobs import model
 from syncer.monitoring import status
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.sandbox.servers import PostgresServer
-from tests.benchmarks import contest, references
-from tests.benchmarks.contest import PROCESS, Contest, Run, in_turns, run_command
-from tests.benchmarks.report import Report, SkippedError, say
-from tests.benchmarks.writes import sampled
+from tests.benchmarks import gauges, references
+from tests.benchmarks.report import PROCESS, Report, Run, say
 from tests.support import preloaded
-from tests.support.world import BLOG_SCHEMA, Daemon, World
+from tests.support.world import BLOG_SCHEMA, World
 
-WAYS: Mapping[str, Mapping[str, str]] = {"with Kafka": {}, "without Kafka": {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": ""}}
-"""The ways to run syncer, and the environment of its commands and daemons in each."""
-LARGE_AUTHOR, MIDDLE_AUTHOR = 1001, 1002
+WAYS = {"without Kafka": False, "with Kafka": True}
+"""The ways to run syncer: whether its daemons and commands use Kafka."""
+SCHEMAS = Path(__file__).parent / "schemas"
+LARGE_AUTHOR, MIDDLE_AUTHOR, SMALL_AUTHOR = 1001, 1002, 1
+SMALL = 20
+"""How many posts each of the thousand authors has in a crowded blog."""
+EDITOR = "editor"
+"""The name of sessions that edit: what they use is not the cost of keeping an index."""
+ONE_TRANSACTION = "UPDATE posts SET title = 'Post ' || id || ' {token}' WHERE id <= {posts}"
+TRANSACTION_EACH = """
+DO $$ BEGIN
+    FOR n IN 1..{posts} LOOP
+        UPDATE posts SET title = 'Post ' || id || ' {token}' WHERE id = n;
+        COMMIT;
+    END LOOP;
+END $$
+"""
+RENAME = "UPDATE users SET name = %s WHERE id = %s"
+_SPREAD = "UPDATE posts SET title = 'Post ' || id || ' ' || %s WHERE id = ANY (%s)"
 _MIDDLE, _OTHERS = 5_000, 20_000
-_DATA = Path(__file__).with_name("data.sql")
-_MERGE_SECONDS, _SETTLE_SECONDS = 1800, 600.0
+_MERGE_SECONDS, _SETTLE_SECONDS, _END_SECONDS = 1800, 600.0, 120.0
 _QUIET = {"SYNCER_LOG_LEVEL": "info"}  # a daemon logs each batch in tests only
-_SESSIONS = """
+_SESSIONS = f"""
 SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND application_name NOT IN ('', 'pgbench')
+WHERE datname = current_database() AND backend_type IN ('client backend', 'walsender')
+    AND application_name NOT IN ('{EDITOR}', 'pgbench') AND pid <> pg_backend_pid()
 """
 _JOB_SECONDS = """
 SELECT extract(epoch FROM finished_at - created_at)::float8 FROM syncer.job WHERE kind = %s ORDER BY id DESC LIMIT 1
 """
-_World = TypeVar("_World", bound=World)
+
+
+def token() -> str:
+    """A word that no document has yet."""
+    return f"t{uuid.uuid4().hex}"
 
 
 @dataclass(kw_only=True)
 class Blog(World):
-    """Posts in the tables of ``syncer/demo/blog.sql``, the document ``config/documents/blogpost``, and its daemon.
+    """Posts in tables, the document ``blogpost``, and the process that keeps its index: a daemon, once it is started.
 
     Of so many posts, the first `large` ones are of `LARGE_AUTHOR`, and the next `middle` ones of `MIDDLE_AUTHOR`. The
     others are dealt out among a thousand authors.
+
+    Args:
+        schema: A folder of `SCHEMAS`: data, and how applications change them. The blog's tables and its document are
+            those that are shipped.
     """
 
+    schema: str = "blog"
     posts: int = 0
     large: int = 0
     middle: int = 0
     is_preloaded: bool = False
     edit: str = "UPDATE posts SET title = %s WHERE id = %s"
-    running: Daemon | None = None
+    process: subprocess.Popen[bytes] | preloaded.Command | None = None
+    title: str = "syncer"
 
     @property
-    def others(self) -> range:
-        """The posts of the thousand authors."""
-        return range(self.large + self.middle + 1, self.posts + 1)
+    def others(self) -> list[int]:
+        """The posts of the thousand authors, in any order."""
+        posts = range(self.large + self.middle + 1, self.posts + 1)
+        return random.sample(posts, len(posts))
 
     @property
-    def bodies(self) -> Path:
-        """What the ceiling sends."""
-        return self.folder / "bodies"
+    def select_file(self) -> Path:
+        """The document's SELECT."""
+        return self.document_folder / "select.sql"
 
     def load(self) -> None:
         """Fill the tables, put the document active, and write every document once."""
-        say(f"making a blog of {self.posts:,} posts")
+        say(f"making {self.posts:,} posts: {self.schema}")
+        folder = SCHEMAS / self.schema
         self.make()
-        self.sql(BLOG_SCHEMA.read_text())
-        data = _DATA.read_text()
+        for name in ("select.sql", "index.json"):
+            if (folder / name).exists():
+                shutil.copy(folder / name, self.document_folder / name)
+        schema = folder / "schema.sql"
+        self.sql((schema if schema.exists() else BLOG_SCHEMA).read_text())
+        data = (folder / "data.sql").read_text()
         for name in ("posts", "large", "middle"):
             data = data.replace(f":{name}", str(getattr(self, name)))
         self.sql(data)
-        references.prebuild(self.dsn, (self.document_folder / "select.sql").read_text(), self.posts, self.bodies)
         self.command("migrate")
         self.command("apply", "--yes")
 
@@ -92,122 +123,51 @@ class Blog(World):
         with Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=_MERGE_SECONDS) as client:
             yield client
 
-    # Runs, each in a process of its own
-
-    def command(self, *arguments: str) -> Run:
-        """A command of syncer, with no daemon beside it."""
-        command = [sys.executable, "-m", "syncer", *arguments]
-        return run_command(command, self.posts, sandbox=self.sandbox, environment=self.environment)
-
-    def job_seconds(self, kind: str) -> float:
-        """From when the last job of that kind was created until its last chunk was done."""
-        return float(self.sql(_JOB_SECONDS, kind)[0][0])
-
-    def bare_loop(self, index: str, *, first: int = 1, last: int | None = None) -> Run:
-        """The bare loop over these posts, by default over all, into a settled index."""
-        self.settle(index)
-        last = last or self.posts
-        where = (self.dsn, self.endpoints.elasticsearch_url, index, self.document_folder / "select.sql")
-        command = references.command("bare_loop", *where, f"{first}-{last}")
-        return run_command(command, last - first + 1, sandbox=self.sandbox)
-
-    def ceiling(self, index: str, *, in_flight: int = 4) -> Run:
-        """The ceiling, into a settled index."""
-        self.settle(index)
-        command = references.command("ceiling", self.endpoints.elasticsearch_url, index, self.bodies, in_flight)
-        return run_command(command, self.posts, sandbox=self.sandbox)
-
-    # Its daemon
-
-    @property
-    def process(self) -> subprocess.Popen[bytes] | preloaded.Command | None:
-        """What writes its index, if it was started."""
-        return self.running.process if self.running else None
+    # The process that keeps the index
 
     @property
     def pid(self) -> int | None:
-        """Its number."""
+        """Its number, if it was started."""
         return self.process.pid if self.process else None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
     def start(self, *, program: tuple[str, ...] = ("syncer",), environment: Mapping[str, str] | None = None) -> None:
-        """Start a daemon, unless one runs; another program may run it in its own way."""
-        if self.running is None:
-            self.running = self.daemon(program=program, environment={**_QUIET, **(environment or {})})
+        """Start it, unless it runs; another program may run a daemon in its own way."""
+        if not self.is_running:
+            self.process = self.daemon(program=program, environment={**_QUIET, **(environment or {})}).process
 
-    def restart(self) -> None:
-        """Start another daemon in place of one that has ended."""
-        self.running = self.daemon(environment=_QUIET)
-
-    def start_idle(self, *, environment: Mapping[str, str] | None = None) -> None:
-        """Start a daemon, let it write something, and wait until nothing is on its way."""
-        self.start(environment=environment)
+    def start_idle(self) -> None:
+        """Start it, let it write something, and wait until nothing is on its way."""
+        self.start()
         self.sql("UPDATE posts SET title = title || ' ' WHERE id = %s", self.posts)
         self.wait_settled()
 
-    def stop(self, *, kill: bool = False) -> int:
-        """Stop the daemon, if one runs, or kill it; the most memory that it had."""
-        if self.running is None:
-            return 0
-        peak, daemon, self.running = contest.peak_bytes(self.pid), self.running, None
-        if kill:
-            daemon.kill()
-        elif daemon.stop() != 0:
-            raise RuntimeError(f"The daemon failed: {daemon.log_file.read_text()[-2000:]}")
-        return peak
-
-    def end(self) -> None:
-        """Kill the daemon, if one runs."""
-        self.stop(kill=True)
+    def stop(self, *, kill: bool = False) -> None:
+        """Stop it, or kill it, if it was started."""
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        if process.wait(_END_SECONDS) and not kill:
+            raise RuntimeError(f"It failed: {self.last_words()}")
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What the process has used so far, and the servers for it: of Postgres, its sessions only."""
+        """What it has used so far, and the servers for it: of Postgres, its sessions; Kafka, if it uses Kafka."""
         sessions = 0.0
         for (pid,) in self.sql(_SESSIONS):
             with suppress(psutil.NoSuchProcess):
-                sessions += contest.cpu_seconds(pid)
-        servers = contest.server_seconds(self.sandbox)
-        return {PROCESS: contest.cpu_seconds(self.pid), **servers, "Postgres": sessions}
-
-    def measured(
-        self,
-        work: Callable[[], object],
-        documents: int,
-        *,
-        then: Callable[[], object] = lambda: None,
-        settled: Callable[[], bool] | None = None,
-    ) -> Run:
-        """Do something that makes the process write so many documents, and measure until the last is written.
-
-        Args:
-            work: Time counts from its end, the commit; if it starts the process, from its beginning.
-            documents: The least number of writes.
-            then: What else to do once time counts.
-            settled: Whether nothing is on its way; by default as the daemon says.
-        """
-        is_running, before = self.pid is not None, contest.cpu_seconds(self.pid)
-        with (
-            contest.servers_measured(self.sandbox) as used,
-            sampled(self.endpoints.elasticsearch_url, self.alias) as writes,
-        ):
-            began = time.monotonic()
-            work()
-            began = time.monotonic() if is_running else began
-            then()
-            span = writes.wait(documents, settled=settled or self.is_settled)
-        assert self.pid is not None
-        return Run(
-            documents=documents,
-            seconds=span.last_at - began,
-            cpu_seconds={PROCESS: contest.cpu_seconds(self.pid) - before, **used},
-            peak_bytes=contest.peak_bytes(self.pid),
-            writes=span.writes,
-            first_seconds=span.first_at - began,
-        )
+                sessions += gauges.cpu_seconds(pid)
+        servers = gauges.server_seconds(self.sandbox)
+        used = {PROCESS: gauges.cpu_seconds(self.pid), **servers, "Postgres": sessions}
+        return {name: seconds for name, seconds in used.items() if name != "Kafka" or self.uses_kafka}
 
     def has_no_job(self) -> bool:
         """Whether no job is left to be done."""
-        with self.connect() as connection:
-            return not model.unfinished(connection)
+        return not self.sql("SELECT FROM syncer.job WHERE finished_at IS NULL")
 
     def is_settled(self) -> bool:
         """Whether every change is done: nothing waits in the outbox, in the topic, or in a job."""
@@ -222,6 +182,105 @@ class Blog(World):
             if time.monotonic() > deadline:
                 raise TimeoutError("The daemon does not come to the end of its work")
             time.sleep(0.1)
+
+    # Runs
+
+    def command(self, *arguments: str, part: str = "", kind: str = "initial_load") -> Run:
+        """A command of syncer, with no daemon beside it; a part of it is what its job takes."""
+        self.stop()
+        command = [sys.executable, "-m", "syncer", *arguments]
+        run = gauges.run_command(command, self.posts, sandbox=self.sandbox, environment=self.environment)
+        return replace(run, parts={part: float(self.sql(_JOB_SECONDS, kind)[0][0])}) if part else run
+
+    def bare_loop(self, index: str, *, first: int = 1, last: int | None = None) -> Run:
+        """The bare loop over these posts, by default over all, into a settled index, with no daemon beside it."""
+        self.stop()
+        self.settle(index)
+        last = last or self.posts
+        where = (self.dsn, self.endpoints.elasticsearch_url, index, self.select_file)
+        command = references.command("bare_loop", *where, f"{first}-{last}")
+        return gauges.run_command(command, last - first + 1, sandbox=self.sandbox)
+
+    def filled(self) -> Run:
+        """Fill a new index."""
+        return self.command("index", "rebuild", "blogpost", part="filling")
+
+    def measured(self, work: Callable[[], float], documents: int, *, settled: Callable[[], bool] | None = None) -> Run:
+        """Do something that makes the process write so many documents, and measure until the last is written.
+
+        Args:
+            work: Returns since when time counts, by the clock of `time.monotonic`.
+            documents: The least number of writes.
+            settled: What must hold besides; by default nothing.
+        """
+        before = gauges.cpu_seconds(self.pid)
+        with (
+            gauges.servers_measured(self.sandbox) as used,
+            gauges.writes_sampled(self.endpoints.elasticsearch_url, self.alias) as writes,
+        ):
+            began = work()
+            writes.wait(documents, settled=lambda: self.is_settled() and (settled is None or settled()))
+        return Run(
+            documents=documents,
+            seconds=writes.last_at - began,
+            cpu_seconds={PROCESS: gauges.cpu_seconds(self.pid) - before, **used},
+            peak_bytes=gauges.peak_bytes(self.pid),
+            writes=writes.made,
+            first_seconds=writes.first_at - began,
+        )
+
+    def drained(self, change: str = ONE_TRANSACTION) -> Run:
+        """Change the large author's posts while the process does not run; from its start to the last document."""
+        word = token()
+        self.stop()
+        self.settle()
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = off")  # how long this takes is not measured
+            connection.execute(change.format(token=word, posts=self.large).encode())
+            connection.execute("VACUUM ANALYZE posts")
+            connection.execute("CHECKPOINT")
+
+        def start() -> float:
+            began = time.monotonic()
+            self.start()
+            return began
+
+        run = self.measured(start, self.large, settled=lambda: self.count(match={"title": word}) == self.large)
+        self.stop()
+        return replace(run, parts={"once it writes": run.seconds - run.first_seconds})
+
+    def renamed(self, author: int = LARGE_AUTHOR, posts: int = 0, *, times: int = 1) -> Run:
+        """Rename an author so many times, one transaction right after the other, while the process is idle.
+
+        From the first commit to the last document; every document must show the last name.
+        """
+        posts, names = posts or self.large, [token() for _ in range(times)]
+        self.settle()
+        self.start_idle()
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+
+            def rename() -> float:
+                connection.execute(RENAME, (names[0], author))
+                began = time.monotonic()
+                for name in names[1:]:
+                    connection.execute(RENAME, (name, author))
+                return began
+
+            return self.measured(rename, posts, settled=lambda: self.count(match={"user.name": names[-1]}) == posts)
+
+    def scattered(self, changes: int) -> Run:
+        """Change posts that are spread over all, in one transaction, while the process is idle."""
+        word, posts = token(), random.sample(range(1, self.posts + 1), changes)
+        self.settle()
+        self.start_idle()
+
+        def change() -> float:
+            self.sql(_SPREAD, word, posts)
+            return time.monotonic()
+
+        run = self.measured(change, changes, settled=lambda: self.count(match={"title": word}) == changes)
+        self.stop()
+        return run
 
     # Indices
 
@@ -238,7 +297,7 @@ class Blog(World):
     def loaded_like_it(self, name: str) -> str:
         """Such an index with every document, for a reference that overwrites."""
         index = self.index_like_it(name)
-        self.ceiling(index)
+        self.bare_loop(index)
         return index
 
     def settle(self, index: str | None = None) -> None:
@@ -262,74 +321,39 @@ class Blog(World):
         if found not in (0, self.posts):
             raise RuntimeError(f"{index} has {found:,} documents, not {self.posts:,}")
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute("VACUUM ANALYZE users, posts, comments")
+            for (table,) in self.sql("SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'"):
+                connection.execute(f"VACUUM ANALYZE {table}".encode())
             connection.execute("CHECKPOINT")
 
     def count(self, **query: Any) -> int:
         """How many documents a search finds once everything that is written can be found."""
         with self.elasticsearch() as client:
             client.indices.refresh(index=self.alias)
-            return int(client.count(index=self.alias, query=query).body["count"])
+            return int(client.count(index=self.alias, query=query or {"match_all": {}}).body["count"])
 
-    def check(self, documents: int, **query: Any) -> None:
-        """Fail unless a search finds so many documents."""
-        if (found := self.count(**query)) != documents:
-            raise RuntimeError(f"{found:,} documents show the change, not {documents:,}")
+    def wrong(self) -> set[str]:
+        """The ids of documents that are missing, wrong, or too many.
 
-
-@dataclass(kw_only=True)
-class Peer(Blog):
-    """A program that does syncer's work, on a copy of a blog's tables in a database without syncer."""
-
-    launched: subprocess.Popen[bytes] | None = None
-
-    @classmethod
-    def of(cls, blog: Blog, *, name: str = "") -> Self:
-        """The copy; its database ends with the server, and its index with the blog."""
-        name = f"{blog.name}_{name or cls.__name__.lower()}"
-        peer = cls(sandbox=blog.sandbox, endpoints=blog.endpoints, folder=blog.folder, name=name)
-        peer.posts, peer.large = blog.posts, blog.large
-        with psycopg.connect(blog.endpoints.postgres_dsn, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{blog.name}"')
-        peer.sql("DROP SCHEMA syncer CASCADE")
-        return peer
-
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """What writes its index, if it was started."""
-        return self.launched
-
-    def launch(
-        self,
-        command: list[str],
-        environment: Mapping[str, str],
-        *,
-        cwd: Path | None = None,
-        is_ready: Callable[[], bool],
-        seconds: float,
-    ) -> None:
-        """Start it, and return once it is ready."""
-        log_file, deadline = self.folder / f"{self.name}.log", time.monotonic() + seconds
-        with log_file.open("ab") as log:
-            self.launched = process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                cwd=cwd or self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+        A document is right whatever the order of its arrays is, and whatever fields it has besides. None of something
+        may be NULL or an empty array.
+        """
+        expected, held = self.expected(), self.held()
+        return {
+            id_
+            for id_ in expected.keys() | held.keys()
+            if id_ not in expected
+            or id_ not in held
+            or any(
+                _comparable(name, held[id_].get(name)) != _comparable(name, value)
+                for name, value in expected[id_].items()
             )
-        while not is_ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SkippedError(f"{type(self).__name__} does not start: {log_file.read_text()[-1500:]}")
-            time.sleep(0.05)
+        }
 
-    def end(self) -> None:
-        """End it, if it runs."""
-        if self.launched is not None:
-            self.launched.terminate()
-            self.launched.wait()
-            self.launched = None
+
+def _comparable(name: str, value: Any) -> Any:
+    if name == "created":
+        return datetime.fromisoformat(value)
+    return sorted(json.dumps(part, sort_keys=True) for part in value) if isinstance(value, list) else value or []
 
 
 @dataclass
@@ -338,10 +362,10 @@ class Bench:
 
     sandbox: Sandbox
     endpoints: Endpoints
-    posts: int = 100_000
-    passes: int = 3
-    seconds: float = 30
-    way: str = "with Kafka"
+    posts: int
+    passes: int
+    seconds: float
+    to: int
     report: Report = field(default_factory=Report)
     _made: ExitStack = field(default_factory=ExitStack)
 
@@ -352,57 +376,36 @@ class Bench:
 
     @cached_property
     def crowded(self) -> Blog:
-        """One author has so many posts, another 5,000, and others share 20,000."""
+        """One author has so many posts, another 5,000, and a thousand share 20,000."""
         posts = self.posts + _MIDDLE + _OTHERS
         return self._made.enter_context(self.blog(posts=posts, large=self.posts, middle=_MIDDLE))
 
     @contextmanager
-    def blog(self, *, posts: int, large: int = 0, middle: int = 0) -> Iterator[Blog]:
-        """A blog that is dropped at the end."""
-        with self.world(Blog, posts=posts, large=large, middle=middle) as blog:
-            blog.load()
-            yield blog
-
-    @contextmanager
-    def world(self, kind: type[_World], **arguments: Any) -> Iterator[_World]:
-        """A world with nothing in it, which is dropped at the end."""
+    def blog(self, *, posts: int, **more: Any) -> Iterator[Blog]:
+        """A blog that is dropped at the end; without posts, there is nothing in it."""
         with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-            world = kind(self.sandbox, self.endpoints, Path(folder), is_preloaded=False, **arguments)
-            world.worker_settings |= WAYS[self.way]
+            blog = Blog(sandbox=self.sandbox, endpoints=self.endpoints, folder=Path(folder), posts=posts, **more)
             try:
-                yield world
+                if posts:
+                    blog.load()
+                yield blog
             finally:
-                world.unmake()
+                blog.unmake()
 
-    @contextmanager
-    def logical(self, postgres_of: Callable[[Path], PostgresServer]) -> Iterator[Bench]:
-        """The same with a Postgres of its own, with ``wal_level = logical``, made for the folder of a sandbox."""
-        with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-            Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-            sandbox = Sandbox(Path(folder))
-            sandbox.postgres = postgres = postgres_of(sandbox.folder)
-            sandbox.kafka, sandbox.elasticsearch = self.sandbox.kafka, self.sandbox.elasticsearch
-            postgres.settings |= {"wal_level": "logical", "max_wal_size": "2GB"}
-            postgres.start()
-            try:
-                endpoints = replace(self.endpoints, postgres_dsn=postgres.address)
-                yield replace(self, sandbox=sandbox, endpoints=endpoints, _made=ExitStack())
-            finally:
-                postgres.stop()
-
-    def contest(self, contestants: Mapping[str, Callable[[], Run]], about: str = "") -> Contest:
-        """Let all contestants run in turns, and report the runs if told what this is about.
+    def contest(self, about: str, contestants: Mapping[str, Callable[[], Run]], *, passes: int | None = None) -> Report:
+        """Let all contestants run once in a pass; the order turns round from pass to pass.
 
         What a contestant does before its run is not timed.
         """
-        runs: dict[str, list[Run]] = {}
-        for name, found in in_turns(contestants, self.passes).items():
-            runs[name] = found
-            for part in found[0].parts:  # the processor time is known of the whole only
-                runs[f"{name}, {part}"] = [replace(run, seconds=run.parts[part], cpu_seconds={}) for run in found]
-        if about:
-            Contest(runs).enter(self.report, f"{about}; median of {self.passes}")
-        return Contest(runs)
+        passes, order = passes or self.passes, list(contestants.items())
+        for number in range(passes):
+            for name, run in order:
+                found = run()
+                self.report.add(name, found)
+                say(f"pass {number + 1} of {passes}: {name} {found.rate:,.0f}/s, {found.seconds:.2f} s")
+            order.reverse()
+        self.report.about = f"{about}; median of {passes}"
+        return self.report
 
     def close(self) -> None:
         """Drop the blogs that were made."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.benchmarks import contest
+from tests.benchmarks import gauges
 from tests.soak.record import Record
 from tests.support import preloaded
 from tests.support.world import Daemon, World
@@ -110,7 +110,7 @@ class Fleet:
                         self._daemons.remove(daemon)
                     else:
                         with suppress(OSError):
-                            self._record.note_memory(contest.peak_bytes(daemon.process.pid))
+                            self._record.note_memory(gauges.peak_bytes(daemon.process.pid))
                 while len(self._daemons) < SIZE:
                     self._daemons.append(self._start())
 

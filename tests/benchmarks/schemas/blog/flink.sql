@@ -1,29 +1,19 @@
 -- The blog as a job of Flink SQL. Flink has no other way to give a document its id than a column of the document.
-SET 'execution.target' = 'local';
-SET 'table.dml-sync' = 'true';
-SET 'parallelism.default' = '1';
-SET 'table.local-time-zone' = 'UTC';
-SET 'execution.buffer-timeout.interval' = '5 ms';
-SET 'execution.checkpointing.interval' = '5s';
-SET 'execution.checkpointing.dir' = 'file://{folder}/checkpoints';
--- With a parallelism of one, changes of a key cannot overtake each other. AUTO, the default, writes twice as often.
-SET 'table.exec.sink.upsert-materialize' = 'NONE';
-
 CREATE TABLE users (id BIGINT, name STRING, PRIMARY KEY (id) NOT ENFORCED)
-WITH ({source}, 'table-name' = 'users', 'slot.name' = 'flink_users', 'debezium.publication.name' = 'flink_users');
+WITH ({source}, 'table-name' = 'users', 'slot.name' = '{slot}users', 'debezium.publication.name' = 'flink_users');
 
 -- The connector cannot read arrays: "Unsupported type: ARRAY<STRING>". As text, {{a,b}} arrives as [a, b].
 CREATE TABLE posts (
     id BIGINT, user_id BIGINT, title STRING, body STRING, tags STRING, created TIMESTAMP_LTZ(6),
     PRIMARY KEY (id) NOT ENFORCED
 )
-WITH ({source}, 'table-name' = 'posts', 'slot.name' = 'flink_posts', 'debezium.publication.name' = 'flink_posts');
+WITH ({source}, 'table-name' = 'posts', 'slot.name' = '{slot}posts', 'debezium.publication.name' = 'flink_posts');
 
 CREATE TABLE comments (
     id BIGINT, post_id BIGINT, name STRING, `comment` STRING, age SMALLINT, stars SMALLINT, `date` DATE,
     PRIMARY KEY (id) NOT ENFORCED
 )
-WITH ({source}, 'table-name' = 'comments', 'slot.name' = 'flink_comments',
+WITH ({source}, 'table-name' = 'comments', 'slot.name' = '{slot}comments',
     'debezium.publication.name' = 'flink_comments');
 
 CREATE TABLE documents (

@@ -1,0 +1,141 @@
+"""What processes use, and when an index was written, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from syncer.sandbox import Sandbox
+from tests.benchmarks.report import PROCESS, Run
+
+_LOOK_SECONDS, _WRITES_LOOK_SECONDS, _THINK_SECONDS = 0.01, 0.02, 0.1
+_QUIET_SECONDS, _STUCK_SECONDS = 0.5, 300.0
+_KILOBYTE = 1024
+
+
+def run_command(
+    command: list[str], documents: int, *, sandbox: Sandbox, environment: Mapping[str, str] | None = None
+) -> Run:
+    """Run a command to its end, in a process of its own."""
+    with servers_measured(sandbox) as used:
+        began = time.monotonic()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=Path.cwd())
+        peak = 0
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            peak = max(peak, peak_bytes(process.pid))
+            time.sleep(_LOOK_SECONDS)
+        seconds = time.monotonic() - began
+    _, status, own = ended
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    cpu = {PROCESS: own.ru_utime + own.ru_stime, **used}
+    return Run(documents=documents, seconds=seconds, cpu_seconds=cpu, peak_bytes=peak)
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """Processor seconds used so far by a process and everything that it has started; 0 if there is none."""
+    if pid is None:
+        return 0
+    root = psutil.Process(pid)
+    times = root.cpu_times()
+    total = times.user + times.system + times.children_user + times.children_system
+    for child in root.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            total += sum(child.cpu_times()[:2])
+    return total
+
+
+def peak_bytes(pid: int | None) -> int:
+    """The most memory that a process has had; 0 if there is none.
+
+    `os.wait4` would count the process that it was forked from.
+    """
+    if pid is None:
+        return 0
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) * _KILOBYTE for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def server_seconds(sandbox: Sandbox) -> dict[str, float]:
+    """Processor seconds used so far by each server that runs, also for others that use the sandbox."""
+    return {server.name: cpu_seconds(server.pid) for server in sandbox.servers if server.is_running()}
+
+
+@contextmanager
+def servers_measured(sandbox: Sandbox) -> Iterator[dict[str, float]]:
+    """What each server uses until the block ends; the dict is filled then."""
+    used: dict[str, float] = {}
+    before = server_seconds(sandbox)
+    yield used
+    used |= {name: seconds - before[name] for name, seconds in server_seconds(sandbox).items()}
+
+
+class Writes:
+    """When an index was written: Elasticsearch's own count of writes, sampled every 20 ms. `writes_sampled` makes it.
+
+    Attributes:
+        first_at: When the first write was seen, by the clock of `time.monotonic`.
+        last_at: When the last one was.
+        made: How many there were.
+    """
+
+    def __init__(self, url: str, index: str) -> None:
+        self._connection = HTTPConnection(urlsplit(url).netloc)
+        self._path = f"/{index}/_stats/indexing?filter_path=_all.primaries.indexing.index_total"
+        self._before = self._total()
+        self.first_at = self.last_at = time.monotonic()
+        self.made = 0
+
+    def _total(self) -> int:
+        self._connection.request("GET", self._path)
+        return int(json.loads(self._connection.getresponse().read())["_all"]["primaries"]["indexing"]["index_total"])
+
+    def sample(self, is_over: threading.Event) -> None:
+        """Sample until told to stop."""
+        while not is_over.wait(_WRITES_LOOK_SECONDS):
+            if (made := self._total() - self._before) != self.made:
+                self.last_at = time.monotonic()
+                self.first_at = self.first_at if self.made else self.last_at
+                self.made = made
+        self._connection.close()
+
+    def wait(self, documents: int, *, settled: Callable[[], bool], quiet_seconds: float = _QUIET_SECONDS) -> None:
+        """Return once so many documents are written and nothing follows.
+
+        Args:
+            documents: The least number of writes.
+            settled: Whether nothing is on its way; asked only when writes have ceased.
+            quiet_seconds: For how long they must have; 0 if something else writes meanwhile.
+        """
+        began = time.monotonic()
+        while True:
+            quiet = time.monotonic() - max(began, self.last_at)
+            if self.made >= documents and quiet >= quiet_seconds and settled():
+                return
+            if quiet > _STUCK_SECONDS:
+                raise TimeoutError(f"{self.made:,} documents were written, not {documents:,}, or not as they should be")
+            time.sleep(_THINK_SECONDS if quiet_seconds else _LOOK_SECONDS)
+
+
+@contextmanager
+def writes_sampled(url: str, index: str) -> Iterator[Writes]:
+    """Sample an index's writes until the block ends; the first sample is taken before it begins."""
+    writes, is_over = Writes(url, index), threading.Event()
+    thread = threading.Thread(target=writes.sample, args=(is_over,), name="writes")
+    thread.start()
+    try:
+        yield writes
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,0 +1,337 @@
+"""Programs that do syncer's work, on copies of its tables on the same machine, set up as their documentation says.
+
+PGSync runs in its WAL mode, since its default mode needs one more server, Redis. (With Redis it is faster where every
+change is a transaction of its own, and slower to show a single change.) That mode writes nothing but changes, so it is
+filled by a change of every post. Its Postgres decodes as text: the sandbox's lacks the plugin for that; one that the
+system has installed usually has it.
+
+Flink runs a job of Flink SQL in one process, as its SQL client starts it on one machine. Its settings make it quick: a
+parallelism of one, a flush every 20 ms and a look at the log every 10 ms (by default 1 s and 500 ms). A job that starts
+anew loads all tables again, so syncer and a peer are measured one after the other, each beside the bare loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Self
+from urllib.parse import urlsplit
+
+import psycopg
+
+from syncer.sandbox import Sandbox
+from syncer.sandbox.cache import Cache
+from syncer.sandbox.servers import PostgresServer
+from tests.benchmarks import flink_jars, references
+from tests.benchmarks.edits import OFTEN, edited
+from tests.benchmarks.report import Figure, Run, SkippedError, say
+from tests.benchmarks.world import SCHEMAS, Bench, Blog
+from tests.support.world import Daemon
+
+PGSYNC_VERSION = "7.3.0"
+_POSTS_MAX = 20_000
+_DEBIANS_FOLDERS = "usr/lib/postgresql/*/bin"
+_HAS_SLOT = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+_FORGET = """
+SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) FROM pg_replication_slots
+WHERE database = current_database() AND NOT active
+"""
+_POLLS = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'polling loop'"
+
+
+@dataclass(kw_only=True)
+class Peer(Blog):
+    """A program that does syncer's work, on a copy of a blog's tables in a database without syncer."""
+
+    uses_kafka: bool = False
+    works: ClassVar[Sequence[str]] = ()
+    """What of a `Blog` it can be measured at."""
+
+    @classmethod
+    @contextmanager
+    def of(cls, blog: Blog) -> Iterator[Self]:
+        """The copy, which is dropped at the end."""
+        name = f"{blog.name}_{cls.__name__.lower()}"
+        peer = cls(sandbox=blog.sandbox, endpoints=blog.endpoints, folder=blog.folder, name=name, title=cls.__name__)
+        peer.schema, peer.posts, peer.large = blog.schema, blog.posts, blog.large
+        with psycopg.connect(blog.endpoints.postgres_dsn, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{blog.name}"'.encode())
+        peer.sql("DROP SCHEMA syncer CASCADE")
+        try:
+            yield peer
+        finally:
+            peer.unmake()
+
+    def is_settled(self) -> bool:
+        """It does not say: it has settled when its writes end."""
+        return True
+
+    def start_idle(self) -> None:
+        """Start it, unless it runs."""
+        self.start()
+
+    def launch(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        cwd: Path | None = None,
+        is_ready: Callable[[], bool],
+        seconds: float,
+    ) -> None:
+        """Start a process, and return once it is ready."""
+        log_file, deadline = self.folder / f"{self.name}.log", time.monotonic() + seconds
+        with log_file.open("ab") as log:
+            self.process = process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                cwd=cwd or self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.daemons.append(Daemon(process=process, log_file=log_file))
+        while not is_ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SkippedError(f"{self.title} does not start: {log_file.read_text()[-1500:]}")
+            time.sleep(0.05)
+
+    def stop(self, *, kill: bool = True) -> None:
+        """Kill it, if it runs: how a peer ends is not measured."""
+        super().stop(kill=kill)
+
+
+class PollingLoop(Peer):
+    """The polling loop, on tables in which each edit says when it was made."""
+
+    edit: str = "UPDATE posts SET title = %s, changed = clock_timestamp() WHERE id = %s"
+
+    def start(self, **_: object) -> None:
+        """Start the loop."""
+        self.sql("ALTER TABLE posts ADD changed timestamptz")
+        self.sql("CREATE INDEX ON posts (changed)")
+        self.sql("ANALYZE posts")
+        where = (self.dsn, self.endpoints.elasticsearch_url, self.loaded_like_it("polled"), self.select_file)
+        command = references.command("polling_loop", *where)
+        self.launch(command, {}, cwd=Path.cwd(), is_ready=lambda: bool(self.sql(_POLLS)), seconds=30)
+
+
+class PGSync(Peer):
+    """PGSync in its WAL mode."""
+
+    works: ClassVar[Sequence[str]] = ("drain", "rename")
+    is_made: bool = False
+
+    @staticmethod
+    def program() -> Path:
+        """Its command, installed into the sandbox's cache once, in an environment of its own: it pins what it uses."""
+        folder = Cache().folder / f"pgsync-{PGSYNC_VERSION}"
+        if not (folder / "complete").exists():
+            say(f"installing PGSync {PGSYNC_VERSION}")
+            for command in (
+                [sys.executable, "-m", "venv", "--clear", str(folder)],
+                [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"pgsync=={PGSYNC_VERSION}"],
+            ):
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise SkippedError(f"PGSync cannot be installed here: {done.stderr.strip()[-300:]}")
+            (folder / "complete").touch()
+        return folder / "bin" / "pgsync"
+
+    def filled(self) -> Run:
+        """Make its slot and its index, and change every post."""
+        self.start()
+
+        def change() -> float:
+            began = time.monotonic()
+            self.sql("UPDATE posts SET body = body || ' '")
+            return began
+
+        return self.measured(change, self.posts)
+
+    def settle(self, index: str | None = None) -> None:
+        """As ever; what its slot holds back is forgotten."""
+        if not self.is_running:
+            self.sql(_FORGET)
+        super().settle(index)
+
+    def start(self, **_: object) -> None:
+        """Start it, unless it runs, and return once it has its slot and its index. A slot in the making counts, too."""
+        if self.is_running:
+            return
+        file = self.folder / "pgsync.json"
+        nodes = json.loads((SCHEMAS / self.schema / "pgsync.json").read_text())
+        file.write_text(json.dumps([{"database": self.name, "index": self.alias, "nodes": nodes}]))
+        postgres, elasticsearch = urlsplit(self.dsn), urlsplit(self.endpoints.elasticsearch_url)
+        environment = {
+            "PG_HOST": str(postgres.hostname),
+            "PG_PORT": str(postgres.port),
+            "PG_USER": str(postgres.username),
+            "ELASTICSEARCH_HOST": str(elasticsearch.hostname),
+            "ELASTICSEARCH_PORT": str(elasticsearch.port),
+            "CHECKPOINT_PATH": str(self.folder),
+        }
+        slot = re.sub(r"\W+", "", f"{self.name}_{self.alias}", flags=re.ASCII)
+
+        def is_ready() -> bool:
+            with self.elasticsearch() as client:
+                has_index = bool(client.indices.exists(index=self.alias))
+            return has_index and self.sql(_HAS_SLOT, slot) == [(True,)]
+
+        command = [str(self.program()), "--config", str(file), "--wal", *([] if self.is_made else ["--bootstrap"])]
+        self.launch(command, environment, is_ready=is_ready, seconds=60)
+        self.is_made = True
+
+
+class Flink(Peer):
+    """A job of Flink SQL."""
+
+    works: ClassVar[Sequence[str]] = ("rename",)
+
+    def filled(self) -> Run:
+        """From the start of the process until every document is right; the index has the document's id as a field."""
+        for (table,) in self.sql("SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'"):
+            self.sql(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+        index = self.index_like_it("documents")
+        with self.elasticsearch() as client:
+            client.indices.put_mapping(index=index, properties={"id": {"type": "long"}})
+            client.indices.put_alias(index=index, name=self.alias)
+
+        def start() -> float:
+            began = time.monotonic()
+            self.start()
+            return began
+
+        return self.measured(start, self.posts, settled=lambda: not self.wrong())
+
+    def start(self, **_: object) -> None:
+        """Start it, unless it runs, from its last checkpoint if there is one; return once it writes."""
+        if self.is_running:
+            return
+        kept = [file.parent for file in (self.folder / "checkpoints").glob("*/chk-*/_metadata")]
+        newest = max(kept, key=lambda folder: folder.stat().st_mtime, default=None)
+        postgres, sql = urlsplit(self.dsn), self.folder / "flink.sql"
+        source = f"""
+            'connector' = 'postgres-cdc', 'hostname' = '{postgres.hostname}', 'port' = '{postgres.port}',
+            'username' = '{postgres.username}', 'password' = '', 'database-name' = '{self.name}',
+            'schema-name' = 'public', 'decoding.plugin.name' = 'pgoutput',
+            'scan.incremental.snapshot.enabled' = 'true', 'debezium.poll.interval.ms' = '10',
+            'debezium.publication.autocreate.mode' = 'filtered'
+        """
+        values = {
+            "folder": self.folder,
+            "source": source.strip(),
+            "slot": f"{self.name}_",
+            "elasticsearch": self.endpoints.elasticsearch_url,
+            "index": self.alias,
+        }
+        recovery = f"SET 'execution.state-recovery.path' = 'file://{newest}';\n" if newest else ""
+        parts = (SCHEMAS / "flink.sql", SCHEMAS / self.schema / "flink.sql")
+        sql.write_text(recovery + "\n".join(part.read_text().format(**values) for part in parts))
+        (self.folder / "config.yaml").write_text(f"io.tmp.dirs: {self.folder}\n")
+        environment = {"FLINK_CONF_DIR": str(self.folder), "ELASTIC_CLIENT_APIVERSIONING": "true"}
+        command = [*flink_jars.java_command(), str(sql)]
+        self.launch(command, environment, is_ready=lambda: self.count() > 0, seconds=600)
+
+
+class _SystemPostgres(PostgresServer):
+    """The newest Postgres of this machine that has the plugin ``test_decoding``, with a data folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        on_path = shutil.which("pg_config")
+        found = [Path(on_path).resolve().parent] if on_path else []
+        found += sorted(Path("/").glob(_DEBIANS_FOLDERS), key=lambda programs: int(programs.parent.name), reverse=True)
+        for self._programs in found:
+            library = _asked(self._programs, "--pkglibdir")
+            if (self._programs / "initdb").exists() and (Path(library) / "test_decoding.so").exists():
+                break
+        else:
+            raise SkippedError("a Postgres with the plugin test_decoding is not installed here")
+        version = _asked(self._programs, "--version").split()[1].partition(".")[0]
+        super().__init__(folder, Cache(), version=version)
+        self.settings |= {"wal_level": "logical", "max_wal_size": "2GB"}
+
+    @property
+    def server_bin_folder(self) -> Path:
+        """Where its programs are."""
+        return self._programs
+
+
+def _asked(programs: Path, what: str) -> str:
+    """What a Postgres says of itself."""
+    command = [str(programs / "pg_config"), what]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@contextmanager
+def logical(bench: Bench) -> Iterator[Bench]:
+    """The same with a Postgres of its own that has what peers need."""
+    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        sandbox = Sandbox(Path(folder))
+        sandbox.postgres = postgres = _SystemPostgres(sandbox.folder)
+        sandbox.kafka, sandbox.elasticsearch = bench.sandbox.kafka, bench.sandbox.elasticsearch
+        postgres.start()
+        try:
+            yield replace(bench, sandbox=sandbox, endpoints=replace(bench.endpoints, postgres_dsn=postgres.address))
+        finally:
+            postgres.stop()
+
+
+def pgsync(bench: Bench) -> Iterator[Figure]:
+    """PGSync on the same work: first fill, waiting changes, a rename, and single edits; if it can be installed."""
+    PGSync.program()
+    yield from _beside(bench, PGSync, f"PGSync {PGSYNC_VERSION}, WAL mode")
+
+
+def flink(bench: Bench) -> Iterator[Figure]:
+    """Flink SQL on the same work: first fill, rename, and single edits."""
+    flink_jars.java_command()
+    yield from _beside(bench, Flink, f"Flink {flink_jars.VERSION}, postgres-cdc {flink_jars.CDC_VERSION}")
+
+
+def _beside(bench: Bench, kind: type[Peer], title: str) -> Iterator[Figure]:
+    posts, report = min(bench.posts, _POSTS_MAX), bench.report
+    with (
+        logical(bench) as own,
+        own.blog(posts=posts + posts // 4, large=posts) as blog,
+        kind.of(blog) as peer,
+    ):
+        bare, names = blog.loaded_like_it("bare"), (blog.title, peer.title)
+        for contestant in (blog, peer):
+            name = contestant.title
+            works: dict[str, Callable[[], Run]] = {"drain": contestant.drained, "rename": contestant.renamed}
+            own.contest("", {f"{name}, first fill": contestant.filled}, passes=1)
+            own.contest(
+                f"{title}; {posts:,} posts are changed, and their author is renamed",
+                {f"{name}, {work}": works[work] for work in kind.works}
+                | {f"bare loop beside {name}": partial(blog.bare_loop, bare, last=posts)},
+            )
+            contestant.start_idle()
+            edited(contestant, OFTEN, 1)  # what is done for the first time is not measured
+            own.contest(report.about, {f"{name}, edits": partial(edited, contestant, OFTEN, bench.seconds)}, passes=1)
+            contestant.stop()
+    for work in ("first fill", *kind.works):
+        yield report.ratio(f"{names[0]}, {work}", f"{names[1]}, {work}")
+    for name in names:
+        for work in kind.works:
+            yield report.ratio(f"{name}, {work}", f"bare loop beside {name}")
+        for percent in (50, 99):
+            value = report.percentile(f"{name}, edits", percent)
+            yield Figure(f"{name}: commit to visible, {OFTEN}/s, p{percent}", value, unit="ms")
+        yield Figure(f"{name}: processor time of an edit, servers too", report.of(f"{name}, edits", "cost"), unit="ms")
+        measured = [run for run in report.runs if run.startswith(f"{name}, ")]
+        yield report.memory(
+            *measured, called=f"peak memory of {name}", **({} if name == "syncer" else {"at_most": None})
+        )

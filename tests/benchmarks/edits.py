@@ -15,25 +15,22 @@ import itertools
 import json
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal
 from urllib.parse import urlsplit
 
 import psycopg
 
 from tests.benchmarks.gauges import peak_bytes
-from tests.benchmarks.references import Connections, documents_query
 from tests.benchmarks.report import Run
 from tests.benchmarks.world import EDITOR, Blog
 
 OFTEN = 50
 """How many edits a second are usual here."""
-_LOOK_AT_MAX = 32
+_LOOK_AT_MAX = 100
 _REST_SECONDS = {"visible": 0.001, "searchable": 0.005}
 _LAST, _HOLD = 20, 0.8
 _SEEN_SECONDS, _RECONNECT_SECONDS = 120.0, 0.05
@@ -57,36 +54,6 @@ def deadline(seconds: float) -> Callable[[], bool]:
     """Whether so much time has passed from now."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
-
-
-class Reader:
-    """Reads documents by their ids, in one request on a kept connection."""
-
-    def __init__(self, blog: Blog, index: str, sight: Sight = "visible") -> None:
-        self._connection = http.client.HTTPConnection(urlsplit(blog.endpoints.elasticsearch_url).netloc)
-        self._is_realtime = sight == "visible"
-        path = "_mget?" if self._is_realtime else f"_search?size={_LOOK_AT_MAX}&"
-        self._path = f"/{index}/{path}_source_includes=title"
-
-    def read(self, posts: Sequence[int]) -> dict[int, int]:
-        """The number in the title of each post that Elasticsearch answers for."""
-        ids = [str(post) for post in posts]
-        body = {"ids": ids} if self._is_realtime else {"query": {"ids": {"values": ids}}}
-        try:
-            self._connection.request("POST", self._path, json.dumps(body), {"Content-Type": "application/json"})
-            answer = json.loads(self._connection.getresponse().read())
-        except (OSError, http.client.HTTPException):
-            self._connection.close()
-            raise
-        found = answer.get("docs", []) if self._is_realtime else answer["hits"]["hits"]
-        return {int(document["_id"]): _number(document) for document in found if "error" not in document}
-
-
-def _number(document: dict[str, dict[str, str]]) -> int:
-    if "_source" not in document:
-        return _MISSING
-    first = document["_source"].get("title", "").partition(" ")[0]
-    return int(first) if first.isdigit() else _NO_NUMBER
 
 
 @dataclass(slots=True)
@@ -119,12 +86,11 @@ class Edits:
     seen: list[tuple[float, float]] = field(default_factory=list)
     reads: int = 0
     wrong_reads: int = 0
-    _pending: defaultdict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    _pending: dict[int, dict[int, float]] = field(default_factory=dict)
     """By post, when each number that no read has shown yet was committed."""
     _shown: dict[int, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _is_over: bool = False
-    _turn: int = 0
 
     def run(self, *, until: Callable[[], bool]) -> None:
         """Edit until told not to, and return when every watched edit has been seen."""
@@ -170,58 +136,74 @@ class Edits:
                 self.made += 1
                 if self.watched_of and self.made % self.watched_of == 0:
                     with self._changed:
-                        self._pending[post][number] = time.monotonic()
+                        self._pending.setdefault(post, {})[number] = time.monotonic()
                         self._changed.notify()
                 self.saved(post)
 
     def _read(self) -> None:
-        reader = Reader(self.blog, self.blog.alias, self.sight)
+        connection = http.client.HTTPConnection(urlsplit(self.blog.endpoints.elasticsearch_url).netloc)
         seen_at = time.monotonic()
         while wanted := self._wanted():
             if not self.reads_all:
                 # No edit is looked for until it can be written: shortly before the soonest of the last ones was.
                 soonest = min((milliseconds / 1000 for _, milliseconds in self.seen[-_LAST:]), default=0.0)
                 with self._changed:
-                    oldest = min(min(self._pending[post].values()) for post in wanted)
+                    oldest = min(self._pending[wanted[0]].values())
                 time.sleep(max(0.0, oldest + _HOLD * soonest - time.monotonic()))
             before = len(self.seen)
-            with suppress(*self.survives):
-                found = reader.read(wanted)
-                now = time.monotonic()
-                with self._changed:
-                    self._note(found, now)
+            try:
+                found = self._look(connection, [str(post) for post in wanted])
+            except self.survives:
+                connection.close()
+            else:
+                self._note(found)
             if len(self.seen) > before or self.reads_all:
                 seen_at = time.monotonic()
             elif time.monotonic() - seen_at > _SEEN_SECONDS:
                 raise TimeoutError(f"{len(self._pending)} edits are not {self.sight} after {_SEEN_SECONDS:.0f} s")
             time.sleep(_REST_SECONDS[self.sight] * min(10, len(wanted)))
 
-    def _note(self, found: dict[int, int], now: float) -> None:
-        for post, number in found.items():
-            self.reads += 1
-            if number == _MISSING or number < self._shown.get(post, _NO_NUMBER):
-                self.wrong_reads += 1
-                continue
-            self._shown[post] = number
-            waiting = self._pending[post]
-            for shown in [other for other in waiting if other <= number]:
-                committed_at = waiting.pop(shown)
-                self.seen.append((committed_at, (now - committed_at) * 1000))
-            if not waiting:
-                del self._pending[post]
+    def _look(self, connection: http.client.HTTPConnection, ids: list[str]) -> dict[int, int]:
+        """The number in the title of each post that Elasticsearch answers for."""
+        is_search = self.sight == "searchable"
+        body = {"query": {"ids": {"values": ids}}} if is_search else {"ids": ids}
+        path = f"/{self.blog.alias}/{f'_search?size={len(ids)}&' if is_search else '_mget?'}_source_includes=title"
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", path, json.dumps(body), headers)
+        answer = json.loads(connection.getresponse().read())
+        documents = answer["hits"]["hits"] if is_search else answer.get("docs", [])
+        return {int(document["_id"]): _number(document) for document in documents if "error" not in document}
+
+    def _note(self, found: dict[int, int]) -> None:
+        now = time.monotonic()
+        with self._changed:
+            for post, number in found.items():
+                self.reads += 1
+                if number == _MISSING or number < self._shown.get(post, _NO_NUMBER):
+                    self.wrong_reads += 1
+                    continue
+                self._shown[post] = number
+                waiting = self._pending.get(post, {})
+                for shown in [other for other in waiting if other <= number]:
+                    committed_at = waiting.pop(shown)
+                    self.seen.append((committed_at, (now - committed_at) * 1000))
+                if not waiting:
+                    self._pending.pop(post, None)
 
     def _wanted(self) -> list[int]:
-        """Posts with pending edits, or some of them in turn if they are many; none once no more will come."""
+        """Posts with pending edits, the oldest first, at most so many; none once no more will come."""
         with self._changed:
             if self.reads_all:
                 return [] if self._is_over else list(self.posts)
             self._changed.wait_for(lambda: self._pending or self._is_over)
-            pending = list(self._pending)
-            if len(pending) <= _LOOK_AT_MAX:
-                return pending
-            self._turn += _LOOK_AT_MAX
-            first = self._turn % len(pending)
-            return list(itertools.islice(itertools.cycle(pending), first, first + _LOOK_AT_MAX))
+            return list(self._pending)[:_LOOK_AT_MAX]
+
+
+def _number(document: dict[str, dict[str, str]]) -> int:
+    if "_source" not in document:
+        return _MISSING
+    first = document["_source"].get("title", "").partition(" ")[0]
+    return int(first) if first.isdigit() else _NO_NUMBER
 
 
 def edited(
@@ -246,36 +228,3 @@ def edited(
         peak_bytes=peak_bytes(blog.pid),
         milliseconds=[milliseconds for _, milliseconds in edits.seen],
     )
-
-
-class Floor:
-    """What Elasticsearch alone takes: bare bulk requests to an index that holds as many documents as syncer's."""
-
-    def __init__(self, blog: Blog) -> None:
-        index = blog.loaded_like_it("floor")
-        with psycopg.connect(blog.dsn) as postgres:
-            query = documents_query(postgres, blog.select_file)
-            self._rows: list[tuple[str, str]] = postgres.execute(query, (list(range(1, 1001)),)).fetchall()
-        self._connections = Connections(blog.endpoints.elasticsearch_url, index)
-        self._reader = Reader(blog, index)
-
-    def edited(self, per_second: float, seconds: float) -> Run:
-        """Write one document at a time at an even pace; from each request to the answer of its GET."""
-        found, began, rows = [], time.monotonic(), itertools.cycle(self._rows)
-        for _ in itertools.islice(paced(per_second), int(seconds * per_second)):
-            (post, source), number = next(rows), next(_NUMBERS)
-            sent_at = time.monotonic()
-            self._connections.post([(post, source.replace('"title":"', f'"title":"{number} ', 1))])
-            while self._reader.read([int(post)])[int(post)] != number:
-                pass
-            found.append((time.monotonic() - sent_at) * 1000)
-        return Run(documents=len(found), seconds=time.monotonic() - began, milliseconds=found)
-
-    def bulk_milliseconds(self, documents: int) -> float:
-        """The median of what twenty bulk requests of so many documents take, one after the other."""
-        found = []
-        for _ in range(20):
-            sent_at = time.monotonic()
-            self._connections.post(self._rows[:documents])
-            found.append((time.monotonic() - sent_at) * 1000)
-        return median(found)

@@ -13,19 +13,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from elasticsearch import ConflictError, Elasticsearch
-from elasticsearch.helpers import bulk, scan
 
 from syncer.base.retry import Backoff
 from syncer.demo.guide import schema
 from syncer.locks import Edit, HeldLocks, Locks
 from tests.benchmarks.edits import deadline
 from tests.benchmarks.report import Figure, Run
-from tests.benchmarks.world import Bench
+from tests.benchmarks.world import Bench, Blog
 from tests.support.locking import EXAMPLES, FILES_INDEX
 from tests.support.world import wait_until
 
@@ -40,7 +38,7 @@ _KINDS: dict[str, Callable[[Locks], AbstractContextManager[HeldLocks]]] = {
 _BARE = "a document, created and deleted"
 _FILES_MAX, _BYTES = 10_000, 1000
 _WRITER_BEGINS_SECONDS, _GIVE_UP_SECONDS = 0.1, 180.0
-_LOCKED, _SYNCER, _ALONE = "under the tree lock", "with syncer", "by scan and bulk alone"
+_LOCKED, _SYNCER = "under the tree lock", "with syncer"
 _DATA = """
 INSERT INTO directories (id, parent_id, name) VALUES (1, NULL, ''), (2, 1, 'before');
 INSERT INTO directories (id, parent_id, name) SELECT 100 + n, 2, n::text FROM generate_series(0, 9) AS n;
@@ -62,22 +60,32 @@ def locks(bench: Bench) -> Iterator[Figure]:
                 for owners in _OWNERS
             }
             bench.contest(about, turns, passes=1)
-        with _locked(client, files) as locked, _relational(bench, files) as relational:
-            report = bench.contest(
-                about,
-                {
-                    _ALONE: partial(_scan_and_bulk, client, locked.alias, files),
-                    _LOCKED: partial(_renamed, client, locked, files),
-                    _SYNCER: partial(_renamed, client, relational, files),
-                },
+        with bench.blog(posts=0) as world, _index(client, FILES_INDEX) as copy:
+            alias = _with_files(world, files)
+            client.reindex(source={"index": alias}, dest={"index": copy}, refresh=True)
+            holders = [Locks(client, owner=owner, index=f"{copy}-locks") for owner in ("directory", "file")]
+            example: dict[str, Any] = {"Edit": Edit, "Elasticsearch": Elasticsearch, "Locks": Locks}
+            for text in EXAMPLES[1:]:
+                exec(text, example)  # noqa: S102 - the functions of docs/locks.md
+            under_lock = (
+                partial(example["rename_directory"], holders[0], client, copy),
+                partial(example["rename_file"], holders[1], client, copy, "100"),
             )
+            by_update = (
+                lambda _, path: world.sql("UPDATE directories SET name = %s WHERE id = 2", path[1:]),
+                partial(world.sql, "UPDATE files SET name = %s WHERE id = 100"),
+            )
+            contestants: dict[str, Callable[[], Run]] = {
+                _LOCKED: partial(_renamed, client, copy, files, *under_lock),
+                _SYNCER: partial(_renamed, client, alias, files, *by_update),
+            }
+            report = bench.contest(about, contestants)
     report.remarks.append(f"{_BARE}: as the guide's global lock, which does not notice a dead holder")
     for kind in _KINDS:
         yield report.ratio(f"{kind}, 1", f"{_BARE}, 1", called=f"{kind}: turns/s of one owner / bare")
         for owners in _OWNERS[1:]:
             called = f"{kind}: turns/s of {owners} who want it / of one"
             yield report.ratio(f"{kind}, {owners}", f"{kind}, 1", called=called)
-    yield report.ratio(_LOCKED, _ALONE, by="seconds", called=f"{files:,} files: {_LOCKED} / {_ALONE}")
     asked_of = {
         "until every file shows it": "seconds",
         "who renames the directory waits": "first_seconds",
@@ -131,69 +139,25 @@ def _create_and_delete(client: Elasticsearch, index: str) -> None:
     client.delete(index=index, id="lock")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """A way to rename: a directory, from one path to another; and a file in it, to another name."""
-
-    alias: str
-    rename: Callable[[str, str], object]
-    rename_file: Callable[[str], object]
-
-
-@contextmanager
-def _locked(client: Elasticsearch, files: int) -> Iterator[_Way]:
-    """Files in an index without a database, renamed under the tree lock by the functions of ``docs/locks.md``."""
-    example: dict[str, Any] = {"Edit": Edit, "Elasticsearch": Elasticsearch, "Locks": Locks}
-    for text in EXAMPLES[1:]:
-        exec(text, example)  # noqa: S102 - the functions of docs/locks.md
-    with _index(client, FILES_INDEX) as alias:
-        actions = (
-            {
-                "_index": alias,
-                "_id": str(number),
-                "_source": {"contents": "x" * _BYTES, "name": f"{number}.txt", "path": f"/before/{number % 10}"},
-                "version": 1,
-                "version_type": "external",
-            }
-            for number in range(files)
-        )
-        bulk(client, actions, refresh=True)
-        owners = [Locks(client, owner=owner, index=f"{alias}-locks") for owner in ("directory", "file")]
-        yield _Way(
-            alias=alias,
-            rename=partial(example["rename_directory"], owners[0], client, alias),
-            rename_file=partial(example["rename_file"], owners[1], client, alias, "0"),
-        )
+def _with_files(world: Blog, files: int) -> str:
+    """Put files in Postgres, with syncer behind them; where searches find them."""
+    world.make()
+    world.use("file")
+    world.sql(schema("filesystem"))
+    world.sql(_DATA.format(files=files, bytes=_BYTES))
+    for command in (["migrate"], ["apply", "--yes"]):
+        world.syncer(*command).check_returncode()
+    world.start()
+    return world.alias_of("file")
 
 
-@contextmanager
-def _relational(bench: Bench, files: int) -> Iterator[_Way]:
-    """Files in Postgres, with syncer behind it: to rename is to update one row."""
-    with bench.blog(posts=0) as world:
-        world.make()
-        world.use("file")
-        world.sql(schema("filesystem"))
-        world.sql(_DATA.format(files=files, bytes=_BYTES))
-        for command in (["migrate"], ["apply", "--yes"]):
-            world.syncer(*command).check_returncode()
-        world.start()
-        rename = partial(world.sql, "UPDATE directories SET name = %s WHERE id = 2")
-        yield _Way(
-            alias=world.alias_of("file"),
-            rename=lambda _, destination: rename(destination.removeprefix("/")),
-            rename_file=partial(world.sql, "UPDATE files SET name = %s WHERE id = 100"),
-        )
-
-
-def _scan_and_bulk(client: Elasticsearch, index: str, files: int) -> Run:
-    """Nothing but scan and bulk, as the guide does it; here each file becomes what it is."""
-    began = time.monotonic()
-    hits = scan(client, index=index, query={"query": {"prefix": {"path": "/"}}}, size=500)
-    bulk(client, ({"_index": index, "_id": hit["_id"], "_source": hit["_source"]} for hit in hits), refresh=True)
-    return Run(documents=files, seconds=time.monotonic() - began)
-
-
-def _renamed(client: Elasticsearch, way: _Way, files: int) -> Run:
+def _renamed(
+    client: Elasticsearch,
+    index: str,
+    files: int,
+    rename: Callable[[str, str], object],
+    rename_file: Callable[[str], object],
+) -> Run:
     """Rename, and rename back; the times are of the first, and of who renames a file again and again meanwhile."""
     waits: list[float] = []
     is_shown = threading.Event()
@@ -202,27 +166,27 @@ def _renamed(client: Elasticsearch, way: _Way, files: int) -> Run:
         time.sleep(_WRITER_BEGINS_SECONDS)
         while not (is_shown.is_set() and waits):
             began = time.monotonic()
-            way.rename_file(uuid.uuid4().hex)
+            rename_file(uuid.uuid4().hex)
             waits.append((time.monotonic() - began) * 1000)
 
     def wait_until_shown(path: str) -> None:
         """Return once searches find every file below a path."""
 
         def is_done() -> bool:
-            client.indices.refresh(index=way.alias)
-            return bool(client.count(index=way.alias, query={"term": {"path.tree": path}})["count"] == files)
+            client.indices.refresh(index=index)
+            return bool(client.count(index=index, query={"term": {"path.tree": path}})["count"] == files)
 
         wait_until(is_done, what="the rename is done", seconds=_GIVE_UP_SECONDS)
 
     writer = threading.Thread(target=rename_a_file)
     began = time.monotonic()
     writer.start()
-    way.rename("/before", "/after")
+    rename("/before", "/after")
     blocked = time.monotonic() - began
     wait_until_shown("/after")
     took = time.monotonic() - began
     is_shown.set()
     writer.join()
-    way.rename("/after", "/before")
+    rename("/after", "/before")
     wait_until_shown("/before")
     return Run(documents=files, seconds=took, first_seconds=blocked, milliseconds=waits)

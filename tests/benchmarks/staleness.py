@@ -19,15 +19,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 import elasticsearch
 import psycopg
 
-from syncer.sandbox import Sandbox
 from tests.benchmarks import flink_jars
 from tests.benchmarks.edits import Edits
 from tests.benchmarks.peers import PGSYNC_VERSION, Flink, Peer, PGSync, logical
@@ -67,22 +65,22 @@ class Contestant:
     """A process that keeps an index, beside the application or as a part of it; and the application, random writers."""
 
     blog: Blog
-    saved: Callback | None = None
-    """What the application calls after each commit, if it keeps the index itself."""
     writers: subprocess.Popen[bytes] | None = None
     _seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def index(self) -> list[str]:
-        """How callbacks find the index and the document."""
-        return [self.blog.endpoints.elasticsearch_url, self.blog.alias, str(self.blog.select_file)]
+    def __post_init__(self) -> None:
+        """Connect the application to the index, if it keeps that by itself."""
+        where = [self.blog.endpoints.elasticsearch_url, self.blog.alias, str(self.blog.select_file)]
+        self.index = where if isinstance(self.blog, Callbacks) else []
+        """Where the application keeps an index by itself, if it does."""
+        self.saved: Callback = callbacks(self.blog.dsn, *self.index) if self.index else lambda *_: None
 
     def start_writers(self) -> None:
         """Start the random writers."""
         changes = SCHEMAS / self.blog.schema / "changes.yaml"
         command = [sys.executable, "-m", "tests.benchmarks.random_writers", self.blog.dsn, str(changes)]
-        command += [str(next(self._seeds)), *(self.index if self.saved else [])]
+        command += [str(next(self._seeds)), *self.index]
         with (self.blog.folder / "writers.log").open("ab") as log:
             self.writers = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -97,7 +95,7 @@ class Contestant:
 
     def kill(self) -> None:
         """SIGKILL; `revive` starts it again."""
-        process = self.writers if self.saved else self.blog.process
+        process = self.writers if self.index else self.blog.process
         assert process is not None
         process.kill()
         process.wait()
@@ -112,25 +110,6 @@ class Contestant:
             with suppress(SkippedError, AssertionError, *_UNANSWERED):
                 self.blog.start()
 
-    def note_saved(self, post: int) -> None:
-        """Called once a post is saved."""
-        if self.saved is not None:
-            self.saved(OF_POST, {"post": post})
-
-    def disturbances(self, servers: Sandbox) -> dict[str, Sequence[Callable[[], object]]]:
-        """What is done after a third of the time, and after two thirds."""
-
-        def restart_postgres() -> None:
-            servers.postgres.stop()
-            servers.postgres.start()
-
-        return {
-            "none": [],
-            "killed twice": [self.kill, self.kill],
-            "Elasticsearch away": [servers.elasticsearch.stop, servers.elasticsearch.start],
-            "Postgres restarted": [restart_postgres],
-        }
-
     @contextmanager
     def written(self) -> Iterator[Edits]:
         """Write and watch meanwhile; whatever ends is started again until the contestant has come to rest."""
@@ -140,7 +119,7 @@ class Contestant:
             _EDITS_PER_SECOND,
             reads_all=True,
             survives=_UNANSWERED,
-            saved=self.note_saved,
+            saved=lambda post: self.saved(OF_POST, {"post": post}),
         )
         is_over = threading.Event()
         reviving = threading.Thread(target=self.revive, args=(is_over,))
@@ -183,25 +162,30 @@ class Contestant:
         if wrong := self.wrong():
             touch = "UPDATE posts SET body = body || '.' WHERE id = ANY(%s::bigint[]) RETURNING id"
             for (post,) in self.blog.sql(touch, list(wrong)):
-                self.note_saved(post)
+                self.saved(OF_POST, {"post": post})
             self.wait_until_right()
         return self.wrong()
 
 
 def staleness(bench: Bench) -> Iterator[Figure]:
     """Documents that are wrong for good after kills, restarts and concurrent changes: syncer, and its peers."""
-    names: dict[str, None] = {}
-    report = bench.report
+    names, report = [], bench.report
     with logical(bench) as own:
         for schema in _SCHEMAS:
             with own.blog(posts=_POSTS, schema=schema) as original:
-                for name, make in _contestants(own, original).items():
-                    with ExitStack() as stack:
-                        try:
-                            _try(f"{schema}, {name}", stack.enter_context(make()), own)
-                            names[f"{schema}, {name}"] = None
-                        except SkippedError as error:
-                            report.remarks.append(f"{schema}, {name} is left out: {error}")
+                syncers = {
+                    f"syncer {way}": own.blog(posts=_POSTS, schema=schema, uses_kafka=uses_kafka)
+                    for way, uses_kafka in WAYS.items()
+                }
+                peers = {"PGSync, WAL mode": PGSync, "Flink SQL": Flink, "callbacks": Callbacks}
+                made = {**syncers, **{name: kind.of(original) for name, kind in peers.items()}}
+                for contestant, blog in made.items():
+                    name = f"{schema}, {contestant}"
+                    try:
+                        _try(name, blog, own)
+                        names.append(name)
+                    except SkippedError as error:
+                        report.remarks.append(f"{name} is left out: {error}")
     report.about = (
         f"{_POSTS:,} posts, {bench.seconds:.0f} s of random writers for each, then quiet; "
         f"PGSync {PGSYNC_VERSION} (WAL mode), Flink {flink_jars.VERSION}"
@@ -215,48 +199,40 @@ def staleness(bench: Bench) -> Iterator[Figure]:
         yield Figure(f"{name}: p99 without a disturbance", cells[0]["p99 ms"], unit="ms")
 
 
-def _contestants(bench: Bench, original: Blog) -> Mapping[str, Callable[[], AbstractContextManager[Contestant]]]:
-    """What makes each of them; the databases of peers are copies of one."""
-
-    @contextmanager
-    def syncer(way: str) -> Iterator[Contestant]:
-        with bench.blog(posts=_POSTS, schema=original.schema) as blog:
-            blog.uses_kafka = WAYS[way]
-            blog.start_idle()
-            yield Contestant(blog)
-
-    @contextmanager
-    def peer(kind: type[Peer]) -> Iterator[Contestant]:
-        with kind.of(original) as blog:
+def _try(name: str, made: AbstractContextManager[Blog], bench: Bench) -> None:
+    """All disturbances, one after the other: what is done after a third of the time, and after two thirds."""
+    servers = bench.sandbox
+    with made as blog:
+        contestant = Contestant(blog)
+        if isinstance(blog, Peer):
             blog.filled()
-            contestant = Contestant(blog)
-            if kind is Callbacks:
-                contestant.saved = callbacks(blog.dsn, *contestant.index)
-            yield contestant
+        blog.start_idle()
 
-    made = {f"syncer {way}": partial(syncer, way) for way in WAYS}
-    peers = {"PGSync, WAL mode": PGSync, "Flink SQL": Flink, "callbacks": Callbacks}
-    return made | {name: partial(peer, kind) for name, kind in peers.items()}
+        def restart_postgres() -> None:
+            servers.postgres.stop()
+            servers.postgres.start()
 
-
-def _try(name: str, contestant: Contestant, bench: Bench) -> None:
-    """All disturbances, one after the other."""
-    blog = contestant.blog
-    for what, acts in contestant.disturbances(bench.sandbox).items():
-        wrong_before = contestant.touch_wrong()
-        with contestant.written() as edits:
-            for act in acts:
-                time.sleep(bench.seconds / 3)
-                act()
-            time.sleep(bench.seconds * (3 - len(acts)) / 3)
-        wrong = sorted(contestant.wrong() - wrong_before)
-        bench.report.rows[f"{name}: {what}"] = {
-            "wrong for good": len(wrong),
-            "wrong reads": edits.wrong_reads,
-            "reads": edits.reads,
-            "p99 ms": round(percentile([milliseconds for _, milliseconds in edits.seen] or [0.0], 99)),
+        disturbances: dict[str, list[Callable[[], object]]] = {
+            "none": [],
+            "killed twice": [contestant.kill, contestant.kill],
+            "Elasticsearch away": [servers.elasticsearch.stop, servers.elasticsearch.start],
+            "Postgres restarted": [restart_postgres],
         }
-        if wrong:
-            example = {"Postgres": blog.expected().get(wrong[0]), "index": blog.held().get(wrong[0])}
-            bench.report.remarks.append(f"{name}, {what}: {wrong[0]} is {json.dumps(example)}")
-        say(f"{name}, {what}: {len(wrong)} wrong for good, {edits.wrong_reads} wrong reads")
+        for what, acts in disturbances.items():
+            wrong_before = contestant.touch_wrong()
+            with contestant.written() as edits:
+                for act in acts:
+                    time.sleep(bench.seconds / 3)
+                    act()
+                time.sleep(bench.seconds * (3 - len(acts)) / 3)
+            wrong = sorted(contestant.wrong() - wrong_before)
+            bench.report.rows[f"{name}: {what}"] = {
+                "wrong for good": len(wrong),
+                "wrong reads": edits.wrong_reads,
+                "reads": edits.reads,
+                "p99 ms": round(percentile([milliseconds for _, milliseconds in edits.seen] or [0.0], 99)),
+            }
+            if wrong:
+                example = {"Postgres": blog.expected().get(wrong[0]), "index": blog.held().get(wrong[0])}
+                bench.report.remarks.append(f"{name}, {what}: {wrong[0]} is {json.dumps(example)}")
+            say(f"{name}, {what}: {len(wrong)} wrong for good, {edits.wrong_reads} wrong reads")

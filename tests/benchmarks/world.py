@@ -29,7 +29,7 @@ from syncer.sandbox import Endpoints, Sandbox
 from tests.benchmarks import gauges, references
 from tests.benchmarks.report import PROCESS, Report, Run, say
 from tests.support import preloaded
-from tests.support.world import BLOG_SCHEMA, World
+from tests.support.world import BLOG_SCHEMA, World, wait_until
 
 WAYS = {"without Kafka": False, "with Kafka": True}
 """The ways to run syncer: whether its daemons and commands use Kafka."""
@@ -48,8 +48,8 @@ DO $$ BEGIN
     END LOOP;
 END $$
 """
-RENAME = "UPDATE users SET name = %s WHERE id = %s"
-_SPREAD = "UPDATE posts SET title = 'Post ' || id || ' ' || %s WHERE id = ANY (%s)"
+RENAME = "UPDATE users SET name = '{token}' WHERE id = {author}"
+_SCATTERED = "UPDATE posts SET title = 'Post ' || id || ' {token}' WHERE id = ANY ('{posts}')"
 _MIDDLE, _OTHERS = 5_000, 20_000
 _MERGE_SECONDS, _SETTLE_SECONDS, _END_SECONDS = 1800, 600.0, 120.0
 _QUIET = {"SYNCER_LOG_LEVEL": "info"}  # a daemon logs each batch in tests only
@@ -165,10 +165,6 @@ class Blog(World):
         used = {PROCESS: gauges.cpu_seconds(self.pid), **servers, "Postgres": sessions}
         return {name: seconds for name, seconds in used.items() if name != "Kafka" or self.uses_kafka}
 
-    def has_no_job(self) -> bool:
-        """Whether no job is left to be done."""
-        return not self.sql("SELECT FROM syncer.job WHERE finished_at IS NULL")
-
     def is_settled(self) -> bool:
         """Whether every change is done: nothing waits in the outbox, in the topic, or in a job."""
         with self.connect() as connection:
@@ -177,11 +173,7 @@ class Blog(World):
 
     def wait_settled(self) -> None:
         """Return once every change is done."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while not self.is_settled():
-            if time.monotonic() > deadline:
-                raise TimeoutError("The daemon does not come to the end of its work")
-            time.sleep(0.1)
+        wait_until(self.is_settled, what="every change is done", seconds=_SETTLE_SECONDS)
 
     # Runs
 
@@ -205,13 +197,10 @@ class Blog(World):
         """Fill a new index."""
         return self.command("index", "rebuild", "blogpost", part="filling")
 
-    def measured(self, work: Callable[[], float], documents: int, *, settled: Callable[[], bool] | None = None) -> Run:
+    def measured(self, work: Callable[[], float], documents: int, is_done: Callable[[], bool]) -> Run:
         """Do something that makes the process write so many documents, and measure until the last is written.
 
-        Args:
-            work: Returns since when time counts, by the clock of `time.monotonic`.
-            documents: The least number of writes.
-            settled: What must hold besides; by default nothing.
+        `work` returns since when time counts; what must hold in the end is asked once writes have ceased.
         """
         before = gauges.cpu_seconds(self.pid)
         with (
@@ -219,7 +208,7 @@ class Blog(World):
             gauges.writes_sampled(self.endpoints.elasticsearch_url, self.alias) as writes,
         ):
             began = work()
-            writes.wait(documents, settled=lambda: self.is_settled() and (settled is None or settled()))
+            writes.wait(documents, settled=lambda: self.is_settled() and is_done())
         return Run(
             documents=documents,
             seconds=writes.last_at - began,
@@ -229,58 +218,60 @@ class Blog(World):
             first_seconds=writes.first_at - began,
         )
 
-    def drained(self, change: str = ONE_TRANSACTION) -> Run:
-        """Change the large author's posts while the process does not run; from its start to the last document."""
-        word = token()
-        self.stop()
+    def started(self) -> float:
+        """Start the process; when it began to."""
+        began = time.monotonic()
+        self.start()
+        return began
+
+    def changed(self, *changes: str, documents: int, shown: Mapping[str, str], waiting: bool = False) -> Run:
+        """Make changes, one transaction right after the other; from the first commit to the last document.
+
+        Args:
+            changes: SQL.
+            documents: How many must be written, and show the last change in the end.
+            shown: What a document matches that shows the last change.
+            waiting: Whether the process does not run meanwhile. Then time counts from its start.
+        """
+        if waiting:
+            self.stop()
+        else:
+            self.start_idle()
         self.settle()
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute("SET synchronous_commit = off")  # how long this takes is not measured
-            connection.execute(change.format(token=word, posts=self.large).encode())
-            connection.execute("VACUUM ANALYZE posts")
-            connection.execute("CHECKPOINT")
 
-        def start() -> float:
-            began = time.monotonic()
-            self.start()
-            return began
+            def make() -> float:
+                connection.execute(changes[0].encode())
+                began = time.monotonic()
+                for change in changes[1:]:
+                    connection.execute(change.encode())
+                return began
 
-        run = self.measured(start, self.large, settled=lambda: self.count(match={"title": word}) == self.large)
-        self.stop()
+            if waiting:
+                connection.execute("SET synchronous_commit = off")  # how long this takes is not measured
+                make()
+                connection.execute("VACUUM ANALYZE posts")
+                connection.execute("CHECKPOINT")
+            work = self.started if waiting else make
+            return self.measured(work, documents, lambda: not shown or self.count(match=shown) == documents)
+
+    def drained(self, change: str = ONE_TRANSACTION) -> Run:
+        """Change the large author's posts while the process does not run."""
+        word = token()
+        change = change.format(token=word, posts=self.large)
+        run = self.changed(change, documents=self.large, shown={"title": word}, waiting=True)
         return replace(run, parts={"once it writes": run.seconds - run.first_seconds})
 
     def renamed(self, author: int = LARGE_AUTHOR, posts: int = 0, *, times: int = 1) -> Run:
-        """Rename an author so many times, one transaction right after the other, while the process is idle.
-
-        From the first commit to the last document; every document must show the last name.
-        """
-        posts, names = posts or self.large, [token() for _ in range(times)]
-        self.settle()
-        self.start_idle()
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-
-            def rename() -> float:
-                connection.execute(RENAME, (names[0], author))
-                began = time.monotonic()
-                for name in names[1:]:
-                    connection.execute(RENAME, (name, author))
-                return began
-
-            return self.measured(rename, posts, settled=lambda: self.count(match={"user.name": names[-1]}) == posts)
+        """Rename an author of so many posts so many times."""
+        names = [token() for _ in range(times)]
+        renames = (RENAME.format(token=name, author=author) for name in names)
+        return self.changed(*renames, documents=posts or self.large, shown={"user.name": names[-1]})
 
     def scattered(self, changes: int) -> Run:
-        """Change posts that are spread over all, in one transaction, while the process is idle."""
-        word, posts = token(), random.sample(range(1, self.posts + 1), changes)
-        self.settle()
-        self.start_idle()
-
-        def change() -> float:
-            self.sql(_SPREAD, word, posts)
-            return time.monotonic()
-
-        run = self.measured(change, changes, settled=lambda: self.count(match={"title": word}) == changes)
-        self.stop()
-        return run
+        """Change so many posts that are spread over all, in one transaction."""
+        word, posts = token(), set(random.sample(range(1, self.posts + 1), changes))
+        return self.changed(_SCATTERED.format(token=word, posts=posts), documents=changes, shown={"title": word})
 
     # Indices
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from syncer.sandbox import Sandbox
 from syncer.sandbox.server import LASTING_JAVA
-from tests.benchmarks import application, bulk_work, locks, one_edit, peers, single_edits, staleness
+from tests.benchmarks import bulk_work, locks, one_edit, peers, single_edits, staleness
 from tests.benchmarks.report import Figure, Report, SkippedError, keep, say
 from tests.benchmarks.world import Bench
 from tests.conftest import KEPT_SANDBOX
@@ -35,7 +35,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "load": single_edits.load,
     "one-edit": one_edit.one_edit,
     "isolation": single_edits.isolation,
-    "application": application.application,
+    "application": single_edits.application,
     "pgsync": peers.pgsync,
     "flink": peers.flink,
     "staleness": staleness.staleness,

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from tests.benchmarks.gauges import peak_bytes
+from tests.benchmarks.gauges import difference, peak_bytes
 from tests.benchmarks.report import Run
 from tests.benchmarks.world import EDITOR, Blog
 
@@ -220,11 +220,11 @@ def edited(
     before, began = blog.cpu_seconds(), time.monotonic()
     edits.run(until=deadline(seconds))
     blog.wait_settled()
-    took, used = time.monotonic() - began, blog.cpu_seconds()
+    took = time.monotonic() - began
     return Run(
         documents=edits.made,
         seconds=took,
-        cpu_seconds={name: spent - before[name] for name, spent in used.items()},
+        cpu_seconds=difference(blog.cpu_seconds(), before),
         peak_bytes=peak_bytes(blog.pid),
         milliseconds=[milliseconds for _, milliseconds in edits.seen],
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +17,7 @@ import psutil
 from syncer.sandbox import Sandbox
 from tests.benchmarks.report import PROCESS, Run
 
-_LOOK_SECONDS, _WRITES_LOOK_SECONDS, _THINK_SECONDS = 0.01, 0.02, 0.1
+_LOOK_SECONDS, _WRITES_LOOK_SECONDS = 0.01, 0.02
 _QUIET_SECONDS, _STUCK_SECONDS = 0.5, 300.0
 _KILOBYTE = 1024
 
@@ -27,20 +26,18 @@ def run_command(
     command: list[str], documents: int, *, sandbox: Sandbox, environment: Mapping[str, str] | None = None
 ) -> Run:
     """Run a command to its end, in a process of its own."""
-    with servers_measured(sandbox) as used:
-        began = time.monotonic()
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=Path.cwd())
-        peak = 0
-        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
-            peak = max(peak, peak_bytes(process.pid))
-            time.sleep(_LOOK_SECONDS)
-        seconds = time.monotonic() - began
-    _, status, own = ended
+    before, began = server_seconds(sandbox), time.monotonic()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=Path.cwd())
+    peak = 0
+    while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+        peak = max(peak, peak_bytes(process.pid))
+        time.sleep(_LOOK_SECONDS)
+    took, (_, status, own) = time.monotonic() - began, ended
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command)
-    cpu = {PROCESS: own.ru_utime + own.ru_stime, **used}
-    return Run(documents=documents, seconds=seconds, cpu_seconds=cpu, peak_bytes=peak)
+    used = {PROCESS: own.ru_utime + own.ru_stime, **difference(server_seconds(sandbox), before)}
+    return Run(documents=documents, seconds=took, cpu_seconds=used, peak_bytes=peak)
 
 
 def cpu_seconds(pid: int | None) -> float:
@@ -72,17 +69,13 @@ def server_seconds(sandbox: Sandbox) -> dict[str, float]:
     return {server.name: cpu_seconds(server.pid) for server in sandbox.servers if server.is_running()}
 
 
-@contextmanager
-def servers_measured(sandbox: Sandbox) -> Iterator[dict[str, float]]:
-    """What each server uses until the block ends; the dict is filled then."""
-    used: dict[str, float] = {}
-    before = server_seconds(sandbox)
-    yield used
-    used |= {name: seconds - before[name] for name, seconds in server_seconds(sandbox).items()}
+def difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """What was used meanwhile."""
+    return {name: seconds - before[name] for name, seconds in now.items()}
 
 
 class Writes:
-    """When an index was written: Elasticsearch's own count of writes, sampled every 20 ms. `writes_sampled` makes it.
+    """When an index was written: Elasticsearch's own count of writes since this was made, read every 20 ms.
 
     Attributes:
         first_at: When the first write was seen, by the clock of `time.monotonic`.
@@ -101,15 +94,6 @@ class Writes:
         self._connection.request("GET", self._path)
         return int(json.loads(self._connection.getresponse().read())["_all"]["primaries"]["indexing"]["index_total"])
 
-    def sample(self, is_over: threading.Event) -> None:
-        """Sample until told to stop."""
-        while not is_over.wait(_WRITES_LOOK_SECONDS):
-            if (made := self._total() - self._before) != self.made:
-                self.last_at = time.monotonic()
-                self.first_at = self.first_at if self.made else self.last_at
-                self.made = made
-        self._connection.close()
-
     def wait(self, documents: int, *, settled: Callable[[], bool], quiet_seconds: float = _QUIET_SECONDS) -> None:
         """Return once so many documents are written and nothing follows.
 
@@ -120,22 +104,14 @@ class Writes:
         """
         began = time.monotonic()
         while True:
-            quiet = time.monotonic() - max(began, self.last_at)
-            if self.made >= documents and quiet >= quiet_seconds and settled():
+            made, now = self._total() - self._before, time.monotonic()
+            if made != self.made:
+                self.first_at = self.first_at if self.made else now
+                self.made, self.last_at = made, now
+            quiet = now - max(began, self.last_at)
+            if made >= documents and quiet >= quiet_seconds and settled():
+                self._connection.close()
                 return
             if quiet > _STUCK_SECONDS:
-                raise TimeoutError(f"{self.made:,} documents were written, not {documents:,}, or not as they should be")
-            time.sleep(_THINK_SECONDS if quiet_seconds else _LOOK_SECONDS)
-
-
-@contextmanager
-def writes_sampled(url: str, index: str) -> Iterator[Writes]:
-    """Sample an index's writes until the block ends; the first sample is taken before it begins."""
-    writes, is_over = Writes(url, index), threading.Event()
-    thread = threading.Thread(target=writes.sample, args=(is_over,), name="writes")
-    thread.start()
-    try:
-        yield writes
-    finally:
-        is_over.set()
-        thread.join()
+                raise TimeoutError(f"{made:,} documents were written, not {documents:,}, or not as they should be")
+            time.sleep(_WRITES_LOOK_SECONDS)

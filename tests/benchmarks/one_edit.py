@@ -23,7 +23,7 @@ from psycopg.sql import Composable
 from syncer.__main__ import main as syncer
 from tests.benchmarks.edits import Edits
 from tests.benchmarks.report import PROCESS, Figure, say
-from tests.benchmarks.world import Bench, Blog
+from tests.benchmarks.world import QUIET, Bench, Blog
 from tests.support.world import wait_until
 
 _POSTS, _PER_SECOND = 1_000, 20
@@ -53,7 +53,8 @@ def one_edit(bench: Bench) -> Iterator[Figure]:
         blog.stop()
         say("statements and functions")
         calls = blog.folder / "calls"
-        blog.start(program=("tests.benchmarks.one_edit",), environment={_FILE: str(calls)})
+        environment = {**QUIET, _FILE: str(calls)}
+        blog.process = blog.daemon(program=("tests.benchmarks.one_edit",), environment=environment).process
         _warm(blog)
         _called(blog, calls)
         time.sleep(_IDLE_SECONDS)

@@ -117,7 +117,7 @@ class PollingLoop(Peer):
 
     edit: str = "UPDATE posts SET title = %s, changed = clock_timestamp() WHERE id = %s"
 
-    def start(self, **_: object) -> None:
+    def start(self) -> None:
         """Start the loop."""
         self.sql("ALTER TABLE posts ADD changed timestamptz")
         self.sql("CREATE INDEX ON posts (changed)")
@@ -160,7 +160,7 @@ class PGSync(Peer):
             self.sql(_FORGET)
         super().settle(index)
 
-    def start(self, **_: object) -> None:
+    def start(self) -> None:
         """Start it, unless it runs, and return once it has its slot and its index. A slot in the making counts, too."""
         if self.is_running:
             return
@@ -204,7 +204,7 @@ class Flink(Peer):
 
         return self.measured(self.started, self.posts, lambda: not self.wrong())
 
-    def start(self, **_: object) -> None:
+    def start(self) -> None:
         """Start it, unless it runs, from its last checkpoint if there is one; return once it writes."""
         if self.is_running:
             return

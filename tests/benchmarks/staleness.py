@@ -56,7 +56,7 @@ class Callbacks(Peer):
         with self.elasticsearch() as client:
             client.indices.put_alias(index=index, name=self.alias)
 
-    def start(self, **_: object) -> None:
+    def start(self) -> None:
         """Nothing runs beside the application."""
 
 

@@ -52,7 +52,7 @@ RENAME = "UPDATE users SET name = '{token}' WHERE id = {author}"
 _SCATTERED = "UPDATE posts SET title = 'Post ' || id || ' {token}' WHERE id = ANY ('{posts}')"
 _MIDDLE, _OTHERS = 5_000, 20_000
 _MERGE_SECONDS, _SETTLE_SECONDS, _END_SECONDS = 1800, 600.0, 120.0
-_QUIET = {"SYNCER_LOG_LEVEL": "info"}  # a daemon logs each batch in tests only
+QUIET = {"SYNCER_LOG_LEVEL": "info"}  # a daemon logs each batch in tests only
 _SESSIONS = f"""
 SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type IN ('client backend', 'walsender')
@@ -135,10 +135,10 @@ class Blog(World):
         """Whether it was started, and has not ended."""
         return self.process is not None and self.process.poll() is None
 
-    def start(self, *, program: tuple[str, ...] = ("syncer",), environment: Mapping[str, str] | None = None) -> None:
-        """Start it, unless it runs; another program may run a daemon in its own way."""
+    def start(self) -> None:
+        """Start it, unless it runs."""
         if not self.is_running:
-            self.process = self.daemon(program=program, environment={**_QUIET, **(environment or {})}).process
+            self.process = self.daemon(environment=QUIET).process
 
     def start_idle(self) -> None:
         """Start it, let it write something, and wait until nothing is on its way."""
@@ -202,17 +202,15 @@ class Blog(World):
 
         `work` returns since when time counts; what must hold in the end is asked once writes have ceased.
         """
-        before = gauges.cpu_seconds(self.pid)
-        with (
-            gauges.servers_measured(self.sandbox) as used,
-            gauges.writes_sampled(self.endpoints.elasticsearch_url, self.alias) as writes,
-        ):
-            began = work()
-            writes.wait(documents, settled=lambda: self.is_settled() and is_done())
+        before, own = gauges.server_seconds(self.sandbox), gauges.cpu_seconds(self.pid)
+        writes = gauges.Writes(self.endpoints.elasticsearch_url, self.alias)
+        began = work()
+        writes.wait(documents, settled=lambda: self.is_settled() and is_done())
+        used = gauges.difference(gauges.server_seconds(self.sandbox), before)
         return Run(
             documents=documents,
             seconds=writes.last_at - began,
-            cpu_seconds={PROCESS: gauges.cpu_seconds(self.pid) - before, **used},
+            cpu_seconds={PROCESS: gauges.cpu_seconds(self.pid) - own, **used},
             peak_bytes=gauges.peak_bytes(self.pid),
             writes=writes.made,
             first_seconds=writes.first_at - began,
@@ -312,8 +310,7 @@ class Blog(World):
         if found not in (0, self.posts):
             raise RuntimeError(f"{index} has {found:,} documents, not {self.posts:,}")
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            for (table,) in self.sql("SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'"):
-                connection.execute(f"VACUUM ANALYZE {table}".encode())
+            connection.execute("VACUUM ANALYZE")
             connection.execute("CHECKPOINT")
 
     def count(self, **query: Any) -> int:

@@ -11,15 +11,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-from rich.console import Console
 
 from syncer.sandbox import Sandbox
 from syncer.sandbox.server import LASTING_JAVA
 from tests.benchmarks import bulk_work, locks, one_edit, peers, single_edits, staleness
-from tests.benchmarks.report import Figure, Report, SkippedError, keep, say
+from tests.benchmarks.report import Figure, Report, SkippedError, keep, say, text
 from tests.benchmarks.world import Bench
 from tests.conftest import KEPT_SANDBOX
 
@@ -50,26 +48,22 @@ def main() -> None:
     """Measure what was asked for; exit code 0 if every goal is reached."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a package that is installed is compiled
     asked = _arguments()
-    console = Console(width=140)
     is_missed = False
-    with _sandbox() as sandbox:
-        bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds, asked.to)
-        try:
-            for name in asked.names or [name for name in BENCHMARKS if name not in _BY_NAME_ONLY]:
-                say(f"measuring {name}")
-                bench.report = Report()
-                try:
-                    bench.report.figures += BENCHMARKS[name](bench)
-                except SkippedError as error:
-                    console.print(f"\n[bold]{name}[/bold] is left out: {error}", highlight=False)
-                    continue
-                bench.report.show(name, console)
-                found = bench.report.as_json()
-                is_missed |= any(figure["reached"] is False for figure in found["figures"])
-                if asked.keep:
-                    keep(name, found)
-        finally:
-            bench.close()
+    with _sandbox() as sandbox, ExitStack() as made:
+        bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds, asked.to, made)
+        for name in asked.names or [name for name in BENCHMARKS if name not in _BY_NAME_ONLY]:
+            say(f"measuring {name}")
+            bench.report = Report()
+            try:
+                bench.report.figures += BENCHMARKS[name](bench)
+            except SkippedError as error:
+                say(f"{name} is left out: {error}")
+                continue
+            found = bench.report.as_json()
+            print(f"\n{text(name, found)}")  # noqa: T201 - it is a command
+            is_missed |= any(figure["reached"] is False for figure in found["figures"])
+            if asked.keep:
+                keep(name, found)
     sys.exit(is_missed)
 
 

@@ -18,16 +18,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 RESULTS = Path(__file__).parent / "results"
 PROCESS = "itself"
 """The name of the measured process, beside the servers."""
 _DAEMON_MEGABYTES_MAX = 250
 _PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 _KEPT_MAX = 20
+_HEAD = ("measure", "figure", "", "goal", "", "measured")
 _BEGIN, _END = "<!-- the last kept figures: written by the program -->", "<!-- end of the figures -->"
 
 
@@ -156,27 +153,6 @@ class Report:
         what = called or f"peak memory of {names[0]}"
         return Figure(what, self.peak_bytes(*names) / 1e6, unit="MB", at_most=at_most)
 
-    # Showing and keeping
-
-    def show(self, name: str, console: Console) -> None:
-        """Print a table of all runs and rows, and the figures beside their goals."""
-        console.print(f"\n[bold]{name}[/bold]: {self.about}", highlight=False)
-        rows = self._rows()
-        columns = list(dict.fromkeys(chain(*rows.values())))
-        table, figures = Table(box=None), Table(box=None, show_header=False)
-        table.add_column()
-        for column in columns:
-            table.add_column(column, justify="right")
-        for what, row in rows.items():
-            cells = [median(value) if isinstance(value := row.get(column), list) else value for column in columns]
-            table.add_row(escape(what), *("" if cell is None else _with_unit(cell, "") for cell in cells))
-        for figure in self.figures:
-            *texts, verdict = _cells(figure.as_json())
-            figures.add_row(*texts, verdict, style={"reached": "green", "missed": "red"}.get(verdict))
-        console.print(*([table] if rows else []), figures, sep="\n")
-        for remark in self.remarks:
-            console.print(f"  {remark}", highlight=False, markup=False)
-
     def as_json(self) -> dict[str, Any]:
         """What is kept: the figures, when, on what, and each run."""
         return {
@@ -212,34 +188,55 @@ class Report:
         return found | self.rows
 
 
+def text(name: str, kept: Mapping[str, Any]) -> str:
+    """What was found, as Markdown: all runs and rows, the figures beside their goals, and remarks."""
+    columns = list(dict.fromkeys(chain(*kept["rows"].values())))
+    rows = [(what, *(_cell(row.get(column)) for column in columns)) for what, row in kept["rows"].items()]
+    tables = _table(("", *columns), rows), _table(_HEAD, _figures(name, kept))
+    return "\n\n".join((f"{name}: {kept['about']}", *tables, *kept["remarks"]))
+
+
 def keep(name: str, found: dict[str, Any]) -> None:
     """Add this to the benchmark's history, and put the last figures of all benchmarks into docs/benchmarks.md."""
     file = RESULTS / f"{name}.json"
     history = json.loads(file.read_text()) if file.exists() else []
     history.append(found)
     file.write_text(json.dumps(history[-_KEPT_MAX:], indent=1, ensure_ascii=False) + "\n")
+    last = {file.stem: json.loads(file.read_text())[-1] for file in sorted(RESULTS.glob("*.json"))}
+    figures = chain(*(_figures(measure, kept) for measure, kept in last.items()))
     before, _, rest = _PAGE.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    _PAGE.write_text(f"{before}{_BEGIN}\n{_markdown()}{_END}{after}")
+    _PAGE.write_text(f"{before}{_BEGIN}\n{_table(_HEAD, list(figures))}\n{_END}{after}")
 
 
-def _markdown() -> str:
-    lines = ["| measure | figure | | goal | | measured |", "|---|---|---|---|---|---|"]
-    for file in sorted(RESULTS.glob("*.json")):
-        last = json.loads(file.read_text())[-1]
-        for figure in last["figures"]:
-            *cells, verdict = _cells(figure)
-            marked = "**missed**" if verdict == "missed" else verdict
-            lines.append(f"| {' | '.join((file.stem, *cells, marked, last['measured_at']))} |")
-    return "\n".join(lines) + "\n"
+def _figures(name: str, kept: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    verdicts = {True: "reached", False: "**missed**", None: ""}
+    return [
+        (
+            name,
+            figure["what"],
+            _with_unit(figure["value"], figure["unit"]),
+            figure["goal"],
+            verdicts[figure["reached"]],
+            kept["measured_at"],
+        )
+        for figure in kept["figures"]
+    ]
 
 
-def _cells(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    verdict = {True: "reached", False: "missed", None: ""}[figure["reached"]]
-    return figure["what"], _with_unit(figure["value"], figure["unit"]), figure["goal"], verdict
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, cells)) for cells in zip(head, *rows, strict=True)]
+    lines = [
+        " | ".join(map(str.ljust, row, widths)) for row in (head, ["-" * max(3, width) for width in widths], *rows)
+    ]
+    return "\n".join(f"| {line} |" for line in lines)
 
 
-def _with_unit(value: float, unit: str) -> str:
+def _cell(value: float | list[float] | None) -> str:
+    return "" if value is None else _with_unit(median(value) if isinstance(value, list) else value)
+
+
+def _with_unit(value: float, unit: str = "") -> str:
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:,.{digits}f} {unit}".strip()
 

@@ -346,7 +346,7 @@ def _comparable(name: str, value: Any) -> Any:
 
 @dataclass
 class Bench:
-    """What a benchmark works with: the servers, how much to measure, and the report."""
+    """What a benchmark works with: the servers, how much to measure, what it made, and the report."""
 
     sandbox: Sandbox
     endpoints: Endpoints
@@ -354,19 +354,19 @@ class Bench:
     passes: int
     seconds: float
     to: int
+    made: ExitStack
     report: Report = field(default_factory=Report)
-    _made: ExitStack = field(default_factory=ExitStack)
 
     @cached_property
     def even(self) -> Blog:
         """So many posts, a thousand authors."""
-        return self._made.enter_context(self.blog(posts=self.posts))
+        return self.made.enter_context(self.blog(posts=self.posts))
 
     @cached_property
     def crowded(self) -> Blog:
         """One author has so many posts, another 5,000, and a thousand share 20,000."""
         posts = self.posts + _MIDDLE + _OTHERS
-        return self._made.enter_context(self.blog(posts=posts, large=self.posts, middle=_MIDDLE))
+        return self.made.enter_context(self.blog(posts=posts, large=self.posts, middle=_MIDDLE))
 
     @contextmanager
     def blog(self, *, posts: int, **more: Any) -> Iterator[Blog]:
@@ -394,7 +394,3 @@ class Bench:
             order.reverse()
         self.report.about = f"{about}; median of {passes}"
         return self.report
-
-    def close(self) -> None:
-        """Drop the blogs that were made."""
-        self._made.close()

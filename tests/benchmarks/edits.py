@@ -61,17 +61,12 @@ class Edits:
     """Edits of these posts, one after the other, over and over.
 
     Args:
-        posts: Which of the blog's; more than are ever pending.
-        per_second: The pace.
-        sight: What counts as seen.
         watched_of: Of so many edits, one is watched: on a busy machine, looking costs as much as writing. 0: none is.
         reads_all: Whether all of the posts are read all the time.
         survives: Errors after which it connects again.
         saved: Called with a post, once an edit of it is committed.
         made: How many were committed in the last run.
         seen: Those that were seen in the last run: when each was committed, and milliseconds from then.
-        reads: How many documents were read, in all runs.
-        wrong_reads: How many of them were missing, or went back.
     """
 
     blog: Blog

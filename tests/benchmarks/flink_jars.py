@@ -37,10 +37,6 @@ _MOVED = {
     b"org/elasticsearch/common/unit/TimeValue": b"org/elasticsearch/core/TimeValue",
     b"org/elasticsearch/common/xcontent/XContentType": b"org/elasticsearch/xcontent/XContentType",
 }
-_OPENED = (  # as Flink's own configuration does for Java 17 and later
-    *("java.lang", "java.net", "java.io", "java.nio", "sun.nio.ch", "java.lang.reflect", "java.text", "java.time"),
-    *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "java.util.concurrent.locks"),
-)
 _UTF8, _LONG, _DOUBLE = 1, 5, 6
 _CONSTANT_BYTES = {tag: size for size, tags in ((2, (7, 8, 16, 19, 20)), (3, (15,)), (8, (5, 6))) for tag in tags}
 """By tag, without it; what is not here has four, and text its own length."""
@@ -53,9 +49,8 @@ def java_command() -> list[str]:
     """
     cache = Cache()
     class_path = ":".join(map(str, _jars(cache.folder)))
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-    java = [str(cache.java()), "-Xmx1500m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-    return [*java, *opened, "-cp", class_path, "org.apache.flink.table.client.SqlClient", "embedded", "-f"]
+    options = f"@{PINS.with_name('flink.java')}"
+    return [str(cache.java()), options, "-cp", class_path, "org.apache.flink.table.client.SqlClient", "embedded", "-f"]
 
 
 def _jars(cache: Path) -> list[Path]:

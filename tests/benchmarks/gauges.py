@@ -75,13 +75,7 @@ def difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[st
 
 
 class Writes:
-    """When an index was written: Elasticsearch's own count of writes since this was made, read every 20 ms.
-
-    Attributes:
-        first_at: When the first write was seen, by the clock of `time.monotonic`.
-        last_at: When the last one was.
-        made: How many there were.
-    """
+    """How often an index was written since this was made, and when first and last: Elasticsearch's own count."""
 
     def __init__(self, url: str, index: str) -> None:
         self._connection = HTTPConnection(urlsplit(url).netloc)
@@ -95,13 +89,7 @@ class Writes:
         return int(json.loads(self._connection.getresponse().read())["_all"]["primaries"]["indexing"]["index_total"])
 
     def wait(self, documents: int, *, settled: Callable[[], bool], quiet_seconds: float = _QUIET_SECONDS) -> None:
-        """Return once so many documents are written and nothing follows.
-
-        Args:
-            documents: The least number of writes.
-            settled: Whether nothing is on its way; asked only when writes have ceased.
-            quiet_seconds: For how long they must have; 0 if something else writes meanwhile.
-        """
+        """Return once so many documents are written, writes have ceased for so long, and nothing is on its way."""
         began = time.monotonic()
         while True:
             made, now = self._total() - self._before, time.monotonic()

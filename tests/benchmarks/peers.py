@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,7 @@ from tests.benchmarks.world import SCHEMAS, Bench, Blog
 from tests.support.world import Daemon
 
 PGSYNC_VERSION = "7.3.0"
-_POSTS_MAX = 20_000
+_POSTS_MAX, _READY_SECONDS = 20_000, 600.0
 _DEBIANS_FOLDERS = "usr/lib/postgresql/*/bin"
 _HAS_SLOT = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
 _FORGET = """
@@ -81,25 +81,13 @@ class Peer(Blog):
         """Start it, unless it runs."""
         self.start()
 
-    def launch(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        cwd: Path | None = None,
-        is_ready: Callable[[], bool],
-        seconds: float,
-    ) -> None:
+    def launch(self, command: Sequence[str], is_ready: Callable[[], bool], **environment: str) -> None:
         """Start a process, and return once it is ready."""
-        log_file, deadline = self.folder / f"{self.name}.log", time.monotonic() + seconds
+        log_file, deadline = self.folder / f"{self.name}.log", time.monotonic() + _READY_SECONDS
+        given = {**os.environ, "PYTHONPATH": str(Path.cwd()), **environment}
         with log_file.open("ab") as log:
             self.process = process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                cwd=cwd or self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                command, env=given, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self.daemons.append(Daemon(process=process, log_file=log_file))
         while not is_ready():
@@ -124,7 +112,7 @@ class PollingLoop(Peer):
         self.sql("ANALYZE posts")
         where = (self.dsn, self.endpoints.elasticsearch_url, self.loaded_like_it("polled"), self.select_file)
         command = references.command("polling_loop", *where)
-        self.launch(command, {}, cwd=Path.cwd(), is_ready=lambda: bool(self.sql(_POLLS)), seconds=30)
+        self.launch(command, lambda: bool(self.sql(_POLLS)))
 
 
 class PGSync(Peer):
@@ -184,7 +172,7 @@ class PGSync(Peer):
             return has_index and self.sql(_HAS_SLOT, slot) == [(True,)]
 
         command = [str(self.program()), "--config", str(file), "--wal", *([] if self.is_made else ["--bootstrap"])]
-        self.launch(command, environment, is_ready=is_ready, seconds=60)
+        self.launch(command, is_ready, **environment)
         self.is_made = True
 
 
@@ -231,7 +219,7 @@ class Flink(Peer):
         (self.folder / "config.yaml").write_text(f"io.tmp.dirs: {self.folder}\n")
         environment = {"FLINK_CONF_DIR": str(self.folder), "ELASTIC_CLIENT_APIVERSIONING": "true"}
         command = [*flink_jars.java_command(), str(sql)]
-        self.launch(command, environment, is_ready=lambda: self.count() > 0, seconds=600)
+        self.launch(command, lambda: self.count() > 0, **environment)
 
 
 class _SystemPostgres(PostgresServer):

@@ -34,13 +34,11 @@ from tests.support.world import BLOG_SCHEMA, World, wait_until
 WAYS = {"without Kafka": False, "with Kafka": True}
 """The ways to run syncer: whether its daemons and commands use Kafka."""
 SCHEMAS = Path(__file__).parent / "schemas"
-LARGE_AUTHOR, MIDDLE_AUTHOR, SMALL_AUTHOR = 1001, 1002, 1
-SMALL = 20
-"""How many posts each of the thousand authors has in a crowded blog."""
+LARGE_AUTHOR, _MIDDLE_AUTHOR, _SMALL_AUTHOR = 1001, 1002, 1
 EDITOR = "editor"
 """The name of sessions that edit: what they use is not the cost of keeping an index."""
 ONE_TRANSACTION = "UPDATE posts SET title = 'Post ' || id || ' {token}' WHERE id <= {posts}"
-TRANSACTION_EACH = """
+_TRANSACTION_EACH = """
 DO $$ BEGIN
     FOR n IN 1..{posts} LOOP
         UPDATE posts SET title = 'Post ' || id || ' {token}' WHERE id = n;
@@ -72,7 +70,7 @@ def token() -> str:
 class Blog(World):
     """Posts in tables, the document ``blogpost``, and the process that keeps its index: a daemon, once it is started.
 
-    Of so many posts, the first `large` ones are of `LARGE_AUTHOR`, and the next `middle` ones of `MIDDLE_AUTHOR`. The
+    Of so many posts, the first `large` ones are of one author, and the next `middle` ones of another. The
     others are dealt out among a thousand authors.
 
     Args:
@@ -225,11 +223,8 @@ class Blog(World):
     def changed(self, *changes: str, documents: int, shown: Mapping[str, str], waiting: bool = False) -> Run:
         """Make changes, one transaction right after the other; from the first commit to the last document.
 
-        Args:
-            changes: SQL.
-            documents: How many must be written, and show the last change in the end.
-            shown: What a document matches that shows the last change.
-            waiting: Whether the process does not run meanwhile. Then time counts from its start.
+        So many documents must be written, and match `shown` in the end. Changes that are `waiting` are made while the
+        process does not run; then time counts from its start.
         """
         if waiting:
             self.stop()
@@ -253,18 +248,23 @@ class Blog(World):
             work = self.started if waiting else make
             return self.measured(work, documents, lambda: not shown or self.count(match=shown) == documents)
 
-    def drained(self, change: str = ONE_TRANSACTION) -> Run:
-        """Change the large author's posts while the process does not run."""
+    def drained(self, *, each: bool = False) -> Run:
+        """Change the large author's posts while the process does not run, in one transaction or in one each."""
         word = token()
-        change = change.format(token=word, posts=self.large)
+        change = (_TRANSACTION_EACH if each else ONE_TRANSACTION).format(token=word, posts=self.large)
         run = self.changed(change, documents=self.large, shown={"title": word}, waiting=True)
         return replace(run, parts={"once it writes": run.seconds - run.first_seconds})
 
-    def renamed(self, author: int = LARGE_AUTHOR, posts: int = 0, *, times: int = 1) -> Run:
-        """Rename an author of so many posts so many times."""
+    @property
+    def authors(self) -> dict[int, int]:
+        """An author of many posts, one of some, and one of few, with how many these are."""
+        return {LARGE_AUTHOR: self.large, _MIDDLE_AUTHOR: self.middle, _SMALL_AUTHOR: _OTHERS // 1000}
+
+    def renamed(self, author: int = LARGE_AUTHOR, *, times: int = 1) -> Run:
+        """Rename an author so many times."""
         names = [token() for _ in range(times)]
         renames = (RENAME.format(token=name, author=author) for name in names)
-        return self.changed(*renames, documents=posts or self.large, shown={"user.name": names[-1]})
+        return self.changed(*renames, documents=self.authors[author], shown={"user.name": names[-1]})
 
     def scattered(self, changes: int) -> Run:
         """Change so many posts that are spread over all, in one transaction."""

@@ -201,17 +201,9 @@ def _number(document: dict[str, dict[str, str]]) -> int:
     return int(first) if first.isdigit() else _NO_NUMBER
 
 
-def edited(
-    blog: Blog,
-    per_second: float,
-    seconds: float,
-    *,
-    sight: Sight = "visible",
-    watched_of: int = 1,
-    posts: Sequence[int] = (),
-) -> Run:
+def edited(blog: Blog, per_second: float, seconds: float, *, sight: Sight = "visible", watched_of: int = 1) -> Run:
     """Edit posts of the thousand authors for so long, while the process runs that keeps the index."""
-    edits = Edits(blog, posts or blog.others, per_second, sight, watched_of)
+    edits = Edits(blog, blog.others, per_second, sight, watched_of)
     before, began = blog.cpu_seconds(), time.monotonic()
     edits.run(until=deadline(seconds))
     blog.wait_settled()

@@ -189,7 +189,6 @@ class Flink(Peer):
         with self.elasticsearch() as client:
             client.indices.put_mapping(index=index, properties={"id": {"type": "long"}})
             client.indices.put_alias(index=index, name=self.alias)
-
         return self.measured(self.started, self.posts, lambda: not self.wrong())
 
     def start(self) -> None:

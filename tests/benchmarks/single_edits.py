@@ -6,7 +6,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,8 +80,7 @@ def load(bench: Bench) -> Iterator[Figure]:
         blog.stop()
         return replace(unseen, milliseconds=[milliseconds for _, milliseconds in seen.seen], peak_bytes=peak)
 
-    with ExitStack() as stack:
-        polled = stack.enter_context(PollingLoop.of(blog))
+    with PollingLoop.of(blog) as polled:
         polled.start()
         blog.settle()
         contestants = {f"{way}, {pace:,}/s": partial(edit, pace, way) for way in WAYS for pace in _PACES}

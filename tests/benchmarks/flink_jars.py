@@ -3,7 +3,7 @@
 The newest sink for Elasticsearch 7 that we could get, 3.0.1, is built with a client whose answers from Elasticsearch 8
 it cannot parse. The last client of version 7 can, in a mode of compatibility with version 7, but two of its classes are
 in other packages. So the sink's jars get other names for these two, as a build with a relocation would give them.
-After another version below, regenerate the pins: ``python -m tests.benchmarks.flink_setup``.
+After another version below, regenerate the pins: ``python -m tests.benchmarks.flink_jars``.
 """
 
 from __future__ import annotations

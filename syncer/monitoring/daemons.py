@@ -39,10 +39,11 @@ DROP_SECONDS = 60.0
 HANG_SECONDS = 180.0
 """How long a component may show no heartbeat: longer than any wait in it, except for queries that may take any time."""
 
-# While Postgres was away, no daemon could report.
+# While Postgres was away, no daemon could report. One that was killed while it led leads no more once another does.
 _HEARD = "greatest(reported_at, pg_postmaster_start_time())"
 DAEMONS = f"""
-SELECT host, process, version, started_at, components, leads, written_per_second, troubles,
+SELECT host, process, version, started_at, components, written_per_second, troubles,
+       leads AND reported_at = max(reported_at) FILTER (WHERE leads) OVER () AS leads,
        greatest(0, extract(epoch FROM clock_timestamp() - {_HEARD}))::float8 AS silent_seconds
 FROM syncer.daemon
 WHERE {_HEARD} > clock_timestamp() - interval '{DROP_SECONDS} s'

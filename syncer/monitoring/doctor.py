@@ -2,19 +2,17 @@
 
 Asking yields a finding, with its fix, for each problem. Mostly it is a query whose rows are these, or a setting of an
 index or of the topic. A check that a missing server, schema or privilege prevents is unseen; the others are still made.
-What `syncer status` finds wrong with a document is one of the checks. docs/operating.md says why each matters.
+docs/operating.md says why each matters. What ails a document is in `syncer status`.
 
 Guarantees that nothing is changed: every transaction in Postgres is read-only and every statement bounded in time, and
 Kafka and Elasticsearch are only read.
-
-The checks ``reach`` ask what guards the start of a daemon: see `syncer.daemon`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -25,11 +23,11 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import TopicMetadata
 from elastic_transport import TransportError
-from elasticsearch import ApiError
+from elasticsearch import ApiError, Elasticsearch
 
 from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain
-from syncer.base.errors import SourceError, SyncerError
+from syncer.base.errors import SourceError, SyncerError, TopicError
 from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
@@ -41,8 +39,6 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import GC_DELETES_SECONDS, PIPELINES, seconds
 from syncer.indexing import failover
 from syncer.kafka import topic
-from syncer.monitoring.problems import problems
-from syncer.monitoring.status import Reader
 
 ANSWER_SECONDS = 5
 """How long a server may take to be reached, and to answer."""
@@ -88,10 +84,6 @@ class Finding:
     expected: str = ""
 
 
-class UnseenError(Exception):
-    """A check cannot be made; the message says why."""
-
-
 class Deployment:
     """The servers that the settings name, and what several checks ask of them."""
 
@@ -100,18 +92,15 @@ class Deployment:
         self.servers: dict[str, Any] = {}
         """A client of each server that is used, or the `SyncerError` that kept it from being opened."""
         self._stack = stack
-        connects: dict[str, Callable[[], Any]] = {"postgres": self._connect}
+        connects: dict[str, Callable[[], Any]] = {"postgres": self._connect, "elasticsearch": self._reach}
         if settings.kafka.is_used:
             connects["kafka"] = self._administer
-        connects["elasticsearch"] = lambda: stack.enter_context(
-            elastic.connect(settings.elasticsearch, timeout_seconds=ANSWER_SECONDS)
-        )
         for name, connect in connects.items():
             try:
                 self.servers[name] = connect()
             except _ERRORS as error:
                 self.servers[name] = explain(error) or SyncerError(str(error))
-        with suppress(UnseenError, psycopg.errors.InsufficientPrivilege):  # postgres.privileges names it
+        with suppress(*_ERRORS):  # the checks name it
             self.settings = settings.of(registry.installation(self.schema))
 
     def _connect(self) -> Connection:
@@ -124,22 +113,26 @@ class Deployment:
         admin.list_topics(timeout=ANSWER_SECONDS)
         return admin
 
+    def _reach(self) -> Elasticsearch:
+        client = elastic.connect(self.settings.elasticsearch, timeout_seconds=ANSWER_SECONDS)
+        return self._stack.enter_context(client)
+
     def server(self, name: str) -> Any:
         """A client of a server."""
         if isinstance(self.servers[name], SyncerError):
-            raise UnseenError(f"{name.title()} cannot be reached")
+            raise SourceError(f"{name.title()} cannot be reached")
         return self.servers[name]
 
     def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
         """The rows that a query of Postgres returns."""
-        connection: Connection = self.server("postgres")
-        return connection.execute(query, parameters).fetchall()
+        found: list[tuple[Any, ...]] = self.server("postgres").execute(query, parameters).fetchall()
+        return found
 
     @property
     def schema(self) -> Connection:
         """The connection to Postgres, if it has the syncer schema."""
         if self.rows("SELECT to_regclass('syncer.document') IS NOT NULL") != [(True,)]:
-            raise UnseenError("the database has no syncer schema")
+            raise SourceError("the database has no syncer schema")
         connection: Connection = self.server("postgres")
         return connection
 
@@ -149,10 +142,12 @@ class Deployment:
         return registry.documents(self.schema)
 
     @cached_property
-    def topics(self) -> dict[str, TopicMetadata]:
-        """The topics that Kafka has."""
-        found: dict[str, TopicMetadata] = self.server("kafka").list_topics(timeout=ANSWER_SECONDS).topics
-        return found
+    def topic(self) -> TopicMetadata | None:
+        """The topic of changes; None if Kafka does not have it."""
+        if not self.settings.kafka.topic:
+            raise TopicError("the name of the topic is unknown: it is in the database")
+        topics: dict[str, TopicMetadata] = self.server("kafka").list_topics(timeout=ANSWER_SECONDS).topics
+        return topics.get(self.settings.kafka.topic)
 
 
 Ask = Callable[[Deployment], Iterable[Finding]]
@@ -273,17 +268,6 @@ def _is_usable(deployment: Deployment) -> Iterator[Finding]:
         yield Finding(error.message, error.hint)
 
 
-def _documents(deployment: Deployment) -> Iterator[Finding]:
-    assert deployment.schema
-    with closing(Reader(deployment.settings)) as reader:
-        status = reader.read()
-    if "postgres" in status.silent:
-        raise UnseenError(str(status.servers[0].error))
-    for problem in problems(status):
-        if problem.about is not None and not problem.is_passing:
-            yield Finding(problem.message.rstrip("."), problem.action)
-
-
 def _triggers(deployment: Deployment) -> Iterator[Finding]:
     captures = install.captured(deployment.schema)
     for relation in sorted({each for document in deployment.documents for each in document.dependencies.tables}):
@@ -330,19 +314,16 @@ _TOPIC: dict[str, tuple[Callable[[str], bool], str, CheckSeverity]] = {
 """Whether the value of a setting of the topic is wrong, the right one, and how bad that is."""
 
 
-def _has_topic(deployment: Deployment) -> Iterator[Finding]:
-    name = deployment.settings.kafka.topic
-    if not name:
-        raise UnseenError("the name of the topic is unknown: it is in the database")
-    if name not in deployment.topics:
-        yield Finding(f"Kafka has no topic {name}", "syncer apply", how=How.SHELL)
+def _has_topic(deployment: Deployment) -> Iterable[Finding]:
+    missing = Finding(f"Kafka has no topic {deployment.settings.kafka.topic}", "syncer apply", how=How.SHELL)
+    return [] if deployment.topic else [missing]
 
 
 def _topic(deployment: Deployment) -> Iterator[Finding]:
     settings, name = deployment.settings.kafka, deployment.settings.kafka.topic
-    if name not in deployment.topics:
-        raise UnseenError(f"Kafka has no topic {name}".rstrip())
-    has_copies = min(len(partition.replicas) for partition in deployment.topics[name].partitions.values()) > 1
+    if deployment.topic is None:
+        raise TopicError(f"Kafka has no topic {name}")
+    has_copies = min(len(partition.replicas) for partition in deployment.topic.partitions.values()) > 1
     if not has_copies:
         more = (
             "Use three brokers. kafka.replication_factor applies to a topic that syncer creates; "
@@ -470,7 +451,6 @@ CHECKS: tuple[Check, ...] = (
     Check("postgres.functions", _FUNCTION, _SQL, _query(_FUNCTIONS)),
     Check("postgres.privileges", "The role may do what a daemon does", _ADVICE, _may_use),
     Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
-    Check("postgres.documents", "Status finds nothing wrong with a document", _ADVICE, _documents),
     Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
     Check("kafka.topic", "The topic keeps every change until it is handled", _SHELL, _topic),
     Check("elasticsearch.reach", "Elasticsearch answers", _ADVICE, _reach("elasticsearch")),
@@ -493,8 +473,6 @@ def _made(check: Check, deployment: Deployment) -> list[Finding]:
     """Return what a check found, with what the table says of it."""
     try:
         found = list(check.ask(deployment)) or [Finding(severity=CheckSeverity.WELL)]
-    except UnseenError as error:
-        found = [Finding(str(error), severity=CheckSeverity.UNSEEN)]
     except _ERRORS as error:
         found = [Finding((explain(error) or SyncerError(str(error))).message, severity=CheckSeverity.UNSEEN)]
     return [

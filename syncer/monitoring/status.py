@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -111,18 +110,18 @@ FROM syncer.document AS c, LATERAL (
 ) AS i
 WHERE c.role = 'current' ORDER BY c.name
 """
-_FACTS = f"""
-SELECT 'scalars', to_jsonb(fact) FROM ({_SCALARS}) AS fact
-UNION ALL SELECT 'daemons', to_jsonb(fact) FROM ({DAEMONS}) AS fact
-UNION ALL SELECT 'documents', to_jsonb(fact) FROM ({_DOCUMENTS}) AS fact
-UNION ALL SELECT 'verifications', to_jsonb(fact) FROM ({compare.LAST}) AS fact
+_STORED = f"""
+SELECT to_jsonb(s) || jsonb_build_object(
+    'daemons', ARRAY(SELECT to_jsonb(d) FROM ({DAEMONS}) AS d),
+    'documents', ARRAY(SELECT to_jsonb(d) FROM ({_DOCUMENTS}) AS d),
+    'verifications', ARRAY(SELECT to_jsonb(v) FROM ({compare.LAST}) AS v)
+)
+FROM ({_SCALARS}) AS s
 """
 # A segment that was never analysed looks smaller than it is: only the index tells what waits in it.
 _SESSION = "SET enable_seqscan = off; SET statement_timeout = '30s'"
-_ADDRESSES = (
-    re.compile(r'server at "(?P<host>[^"]+)"(?: \([^)]*\))?, port (?P<port>\d+) failed: Connection refused'),
-    re.compile(r"host='(?P<host>[^']+)', port=(?P<port>\d+).*Connection refused", re.DOTALL),
-)
+_ADDRESS = re.compile(r"""(?:at |host=)["']([^"']+)["'].*?port[ =](\d+).*Connection refused""", re.DOTALL)
+"""Where a client library was refused, in its words."""
 _HINT = "Start it, or check the network and the settings. Nothing is lost: syncer continues by itself."
 _HANGS = (
     "Look at its log, its load and its disks, and at the network; restart it if it hangs. "
@@ -221,7 +220,7 @@ class Stored:
     daemons: tuple[Daemon, ...]
     documents: tuple[DocumentStatus, ...]
     verifications: tuple[Verification, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[Job, ...] = ()
 
     @property
     def waiting(self) -> int:
@@ -253,9 +252,9 @@ def at_work(stored: Stored) -> tuple[Daemon, ...]:
 class Held:
     """Elasticsearch's answer: documents by index, as of its last refresh; faults by index; what each alias leads to."""
 
-    counts: Mapping[str, int]
-    faults: Mapping[str, IndexFault]
-    searched: Mapping[str, tuple[str, ...]]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, IndexFault] = field(default_factory=dict)
+    searched: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,23 +335,10 @@ class Reader:
         servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(documents), left))
         if self._settings.kafka.is_used:
             servers.insert(1, _kafka(stored if servers[0].error is None else None))
-        at = time.monotonic() + self._clock_offset
+        at, held = time.monotonic() + self._clock_offset, self._elasticsearch.answer
         status = Status(at=at, servers=tuple(servers), stored=stored, documents=())
-        in_flight, held = status.lag_seconds, self._elasticsearch.answer or Held(counts={}, faults={}, searched={})
-        found = [
-            replace(
-                document,
-                lag_seconds=max(in_flight, 0.0 if (since := document.held_back_since) is None else at - since),
-                targets={
-                    index: held.counts.get(index)
-                    for index in sorted(document.roles, key=document.current.__ne__)  # that one first
-                },
-                faults={index: held.faults[index] for index in document.roles if index in held.faults},
-                searched=held.searched.get(document.index),
-            )
-            for document in documents
-        ]
-        return replace(status, documents=tuple(found))
+        combined = [_combined(document, at, status.lag_seconds, held or Held()) for document in documents]
+        return replace(status, documents=tuple(combined))
 
     # In a thread of the question
 
@@ -382,6 +368,18 @@ class Reader:
             # A request that hangs ends soon after it is given up, so that the next one can be sent.
             self._client = elastic.connect(self._settings.elasticsearch, timeout_seconds=ALL_SECONDS)
         return ask_elasticsearch(self._client, documents)
+
+
+def _combined(document: DocumentStatus, at: float, in_flight_seconds: float, held: Held) -> DocumentStatus:
+    """Return the document with its lag, and with what Elasticsearch holds; its current index first."""
+    held_back_seconds = 0.0 if document.held_back_since is None else at - document.held_back_since
+    return replace(
+        document,
+        lag_seconds=max(in_flight_seconds, held_back_seconds),
+        targets={index: held.counts.get(index) for index in sorted(document.roles, key=document.current.__ne__)},
+        faults={index: held.faults[index] for index in document.roles if index in held.faults},
+        searched=held.searched.get(document.index),
+    )
 
 
 class _Asked(Generic[_Answer]):
@@ -439,9 +437,8 @@ def describe(server: str, error: Exception) -> tuple[str, str]:
     name = server.title()
     if isinstance(error, TimeoutError | ConnectionTimeout):
         return f"{name} does not answer: it hangs, or is too busy", _HANGS
-    for address in _ADDRESSES:
-        if found := address.search(f"{error} {getattr(error, 'message', '')}"):
-            return f"{name} is down: connection refused at {found['host']}:{found['port']}", _HINT
+    if refused := _ADDRESS.search(f"{error} {getattr(error, 'message', '')}"):
+        return f"{name} is down: connection refused at {refused[1]}:{refused[2]}", _HINT
     explained = explain(error)
     message = " ".join((explained.message if explained else repr(error)).split())
     return f"{name} is not usable: {message}", (explained and explained.hint) or _HINT
@@ -449,22 +446,8 @@ def describe(server: str, error: Exception) -> tuple[str, str]:
 
 def ask_postgres(connection: Connection) -> Stored:
     """Query Postgres."""
-    facts: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for name, fact in connection.execute(_FACTS, prepare=True).fetchall():
-        facts[name].append(fact)
-    return Stored(
-        **facts["scalars"][0],
-        daemons=_with_one_leader(msgspec.convert(facts["daemons"], tuple[Daemon, ...])),
-        documents=msgspec.convert(facts["documents"], tuple[DocumentStatus, ...]),
-        verifications=msgspec.convert(facts["verifications"], tuple[Verification, ...]),
-        jobs=tuple(unfinished(connection)),
-    )
-
-
-def _with_one_leader(daemons: Sequence[Daemon]) -> tuple[Daemon, ...]:
-    """Return the daemons; one that was stopped or killed while it led does not lead any more once another does."""
-    leaders = sorted((daemon for daemon in daemons if daemon.leads), key=lambda daemon: daemon.silent_seconds)
-    return tuple(replace(daemon, leads=daemon in leaders[:1]) for daemon in daemons)
+    ((found,),) = connection.execute(_STORED, prepare=True).fetchall()
+    return replace(msgspec.convert(found, Stored), jobs=tuple(unfinished(connection)))
 
 
 def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]) -> Held:
@@ -472,7 +455,7 @@ def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]
     names = [name for document in documents for name in document.roles]
     if not names:
         client.info()  # it answers, though the indices are unknown
-        return Held(counts={}, faults={}, searched={})
+        return Held()
     searches: list[dict[str, Any]] = []
     for name in names:
         searches += [{"index": name}, {"size": 0, "track_total_hits": True}]

@@ -105,13 +105,6 @@ CASES = [
         "recorded none",
     ),
     Case(
-        "postgres.documents",
-        "UPDATE syncer.document SET suspended = 'a column is gone;'",
-        "a column is gone",
-        undo="UPDATE syncer.document SET suspended = NULL",
-        is_advice=True,
-    ),
-    Case(
         "postgres.reach",
         "INSERT INTO syncer.migration (name, checksum) VALUES ('9999_later', 'later')",
         "9999_later",

@@ -1,7 +1,7 @@
 """The timeline: what happened to the deployment in the last days, for ``syncer events`` and the status page.
 
 Owns ``syncer.event``. Log lines that have a sentence for the timeline are noted in memory, whatever the log's level.
-A daemon's reporter writes them every two seconds, a command at its end.
+A daemon's reporter writes them every second, a command at its end.
 
 Guarantees: noting an event sends no statement, waits for nothing and raises nothing. Writing is best effort: it waits
 for no lock, and what fails is tried again later. Memory and table are bounded; the oldest events go first. Times are by

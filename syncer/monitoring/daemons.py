@@ -1,4 +1,4 @@
-"""Daemons: each makes itself known by one row in Postgres, which a thread of its own writes every two seconds.
+"""Daemons: each makes itself known by one row in Postgres, which a thread of its own writes every second.
 
 Owns ``syncer.daemon``. A row says what the daemon runs, whether it leads, and what its components are retrying. So
 every process knows what every daemon does and why it does not, and a daemon that hangs or is gone shows by its silence.
@@ -22,16 +22,14 @@ from psycopg.types.json import Jsonb
 
 from syncer.base import metrics, retry
 from syncer.base.formatting import elapsed
-from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.lifecycle import Stop
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, Link
 from syncer.base.retry import CurrentTrouble
 from syncer.base.timeline import TIMELINE
 from syncer.capture.reader import LEADS
 
-REPORT_SECONDS = 2.0
+REPORT_SECONDS = 1.0
 """How often a daemon reports."""
-_LOOK_SECONDS = 0.5
-"""How often it looks for news, which it reports at once."""
 SILENT_SECONDS = 7.0
 """A daemon that has not reported for so long hangs, or is gone."""
 DROP_SECONDS = 60.0
@@ -104,7 +102,6 @@ class Reporter:
         self._connect = connect
         self._stop = stop
         self._identity = (uuid.uuid4(), socket.gethostname(), os.getpid(), version("syncer-cdc"))
-        self._reported: tuple[object, ...] = ()
         self._written = (time.monotonic(), metrics.documents_written())
         self._log = structlog.get_logger()
 
@@ -112,21 +109,15 @@ class Reporter:
         """Report until a stop is requested; then remove the row."""
         self._log.info("daemon.joined", timeline=f"A daemon started, version {self._identity[-1]}.")
         try:
-            while not stop.is_requested:
-                retry.retry(self.run_once, pause=stop.pause, component="report")
-                due = time.monotonic() + REPORT_SECONDS
-                while not stop.wait(_LOOK_SECONDS) and time.monotonic() < due and self._news() == self._reported:
-                    pass
-        except Stopping:
-            pass
+            retry.repeat(self.run_once, reset=self._link.close, stop=stop, component="report")
         finally:
             self._link.close()
 
-    def run_once(self) -> None:
-        """Report once, and write what the process has noted for the timeline."""
+    def run_once(self) -> float:
+        """Report once, and write what the process has noted for the timeline; return when to report again."""
         with self._link.used() as connection:
-            began, row, self._reported = time.monotonic(), self._row(), self._news()
-            gone = connection.execute(_REPORT, row).fetchall()
+            began = time.monotonic()
+            gone = connection.execute(_REPORT, self._row()).fetchall()
             retry.answered("postgres", seconds=time.monotonic() - began)
             for host, process, seconds in gone:
                 self._log.warning(
@@ -136,6 +127,7 @@ class Reporter:
                     timeline=f"The daemon {host}, process {process}, disappeared: no report for {elapsed(seconds)}.",
                 )
             TIMELINE.write(connection, prunes=True)
+        return REPORT_SECONDS
 
     def leave(self) -> None:
         """Remove the row, and note that the daemon stopped. Call it once the components have ended."""
@@ -149,10 +141,6 @@ class Reporter:
         connection = self._connect()
         connection.execute(_SESSION)
         return connection
-
-    def _news(self) -> tuple[object, ...]:
-        troubles = {(trouble.component, trouble.server, trouble.kind) for trouble in retry.troubles()}
-        return LEADS.is_set(), tuple(self.components), troubles
 
     def _row(self) -> tuple[object, ...]:
         now, written = time.monotonic(), metrics.documents_written()

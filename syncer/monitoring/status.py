@@ -305,7 +305,6 @@ class Reader:
         self._elasticsearch = _Asked[Held](ELASTICSEARCH)
         self._link = Link(self._connect)
         self._client: Elasticsearch | None = None
-        self._clock_offset = time.time() - time.monotonic()
         self._last: tuple[float, Status] | None = None
 
     def read(self) -> Status:
@@ -328,14 +327,14 @@ class Reader:
         began = time.monotonic()
         servers = [self._postgres.ask(self._ask_postgres, POSTGRES_SECONDS)]
         stored = self._postgres.answer
-        if stored is not None and servers[0].error is None:
-            self._clock_offset = stored.at - time.monotonic()
+        # By the database's clock, also while it does not answer.
+        at = stored.at + (servers[0].age_seconds or 0.0) if stored else time.time()
         documents = stored.documents if stored else ()
         left = ALL_SECONDS - (time.monotonic() - began)
         servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(documents), left))
         if self._settings.kafka.is_used:
             servers.insert(1, _kafka(stored if servers[0].error is None else None))
-        at, held = time.monotonic() + self._clock_offset, self._elasticsearch.answer
+        held = self._elasticsearch.answer
         status = Status(at=at, servers=tuple(servers), stored=stored, documents=())
         combined = [_combined(document, at, status.lag_seconds, held or Held()) for document in documents]
         return replace(status, documents=tuple(combined))

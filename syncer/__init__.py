@@ -26,7 +26,7 @@ The packages, from the top down; each uses only those below it, and its docstrin
     cli             the commands and what they print; begin with `cli.app`
     demo, locks     beside the product: a blog whose author is renamed; the models and locks of Elasticsearch's guide
     daemon          the threads of one process
-    monitoring      status, problems, health, metrics; the status page (`web`) and the checks (`doctor`)
+    monitoring      status, problems, metrics; the status page (`web`) and the checks (`doctor`)
     relay           outbox → Kafka, if it is used
     worker          the main loop (`loop`): changes → documents; the job worker (`job_loop`)
     verify          compare documents with their SELECT, repair, `explain` one, `wait` for one's own write

@@ -16,7 +16,6 @@ from syncer.cli import jobs, render
 from syncer.cli.context import AsJson, flag, load_settings, open_postgres
 from syncer.cli.render import TIME, Part, say, show_table
 from syncer.monitoring import doctor as checks, problems
-from syncer.monitoring.daemons import Daemon
 from syncer.monitoring.doctor import CheckSeverity, Finding, How
 from syncer.monitoring.problems import Urgency
 from syncer.monitoring.status import DocumentStatus, Reader, Status, Stored
@@ -89,7 +88,17 @@ def _show_figures(read: Status, stored: Stored) -> None:
         ("job", "of", "done", "pace"),
         [(f"{job.id} {job.reason}", job.index_name, jobs.done(job), jobs.pace(job)) for job in stored.jobs],
     )
-    show_table(("daemon", "version", "components", "started (UTC)", ""), [_daemon(each) for each in stored.daemons])
+    daemons = [
+        (
+            f"{daemon.host}, {daemon.process}",
+            daemon.version,
+            daemon.duties,
+            f"{daemon.started_at:{TIME}}",
+            (f"has not reported for {elapsed(daemon.silent_seconds)}" if daemon.is_silent else "", "red"),
+        )
+        for daemon in stored.daemons
+    ]
+    show_table(("daemon", "version", "components", "started (UTC)", ""), daemons)
 
 
 def _oldest(seconds: float) -> str:
@@ -106,21 +115,6 @@ def _document(document: DocumentStatus, index: str) -> Sequence[Part]:
         index,
         document.roles[index],
         f"{count:,}" if count is not None else (document.faults.get(index, "unknown"), "red"),
-    )
-
-
-def _daemon(daemon: Daemon) -> Sequence[Part]:
-    parts = [
-        "leads" if daemon.leads else "stands by" if "relay" in daemon.components else "",
-        amount(daemon.workers, "worker") if daemon.workers else "",
-        "job worker" if "job_worker" in daemon.components else "",
-    ]
-    return (
-        f"{daemon.host}, {daemon.process}",
-        daemon.version,
-        ", ".join(filter(None, parts)) if daemon.components else "starting",
-        f"{daemon.started_at:{TIME}}",
-        (f"has not reported for {elapsed(daemon.silent_seconds)}", "red") if daemon.is_silent else "",
     )
 
 

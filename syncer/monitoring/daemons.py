@@ -21,7 +21,7 @@ import structlog
 from psycopg.types.json import Jsonb
 
 from syncer.base import metrics, retry
-from syncer.base.formatting import elapsed
+from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import Stop
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, Link
 from syncer.base.retry import CurrentTrouble
@@ -90,6 +90,16 @@ class Daemon:
     def workers(self) -> int:
         """How many workers it runs."""
         return sum(name.startswith("worker-") for name in self.components)
+
+    @property
+    def duties(self) -> str:
+        """What it does, in words."""
+        parts = [
+            "leads" if self.leads else "stands by" if "relay" in self.components else "",
+            amount(self.workers, "worker") if self.workers else "",
+            "job worker" if "job_worker" in self.components else "",
+        ]
+        return ", ".join(filter(None, parts)) if self.components else "starting"
 
 
 class Reporter:

@@ -1,7 +1,7 @@
 // The banner with its problems, the flow with its numbers, and the daemons.
 
 import { by, el, fill, keep, raw, say, show } from "./dom.js";
-import { about, amount, brief, moment, rate, timeOf } from "./words.js";
+import { about, brief, moment, rate, timeOf } from "./words.js";
 
 export function showBanner(status) {
   say(by("headline"), status.headline);
@@ -117,7 +117,7 @@ export function showDaemons(status) {
       cell("Version"), cell("Started")),
     (row, daemon) => {
       const [text, kind] = state(daemon);
-      [daemon.host, String(daemon.process), null, components(daemon), daemon.version, moment(daemon.started_at)]
+      [daemon.host, String(daemon.process), null, daemon.duties, daemon.version, moment(daemon.started_at)]
         .forEach((each, place) => { if (each !== null) say(row.cells[place], each); });
       fill(row.cells[2], [kind, text], () => [el("span", { class: `state ${kind}` }, text)]);
     });
@@ -132,13 +132,4 @@ function state(daemon) {
   if (!daemon.troubles.length) return ["works", ""];
   const longest = daemon.troubles.reduce((a, b) => (b.seconds > a.seconds ? b : a));
   return [`${longest.component} retries for ${about(longest.seconds)}`, "bad"];
-}
-
-function components(daemon) {
-  const workers = daemon.components.filter((name) => name.startsWith("worker-")).length;
-  return [
-    daemon.leads ? "leads" : daemon.components.includes("relay") ? "stands by" : null,
-    workers ? amount(workers, "worker") : null,
-    daemon.components.includes("job_worker") ? "job worker" : null,
-  ].filter(Boolean).join(", ");
 }

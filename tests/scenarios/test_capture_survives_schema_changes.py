@@ -38,16 +38,6 @@ def things(empty_world: World) -> World:
     return empty_world
 
 
-def make_anew(world: World, tables: str) -> None:
-    """Make the table of `things` in this form instead of the one that a migration has left."""
-    world.sql(
-        "DROP TABLE IF EXISTS things, stuff, elsewhere.things; DROP TYPE IF EXISTS pair; DROP DOMAIN IF EXISTS short"
-    )
-    world.sql(f"CREATE SCHEMA IF NOT EXISTS elsewhere; {tables}")
-    install(world)
-    world.sql("INSERT INTO things VALUES (1, 5, 'name', 'note', 0)")
-
-
 def image(id_: int, place: int = 5) -> Image:
     """The image of a thing."""
     return {"id": str(id_), "place": str(place)}
@@ -110,7 +100,10 @@ def test_writes_go_on_and_are_captured_after_a_migration(things: World, tables: 
     for migration in (*MIGRATIONS, *LOST):
         if "VIRTUAL" in migration and is_old:
             continue
-        make_anew(things, tables)
+        things.sql("DROP SCHEMA IF EXISTS elsewhere, public CASCADE; CREATE SCHEMA elsewhere; CREATE SCHEMA public")
+        things.sql(tables)
+        install(things)
+        things.sql("INSERT INTO things VALUES (1, 5, 'name', 'note', 0)")
         with session(things) as application, psycopg.connect(things.dsn, autocommit=True) as newcomer:
             things.sql(migration)
             newcomer.execute("SET search_path = public, elsewhere")

@@ -10,11 +10,6 @@ from syncer.apply import activate
 from tests.faults.harness import add_posts
 from tests.support.world import World, planned, wait_until
 
-TABLES = """
-CREATE TABLE pages (id bigint PRIMARY KEY, text text NOT NULL);
-INSERT INTO pages SELECT g, 'page ' || g FROM generate_series(1, 10) AS g
-"""
-
 
 def add_pages(world: World) -> None:
     """The folder of a second document, on a table of its own."""
@@ -24,7 +19,8 @@ def add_pages(world: World) -> None:
 @pytest.fixture
 def two(empty_world: World) -> World:
     """A world with posts and pages active."""
-    empty_world.sql(TABLES)
+    empty_world.sql("CREATE TABLE pages (id bigint PRIMARY KEY, text text NOT NULL)")
+    empty_world.sql("INSERT INTO pages SELECT g, 'page ' || g FROM generate_series(1, 10) AS g")
     add_pages(empty_world)
     empty_world.set_up()
     add_posts(empty_world, 10)

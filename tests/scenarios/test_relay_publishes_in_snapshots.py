@@ -17,8 +17,6 @@ from syncer.relay.loop import Relay
 from tests.support.in_process import ends
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
-Application = psycopg.Connection[tuple[Any, ...]]
-
 USERS = """
 INSERT INTO users (id, name, email) SELECT n, 'somebody', 'some@body.com' FROM generate_series({}, {}) AS n
 """
@@ -31,7 +29,7 @@ def insert(world: World, *ids: int) -> None:
 
 
 @contextmanager
-def transaction(world: World, id_: int) -> Iterator[Application]:
+def transaction(world: World, id_: int) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """A transaction that has inserted this user and is open."""
     with psycopg.connect(world.dsn, autocommit=True) as application:
         application.execute(f"BEGIN; {USERS.format(id_, id_)}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -45,17 +43,11 @@ def test_what_waits_is_seen_where_it_waits(world: World) -> None:
         wait_until(lambda: read(world).lag_seconds == 0, what="nothing waits")
 
 
-@contextmanager
-def deaf() -> Iterator[str]:
-    """An address at which a server accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
-
-
 def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
     """It comes within two seconds, with what the other one says."""
     add_posts(world, 1)
-    with deaf() as address:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as deaf:  # accepts connections and never answers
+        address = "{}:{}".format(*deaf.getsockname())
         postgres = PostgresSettings(dsn=SecretStr(f"postgresql://x@{address}/x"))
         elasticsearch = world.settings.elasticsearch.model_copy(update={"url": f"http://{address}"})
         for silent, server in (("postgres", postgres), ("elasticsearch", elasticsearch)):

@@ -56,8 +56,6 @@ __all__ = ["wait"]
 def wait(token: str, *, timeout_seconds: float = 30, searchable: bool = False) -> Waited:
     """Return once everything that a transaction has committed is indexed.
 
-    If you wait often, keep a `syncer.verify.wait.Waiter`: it is faster.
-
     The settings are those of the command ``syncer``: ``config/syncer.yaml`` and the environment.
 
     Args:
@@ -73,5 +71,4 @@ def wait(token: str, *, timeout_seconds: float = 30, searchable: bool = False) -
     from syncer.base import settings  # noqa: PLC0415 - every module of syncer imports this one
     from syncer.verify import wait as verify_wait  # noqa: PLC0415 - every module of syncer imports this one
 
-    with verify_wait.Waiter(settings.load()) as waiter:
-        return waiter.wait(token, timeout_seconds=timeout_seconds, searchable=searchable)
+    return verify_wait.wait(settings.load(), token, timeout_seconds=timeout_seconds, searchable=searchable)

@@ -19,7 +19,8 @@ from syncer.monitoring import doctor as checks, problems
 from syncer.monitoring.doctor import CheckSeverity, Finding, How
 from syncer.monitoring.problems import Urgency
 from syncer.monitoring.status import DocumentStatus, Reader, Status, Stored
-from syncer.verify.wait import TIMEOUT_SECONDS, Waited, Waiter
+from syncer.verify import wait as verify_wait
+from syncer.verify.wait import TIMEOUT_SECONDS, Waited
 
 _ASKING = "asking Postgres, Kafka and Elasticsearch"
 _STYLES = {Urgency.WELL: "green", Urgency.BUSY: "yellow", Urgency.BAD: "red"}
@@ -206,8 +207,7 @@ def wait(
     Get the token inside the transaction, before its commit. Dead letters and suspended
     documents are reported, not waited for. Exit code 0 only if everything is indexed.
     """
-    with Waiter(load_settings()) as waiter:
-        waited = waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
+    waited = verify_wait.wait(load_settings(), token, timeout_seconds=timeout, searchable=searchable)
     if as_json:
         render.print_json(waited)
     else:

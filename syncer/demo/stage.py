@@ -28,7 +28,7 @@ from syncer.base.errors import SyncerError
 from syncer.sandbox import Sandbox
 from syncer.sandbox.cache import Account, Cache, locked, make_open_folder
 from syncer.sandbox.server import LOOPBACK, EmbeddedServer, answers_ok
-from syncer.verify.wait import Waiter
+from syncer.verify.wait import wait
 
 # The command as this program was called, so that the output can be pasted.
 _COMMAND = sys.argv[0] if Path(sys.argv[0]).name == "syncer" else f"{sys.executable} -m syncer"
@@ -73,7 +73,6 @@ class Stage:
     """The servers, the daemon and the output of a demo, in its folder."""
 
     client: Elasticsearch
-    _waiter: Waiter
 
     def __init__(self, console: Console, folder: Path) -> None:
         self.console = console
@@ -90,10 +89,7 @@ class Stage:
             del os.environ[name]
         os.environ |= {**endpoints.environment(), "SYNCER_CONFIG": str(self.folder / "config")}
         # A small machine may be slow to answer after its servers have started.
-        with (
-            Elasticsearch(endpoints.elasticsearch_url, request_timeout=_ANSWER_SECONDS) as self.client,
-            Waiter(settings.load(), pause=self._pause) as self._waiter,
-        ):
+        with Elasticsearch(endpoints.elasticsearch_url, request_timeout=_ANSWER_SECONDS) as self.client:
             yield
 
     def _pause(self, seconds: float) -> None:
@@ -155,9 +151,10 @@ class Stage:
         Raises:
             SyncerError: The time is over, a document could not be written, or the daemon has ended.
         """
-        began = time.monotonic()
+        began, timeout = time.monotonic(), _WAIT_SECONDS
         for token in tokens:
-            if not self._waiter.wait(token, timeout_seconds=_WAIT_SECONDS, searchable=True).is_complete:
+            waited = wait(settings.load(), token, timeout_seconds=timeout, searchable=True, pause=self._pause)
+            if not waited.is_complete:
                 raise SyncerError("Not every document could be written", hint=self.daemon.log_excerpt())
         return time.monotonic() - began
 

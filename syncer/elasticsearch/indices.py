@@ -337,17 +337,10 @@ class Indices:
             self._delete_scratch(target, alias)
 
     def obstacle(self, *, document: str, alias: str, body: Mapping[str, Any], live: Target) -> str | None:
-        """Return why an index cannot be changed in place to match index.json; None if it can.
-
-        Raises:
-            IndexingError: Elasticsearch refuses index.json for any index.
-        """
+        """Return why an index cannot be changed in place to match index.json; None if it can."""
         with self.scratch(document=document, alias=alias, body=self.body(live)) as target:
             refusal = self.try_change(target, body)
-        if refusal is None:
-            return None
-        with self.scratch(document=document, alias=alias, body=body):
-            return refusal.replace(target.index_name, live.index_name)
+        return None if refusal is None else refusal.replace(target.index_name, live.index_name)
 
     def _delete_scratch(self, target: Target, alias: str) -> None:
         names = self._client.indices.get(

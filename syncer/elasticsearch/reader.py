@@ -9,12 +9,12 @@ Only the JSON around it is decoded.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Self
+from urllib.parse import quote
 
 import elasticsearch
 import mmh3
@@ -142,8 +142,6 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 _ANSWER = msgspec.json.Decoder(_Answer)
-_SOURCE = b'"_source":'
-_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 class _Undecoded(CompatibilityModeJsonSerializer):
@@ -312,36 +310,21 @@ class Holdings:
         body = self._raw.perform_request("POST", path, headers=_JSON, body=request).body
         try:
             answer = _ANSWER.decode(body)
-        except (msgspec.DecodeError, RecursionError):
-            answer = _decoded_apart(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            if request.get("_source") is False:
+                raise elasticsearch.SerializationError(f"Not a response of Elasticsearch: {error}") from error
+            # Elasticsearch keeps documents that msgspec rejects, as one with half a surrogate pair.
+            found = self._search(target, {**request, "_source": False}, shard=shard)
+            hits = [msgspec.structs.replace(hit, json=self._source(target, hit)) for hit in found.hits]
+            return _Hits(hits=hits, total=found.total)
         if answer.timed_out:
             raise UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
         return answer.hits
 
-
-def _decoded_apart(body: bytes) -> _Answer:
-    """Decode a response without its documents: Elasticsearch keeps some that msgspec rejects, as half a surrogate pair.
-
-    Raises:
-        elasticsearch.SerializationError: It is not a response of Elasticsearch.
-    """
-    at, rest, sources = 0, b"", []
-    # Inside a string a quote is escaped. So the next key of this name, behind one document, is that of another hit.
-    while (found := body.find(_SOURCE, at)) >= 0:
-        begin = found + len(_SOURCE)
-        rest += body[at:begin] + b"0"
-        at, depth = begin, 0
-        for token in _STRUCTURE.finditer(body, begin):
-            depth += (token[0] in b"[{") - (token[0] in b"]}")
-            at = token.end()
-            if depth == 0:
-                break
-        sources.append(body[begin:at])
-    try:
-        answer = _ANSWER.decode(rest + body[at:])
-    except msgspec.DecodeError as error:
-        raise elasticsearch.SerializationError(f"Not a response of Elasticsearch: {error}") from error
-    for number, hit in enumerate(answer.hits.hits):
-        if hit.json != _NO_SOURCE:
-            answer.hits.hits[number] = msgspec.structs.replace(hit, json=msgspec.Raw(sources.pop(0)))
-    return answer
+    def _source(self, target: Target, copy: Copy) -> msgspec.Raw:
+        """Return a document as searches find it, without decoding it."""
+        path = f"/{target.index_name}/_doc/{quote(copy.id, safe='')}?realtime=false"
+        path = path if copy.routing is None else f"{path}&routing={quote(copy.routing, safe='')}"
+        body = self._raw.options(ignore_status=_NOT_FOUND).perform_request("GET", path, headers=_JSON).body
+        # Within a string, a quote is escaped: this is the key of the last field. It is gone if the document is.
+        return msgspec.Raw(body.partition(b'"_source":')[2][:-1] or b"{}")

@@ -28,8 +28,6 @@ FAN_OUTS_MAX = 8
 """How many fan-outs of an index are written at a time. Causes that come meanwhile join the next one."""
 CHUNKS_AHEAD = 500
 """A job is listed further while it has fewer chunks left than this."""
-_ENOUGH_DONE = 0.05
-"""The share of its documents from which on a job's rate tells how long the rest will take."""
 
 UNFINISHED = "j.finished_at IS NULL"
 """A condition on ``syncer.job AS j``."""
@@ -172,12 +170,10 @@ class Job:
 
     @property
     def eta_seconds(self) -> float | None:
-        """How long the rest will take; None if unknown. Nothing is said before some documents are done."""
-        if not self.documents_per_second or not self.documents_total:
+        """How long the rest will take at this rate; None if that is unknown."""
+        if not self.documents_per_second or self.documents_left is None:
             return None
-        if self.documents_done < _ENOUGH_DONE * self.documents_total:
-            return None
-        return (self.documents_left or 0) / self.documents_per_second
+        return self.documents_left / self.documents_per_second
 
 
 def find(connection: Connection, job_id: int) -> Job:

@@ -29,10 +29,9 @@ wait for a bare transaction id never reports another transaction that got the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Self
 
 from syncer.base import error_policy, migrations, postgres
 from syncer.base.error_policy import Action
@@ -89,103 +88,71 @@ class Waited:
         return not (self.dead_lettered or self.suspended or self.incomplete)
 
 
-class Waiter:
-    """Waits for transactions. Safe to share between threads: each wait uses a Postgres connection of its own.
+def wait(
+    settings: Settings,
+    token: str,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    searchable: bool = False,
+    pause: Callable[[float], None] = time.sleep,
+) -> Waited:
+    """Return once everything that a transaction has committed is indexed: see `syncer.wait`.
 
+    The token may also be the result of ``pg_current_xact_id()``. It may take some seconds longer than the timeout if
+    Elasticsearch does not answer. If Postgres hangs, it takes as long; if its machine is gone, half a minute longer.
     An exception from ``pause`` ends the wait.
     """
-
-    def __init__(self, settings: Settings, *, pause: Callable[[float], None] = time.sleep) -> None:
-        self._settings = settings
-        self._pause = pause
-        self._idle: list[tuple[Connection, Catalogue]] = []
-
-    def __enter__(self) -> Self:
-        """Return the waiter."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close all connections."""
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections."""
-        while self._idle:
-            self._idle.pop()[0].close()
-
-    def wait(self, token: str, *, timeout_seconds: float = TIMEOUT_SECONDS, searchable: bool = False) -> Waited:
-        """Return once everything that a transaction has committed is indexed: see `syncer.wait`.
-
-        The token may also be the result of ``pg_current_xact_id()``. It may take some seconds longer than the timeout
-        if Elasticsearch does not answer. If Postgres hangs, it takes as long; if its machine is gone, half a minute
-        longer.
-        """
-        clock = _Clock(Token.parse(token), timeout_seconds, self._pause)
-        while True:
-            try:
-                with self._session() as (connection, catalogue):
-                    clock.token = transaction_token.require_committed(connection, clock.token)
-                    return self._waited(connection, catalogue, clock, searchable=searchable)
-            except Exception as error:
-                # Start over: another server may answer the next query, so earlier results do not count.
-                if error_policy.decide(error) is not Action.RETRY:
-                    raise
-                explained = error_policy.explain(error) or SyncerError(repr(error))
-                clock.rest("servers", explained.message, explained.hint)
-
-    def _waited(self, connection: Connection, catalogue: Catalogue, clock: _Clock, *, searchable: bool) -> Waited:
-        """Wait for the changes, then for the jobs, then for a refresh."""
-        xid = clock.token.xid
-        relations = outbox.relations_of(connection, xid)
-
-        def concerned() -> list[Document]:
-            current = [document for document in catalogue.refresh(connection) if document.role is Role.CURRENT]
-            return [each for each in current if relations is None or relations & each.dependencies.tables.keys()]
-
-        if not _wait_for_changes(connection, clock):
-            return Waited(xid=xid, is_searchable=searchable, is_captured=False, seconds=clock.seconds)
-        jobs = _wait_for_jobs(connection, [document.name for document in concerned()], clock)
-        refreshed: set[str] = set()
-        while searchable:
-            left = [each for each in concerned() if each.suspended is None and each.index_name not in refreshed]
-            if not left:  # none has replaced another meanwhile
-                break
-            patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
-            with elastic.connect(self._settings.elasticsearch, timeout_seconds=patience) as client:
-                for document in left:
-                    Holdings(client).refresh(document.target)
-                    refreshed.add(document.index_name)
-        documents = concerned()
-        stale = model.incomplete(connection) if documents else set()
-        active = [document for document in documents if document.suspended is None]
-        names = [document.index_name for document in documents]
-        return Waited(
-            xid=xid,
-            is_searchable=searchable,
-            seconds=clock.seconds,
-            jobs=tuple(sorted(jobs)),
-            dead_lettered=tuple(dead_letters.since(connection, names, xid, limit=_DEAD_LETTERED_MAX)),
-            suspended=tuple(document.name for document in documents if document.suspended is not None),
-            incomplete=tuple(document.name for document in active if document.index_name in stale),
-        )
-
-    @contextmanager
-    def _session(self) -> Iterator[tuple[Connection, Catalogue]]:
-        """Lend an idle connection with its definitions, or a new one; after an error it is closed."""
-        is_new = False
+    clock = _Clock(Token.parse(token), timeout_seconds, pause)
+    while True:
         try:
-            session = self._idle.pop()
-        except IndexError:  # no check before the pop: another thread might take the session in between
-            session, is_new = (postgres.connect(self._settings.postgres, name="wait"), Catalogue()), True
-        try:
-            if is_new:
-                migrations.require_current(session[0])
-                outbox.prepare(session[0])
-            yield session
-        except BaseException:
-            session[0].close()
-            raise
-        self._idle.append(session)
+            with closing(postgres.connect(settings.postgres, name="wait")) as connection:
+                migrations.require_current(connection)
+                outbox.prepare(connection)
+                clock.token = transaction_token.require_committed(connection, clock.token)
+                return _wait(connection, settings, clock, searchable=searchable)
+        except Exception as error:
+            # Start over: another server may answer the next query, so earlier results do not count.
+            if error_policy.decide(error) is not Action.RETRY:
+                raise
+            explained = error_policy.explain(error) or SyncerError(repr(error))
+            clock.rest("servers", explained.message, explained.hint)
+
+
+def _wait(connection: Connection, settings: Settings, clock: _Clock, *, searchable: bool) -> Waited:
+    """Wait for the changes, then for the jobs, then for a refresh."""
+    xid, catalogue = clock.token.xid, Catalogue()
+    relations = outbox.relations_of(connection, xid)
+
+    def concerned() -> list[Document]:
+        current = [document for document in catalogue.refresh(connection) if document.role is Role.CURRENT]
+        return [each for each in current if relations is None or relations & each.dependencies.tables.keys()]
+
+    if not _wait_for_changes(connection, clock):
+        return Waited(xid=xid, is_searchable=searchable, is_captured=False, seconds=clock.seconds)
+    jobs = _wait_for_jobs(connection, [document.name for document in concerned()], clock)
+    refreshed: set[str] = set()
+    while searchable:
+        left = [each for each in concerned() if each.suspended is None and each.index_name not in refreshed]
+        if not left:  # none has replaced another meanwhile
+            break
+        patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
+        with elastic.connect(settings.elasticsearch, timeout_seconds=patience) as client:
+            for document in left:
+                Holdings(client).refresh(document.target)
+                refreshed.add(document.index_name)
+    documents = concerned()
+    stale = model.incomplete(connection) if documents else set()
+    active = [document for document in documents if document.suspended is None]
+    names = [document.index_name for document in documents]
+    return Waited(
+        xid=xid,
+        is_searchable=searchable,
+        seconds=clock.seconds,
+        jobs=tuple(sorted(jobs)),
+        dead_lettered=tuple(dead_letters.since(connection, names, xid, limit=_DEAD_LETTERED_MAX)),
+        suspended=tuple(document.name for document in documents if document.suspended is not None),
+        incomplete=tuple(document.name for document in active if document.index_name in stale),
+    )
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,10 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.base.errors import WaitTimeoutError
+from syncer.base.settings import Settings
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
-from syncer.verify.wait import Waiter
+from syncer.verify.wait import wait
 from tests.faults.harness import require_holds
 from tests.scenarios.test_fan_outs import BLOG, MANY, follow
 from tests.scenarios.test_jobs import new_revision
@@ -38,13 +38,6 @@ def blog(world: World) -> World:
     return world
 
 
-@pytest.fixture
-def waiter(blog: World) -> Iterator[Waiter]:
-    """Waits for transactions in it."""
-    with Waiter(blog.settings) as made:
-        yield made
-
-
 def committed(world: World, query: str, *parameters: object) -> str:
     """Commit a transaction; its token."""
     with psycopg.connect(world.dsn) as connection:
@@ -59,10 +52,10 @@ def renamed(world: World, user: int, name: str) -> str:
     return committed(world, "UPDATE users SET name = %s WHERE id = %s", name, user)
 
 
-def component(waiter: Waiter, token: str) -> str:
+def component(world: World, token: str) -> str:
     """Where a transaction is; empty if it is indexed."""
     try:
-        waiter.wait(token, timeout_seconds=_SOON)
+        wait(world.settings, token, timeout_seconds=_SOON)
     except WaitTimeoutError as error:
         return error.component
     return ""
@@ -79,28 +72,28 @@ def names(world: World, user: int) -> set[str]:
 # A wait goes through relay, workers and jobs
 
 
-def test_each_component_is_waited_for(blog: World, waiter: Waiter) -> None:
+def test_each_component_is_waited_for(blog: World) -> None:
     """The relay, the workers and the job, one after the other; also if the change joins a job that was there."""
     token = renamed(blog, 1, "renamed")
-    assert component(waiter, token) == "relay"
+    assert component(blog, token) == "relay"
     with blog.relay() as relay:
         assert relay.run_once().published == 1
-    assert component(waiter, token) == "workers"
+    assert component(blog, token) == "workers"
     with blog.index() as index:
         with blog.worker(index, many=MANY) as made:
             wait_until(lambda: made.run_once() == 1, what="the worker has handled it")
         second = renamed(blog, 2, "second")
         follow(blog, index)
-        assert [component(waiter, each) for each in (token, second)] == ["jobs", "jobs"]
+        assert [component(blog, each) for each in (token, second)] == ["jobs", "jobs"]
         assert len(blog.sql("SELECT id FROM syncer.job")) == 1
         assert names(blog, 1) == {"name 1"}
         blog.refresh(index)
-    assert waiter.wait(token).is_complete
-    assert waiter.wait(second).is_complete
+    assert wait(blog.settings, token).is_complete
+    assert wait(blog.settings, second).is_complete
     assert (names(blog, 1), names(blog, 2)) == ({"renamed"}, {"second"})
 
 
-def test_what_is_left_to_an_initial_load_is_waited_for(blog: World, waiter: Waiter) -> None:
+def test_what_is_left_to_an_initial_load_is_waited_for(blog: World) -> None:
     """The apply that makes the load has not seen the change; the worker that has finds the next revision."""
     locks = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
     with blog.index() as index, blog.connect() as connection, ThreadPoolExecutor(1) as pool:
@@ -111,9 +104,9 @@ def test_what_is_left_to_an_initial_load_is_waited_for(blog: World, waiter: Wait
             wait_until(lambda: bool(blog.sql(locks, blog.name)), what="the worker would make a fan-out")
         following.result()
         assert blog.sql("SELECT kind FROM syncer.job") == [("initial_load",)]
-        assert component(waiter, token) == "jobs"
+        assert component(blog, token) == "jobs"
         blog.refresh(index)
-    assert waiter.wait(token).is_complete
+    assert wait(blog.settings, token).is_complete
     assert names(blog, 1) == {"renamed"}
 
 
@@ -126,7 +119,7 @@ class _Author:
 
     user: int
     alias: str
-    waiter: Waiter
+    settings: Settings
     client: Elasticsearch
     turns: int = 0
 
@@ -157,7 +150,7 @@ class _Author:
         row = connection.execute(token).fetchone()
         connection.commit()
         assert row is not None
-        assert self.waiter.wait(row[0], timeout_seconds=DEADLINE_SECONDS, searchable=searchable).is_complete
+        assert wait(self.settings, row[0], timeout_seconds=DEADLINE_SECONDS, searchable=searchable).is_complete
 
 
 def test_random_writers_read_what_they_wrote(world: World) -> None:
@@ -168,8 +161,8 @@ def test_random_writers_read_what_they_wrote(world: World) -> None:
         "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 4, '0', '' FROM generate_series(1, 60) AS g"
     )
     daemons = [world.daemon("--only", only) for only in ("relay", "workers")]
-    with Waiter(world.settings) as waiter, world.elasticsearch() as client:
-        authors = [_Author(user=user, alias=world.alias, waiter=waiter, client=client) for user in range(4)]
+    with world.elasticsearch() as client:
+        authors = [_Author(user=user, alias=world.alias, settings=world.settings, client=client) for user in range(4)]
 
         def read_on() -> None:
             before = sum(each.turns for each in authors)

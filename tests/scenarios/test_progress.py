@@ -13,7 +13,7 @@ import syncer
 from syncer.base.errors import TokenError
 from syncer.capture import progress
 from syncer.capture.reader import OutboxReader
-from syncer.verify.wait import Waiter
+from syncer.verify.wait import wait
 from tests.faults.test_waiting import committed
 from tests.support.in_process import following, handling
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
@@ -124,36 +124,34 @@ def test_what_cannot_be_waited_for_is_said(blog: World) -> None:
     """Nonsense, the future, what is open, what was rolled back, another life of the database: each has its words."""
     token = committed(blog, UPDATE, "later")
     xid, _, life = token.partition(".")
-    with Waiter(blog.settings) as waiter:
-        for nonsense in ("", "nonsense", "2", "-5", "1" * 21, f"{xid}.xyz", f"{xid} OR true", "\0"):
-            with pytest.raises(TokenError, match="is no token"):
-                waiter.wait(nonsense)
-        with pytest.raises(TokenError, match="No transaction 99999999999 has begun"):
-            waiter.wait("99999999999")
-        with pytest.raises(TokenError, match="another database than this one"):
-            waiter.wait(f"{xid}.{'0' * 8 if life != '0' * 8 else '1' * 8}")
-        with psycopg.connect(blog.dsn) as connection:
-            connection.execute(UPDATE, ("open",))
-            [(open_,)] = connection.execute("SELECT syncer.token()").fetchall()
-            with pytest.raises(TokenError, match="is not committed as yet"):
-                waiter.wait(open_)
-            connection.rollback()
-            with pytest.raises(TokenError, match="was rolled back"):
-                waiter.wait(open_)
+    for nonsense in ("", "nonsense", "2", "-5", "1" * 21, f"{xid}.xyz", f"{xid} OR true", "\0"):
+        with pytest.raises(TokenError, match="is no token"):
+            wait(blog.settings, nonsense)
+    with pytest.raises(TokenError, match="No transaction 99999999999 has begun"):
+        wait(blog.settings, "99999999999")
+    with pytest.raises(TokenError, match="another database than this one"):
+        wait(blog.settings, f"{xid}.{'0' * 8 if life != '0' * 8 else '1' * 8}")
+    with psycopg.connect(blog.dsn) as connection:
+        connection.execute(UPDATE, ("open",))
+        [(open_,)] = connection.execute("SELECT syncer.token()").fetchall()
+        with pytest.raises(TokenError, match="is not committed as yet"):
+            wait(blog.settings, open_)
+        connection.rollback()
+        with pytest.raises(TokenError, match="was rolled back"):
+            wait(blog.settings, open_)
 
 
 def test_what_could_not_be_written_is_said(blog: World) -> None:
     """Documents that were dead-lettered since, and not before; documents that are suspended."""
     update = "UPDATE posts SET created = 'infinity' WHERE id = %s"
-    with Waiter(blog.settings) as waiter:
-        with following(blog):
-            waiter.wait(committed(blog, update, 7))
-            waited = waiter.wait(committed(blog, update, 8))
-            assert ([letter.id for letter in waited.dead_lettered], waited.is_complete) == (["8"], False)
-            well = committed(blog, UPDATE, "fine")
-            assert waiter.wait(well).is_complete
-        blog.sql("UPDATE syncer.document SET suspended = 'for a test', stale_since = now(), loaded_at = NULL")
-        assert waiter.wait(well).suspended == ("blogpost",)
+    with following(blog):
+        wait(blog.settings, committed(blog, update, 7))
+        waited = wait(blog.settings, committed(blog, update, 8))
+        assert ([letter.id for letter in waited.dead_lettered], waited.is_complete) == (["8"], False)
+        well = committed(blog, UPDATE, "fine")
+        assert wait(blog.settings, well).is_complete
+    blog.sql("UPDATE syncer.document SET suspended = 'for a test', stale_since = now(), loaded_at = NULL")
+    assert wait(blog.settings, well).suspended == ("blogpost",)
 
 
 def test_one_s_own_write_is_waited_for(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:

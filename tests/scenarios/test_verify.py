@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -93,6 +94,11 @@ def _overwrite(client: Elasticsearch, world: World, changed: dict[str, Any], num
     client.index(index=world.alias, id=id_, document=changed, version=number, version_type="external")
 
 
+def _put_raw(client: Elasticsearch, world: World, source: dict[str, Any]) -> None:
+    json_ = {"accept": "application/json", "content-type": "application/json"}
+    client.perform_request("PUT", f"/{world.alias}/_doc/7", headers=json_, body=json.dumps(source).encode())
+
+
 def _comment(source: dict[str, Any]) -> dict[str, Any]:
     first, second = source["comments"]
     return source | {"comments": [first, second | {"comment": "other"}]}
@@ -112,6 +118,10 @@ PLANTED: dict[str, tuple[str, DriftKind, Cause | None, tuple[str, ...], bool, Pl
     "one_nested_field": (
         "7", DriftKind.DIFFERENT, Cause.FOREIGN, ("comments[1].comment",), True,
         lambda c, w, s: c.index(index=w.alias, id="7", document=_comment(s)),
+    ),
+    "half_a_character": (
+        "7", DriftKind.DIFFERENT, Cause.FOREIGN, ("title",), True,
+        lambda c, w, s: _put_raw(c, w, s | {"title": "\ud800"}),
     ),
     "routing": (
         "7", DriftKind.MISPLACED, Cause.FOREIGN, (), True,

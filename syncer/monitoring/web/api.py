@@ -32,8 +32,7 @@ from syncer.monitoring import gauges, problems
 from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.status import Reader
 from syncer.monitoring.web.server import Access, App, Guard, WebServer, as_json, listen
-from syncer.verify import explain
-from syncer.verify.wait import Waiter
+from syncer.verify import explain, wait
 
 _FINISHED_SHOWN_MAX = 3
 _UNFINISHED_SHOWN_MAX = 200
@@ -75,7 +74,6 @@ class Api:
         self._stop = stop
         self._reporter = reporter
         self._reader = Reader(settings)
-        self._waiter = Waiter(settings, pause=stop.pause)
         self._connections = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._waits = threading.BoundedSemaphore(_WAITS_MAX)
 
@@ -182,12 +180,14 @@ class Api:
         """Wait until the transaction of ``token`` is indexed, at most ``timeout`` seconds.
 
         Raises:
-            TokenError, WaitTimeoutError: As `syncer.verify.wait.Waiter.wait`.
+            TokenError, WaitTimeoutError: As `syncer.wait`.
             UnavailableError: Too many clients are waiting already, or the daemon ends.
         """
         with _place(self._waits, patience=0):
             try:
-                waited = self._waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
+                waited = wait.wait(
+                    self._settings, token, timeout_seconds=timeout, searchable=searchable, pause=self._stop.pause
+                )
             except Stopping:
                 raise UnavailableError("This daemon is stopping", hint=_ELSEWHERE) from None
         hidden = {} if access >= Access.VALUES else {"dead_lettered": len(waited.dead_lettered)}

@@ -96,11 +96,16 @@ SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(c.adopted_in, h.snapshot)
                        WHERE o.xid = c.adopted_in AND NOT pg_visible_in_snapshot(c.adopted_in, c.snapshot))
 FROM (VALUES ($1::pg_snapshot)) AS m (moment) CROSS JOIN {_LATEST}
 """
+# Of a transaction that was open while rows were adopted, the rows keep its own id.
 _TRANSACTION = f"""
-SELECT r.is_read, coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, h.snapshot), false),
-       r.is_read OR EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
-FROM {_LATEST} CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_valid THEN c.adopted_in END) AS xid) AS t
-CROSS JOIN LATERAL (SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, c.snapshot), false) AS is_read) AS r
+SELECT r.is_read, coalesce(r.is_read AND pg_visible_in_snapshot($1::xid8, h.snapshot)
+                             AND pg_visible_in_snapshot(c.adopted_in, h.snapshot), false),
+       r.is_read OR EXISTS (SELECT FROM syncer.outbox AS o
+                            WHERE o.xid IN ($1::xid8, CASE WHEN c.is_valid THEN c.adopted_in END))
+FROM {_LATEST} CROSS JOIN LATERAL (
+    SELECT coalesce(c.is_valid AND pg_visible_in_snapshot($1::xid8, c.snapshot)
+                    AND pg_visible_in_snapshot(c.adopted_in, c.snapshot), false) AS is_read
+) AS r
 """
 _PLACES = "SELECT partition, next_offset, number FROM syncer.partition"
 # Forwards only, by number: a worker that was replaced meanwhile may be late. A refresh covers a number, and no offset.

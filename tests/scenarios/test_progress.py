@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import syncer
-from syncer.base.errors import TokenError
+from syncer.base.errors import TokenError, WaitTimeoutError
 from syncer.capture import progress
 from syncer.capture.reader import OutboxReader
 from syncer.verify.wait import wait
@@ -94,6 +94,25 @@ def test_a_moment_is_handled_once_all_before_it_is(world: World) -> None:
         relay.run_once()
         with handling(world):
             wait_until(is_handled, what="what was adopted is handled")
+
+
+def test_a_transaction_that_is_open_while_the_outbox_is_adopted_is_waited_for(world: World) -> None:
+    """Its own changes keep their id, and are handled later than what was adopted."""
+    insert = "INSERT INTO users (id, name, email) VALUES (%s, 'somebody', '')"
+    with world.relay() as relay, world.connect() as connection, world.application() as late:
+        world.sql(insert, 1)
+        late.execute(insert, (2,))
+        [(token,)] = late.execute("SELECT syncer.token()").fetchall()
+        progress.adopt(connection)
+        relay.run_once()
+        with handling(world):
+            wait_until(world.is_handled, what="what was adopted is handled")
+        late.commit()
+        with pytest.raises(WaitTimeoutError):
+            wait(world.settings, token, timeout_seconds=0.01)
+        relay.run_once()
+        with handling(world):
+            assert wait(world.settings, token).is_complete
 
 
 def test_a_publication_of_all_tables_prevents_no_write_of_syncer(world: World) -> None:

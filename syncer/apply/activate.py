@@ -12,7 +12,7 @@ If an index cannot take a change in place, a new index is built beside the curre
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +21,10 @@ import structlog
 
 from syncer.apply.plan import NEEDS_INDEX, Plan, PlannedChange, Step, read_active
 from syncer.base.errors import ConfigError, IndexingError
-from syncer.base.model import Role, Target
+from syncer.base.model import Role
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.base.timeline import TIMELINE
 from syncer.capture import install
-from syncer.capture.triggers import Capture
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch.indices import Indices
@@ -68,7 +67,7 @@ def carry_out(
                 hint="Nothing was done. Run the same command again: it looks at what is active now.",
             )
         indices.prepare()
-        _clear_away(connection, indices, decided.active.orphan_indices, report)
+        _drop_orphans(connection, indices, decided, report)
         # Record this before the triggers are back: afterwards nothing shows that they were gone.
         missed = [
             document
@@ -77,7 +76,9 @@ def carry_out(
         ]
         queue.mark_incomplete(connection, [document.index_name for document in missed])
         # Rule: capture-before-the-revision.
-        too_wide = _capture(connection, decided.captures, report, timeout_seconds=timeout_seconds)
+        for capture in decided.captures:
+            install.install(connection, capture, timeout_seconds=timeout_seconds, waiting=report)
+            report(f"capturing {capture.relation}")
         steps = [
             dataclasses.replace(step, document=_with_index(connection, indices, step, report))
             if step.is_new_revision
@@ -99,8 +100,8 @@ def carry_out(
         for job in refreshes:
             if job is not None and job.kind is JobKind.REFRESH:  # not if it is being loaded, or gone
                 report(f"index {job.index_name} may have missed changes: job {job.id} writes all of it again")
-        for capture in too_wide:
-            install.install(connection, capture, timeout_seconds=timeout_seconds, waiting=report)
+        for capture in decided.captures:
+            install.narrow(connection, capture)
         for relation in decided.released:
             install.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=report)
             report(f"released {relation}")
@@ -113,22 +114,6 @@ def carry_out(
     structlog.get_logger().info("apply.finished", documents=changes, timeline=f"Applied {what}.")
     TIMELINE.write(connection)  # a command then follows the loads, which may take hours
     return initial_loads
-
-
-def _capture(
-    connection: Connection, wanted: Iterable[Capture], report: Callable[[str], None], *, timeout_seconds: float
-) -> list[Capture]:
-    """Install triggers that watch both the wanted and the current columns; return the captures to narrow later."""
-    before = install.captured(connection)
-    too_wide = []
-    for capture in wanted:
-        # Until the new revision is active, the old one needs the columns that it watched.
-        wide = install.widened(connection, capture, before.get(capture.relation))
-        install.install(connection, wide, timeout_seconds=timeout_seconds, waiting=report)
-        report(f"capturing {capture.relation}")
-        if wide != capture:
-            too_wide.append(capture)
-    return too_wide
 
 
 def withdraw(connection: Connection, indices: Indices, document: Document) -> None:
@@ -154,14 +139,11 @@ def deactivate(connection: Connection, document: Document) -> None:
         orphan_indices.note(connection, document.target)
 
 
-def _clear_away(
-    connection: Connection, indices: Indices, targets: Iterable[Target], report: Callable[[str], None]
-) -> None:
-    """Drop indices left behind by commands that died; an index that is searched stays."""
-    for target in targets:
+def _drop_orphans(connection: Connection, indices: Indices, decided: Plan, report: Callable[[str], None]) -> None:
+    for target in decided.active.orphan_indices:
         try:
             orphan_indices.drop(connection, indices, target)
-        except IndexingError as error:
+        except IndexingError as error:  # it is searched, and stays
             report(error.message)
         else:
             report(f"index {target.index_name}, left behind by an interrupted command, is dropped")

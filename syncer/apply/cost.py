@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,8 +97,15 @@ def rows(connection: Connection, relation: str, columns: Collection[str]) -> lis
     return connection.execute(statement).fetchall()
 
 
-def measure(connection: Connection, query: sql.Composable, tries: Iterable[tuple[object, ...]]) -> Cost | None:
-    """Return what a query costs; None if there is nothing to try it with."""
+def measure(
+    connection: Connection,
+    query: sql.Composable,
+    tries: Sequence[tuple[object, ...]],
+    *,
+    document: str,
+    change_of: str = "",
+) -> tuple[Cost | None, list[MissingIndex]]:
+    """Return what a query costs, and the indexes that it lacks if it is slow; None if there is nothing to try."""
     costs: list[Cost] = []
     began = clock()
     for parameters in tries:
@@ -110,26 +117,35 @@ def measure(connection: Connection, query: sql.Composable, tries: Iterable[tuple
                 raise
             expected = int(_explain(connection, query, parameters)["Plan"]["Plan Rows"])
             failure = str(error.diag.message_primary) if is_of_data(error) else ""
-            return Cost(documents=expected, seconds=None, is_slow=not failure, failure=failure)
+            costs = [Cost(documents=expected, seconds=None, is_slow=not failure, failure=failure)]
+            break
         root = plan["Plan"]
         documents, pages = int(root["Actual Rows"]), root["Shared Hit Blocks"] + root["Shared Read Blocks"]
         is_slow = pages >= max(_FEW_PAGES, documents * _PAGES_PER_DOCUMENT)
         costs.append(Cost(documents=documents, seconds=plan["Execution Time"] / 1000, is_slow=is_slow))
         if clock() - began >= SECONDS_MAX:
             break
-    return max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)
+    cost = max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)
+    if cost is None or not cost.is_slow:
+        return cost, []
+    lacking = _unindexed(connection, query, tries[0])
+    return cost, [
+        MissingIndex(
+            statement=statement,
+            condition=condition,
+            document=document,
+            change_of=change_of,
+            documents=cost.documents,
+            seconds=cost.seconds,
+        )
+        for statement, condition in lacking
+    ]
 
 
-def missing_indexes(
-    connection: Connection,
-    query: sql.Composable,
-    parameters: tuple[object, ...],
-    cost: Cost,
-    *,
-    document: str,
-    change_of: str = "",
-) -> Iterator[MissingIndex]:
-    """Yield the indexes that a query of this cost lacks."""
+def _unindexed(
+    connection: Connection, query: sql.Composable, parameters: tuple[object, ...]
+) -> Iterator[tuple[str, str]]:
+    """Yield the statement that creates each index that a query lacks, and the condition that it is for."""
     with bounded(connection, seconds=SECONDS_MAX):
         connection.execute(_PREFER_INDEXES)
         nodes = list(_nodes(_explain(connection, query, parameters)["Plan"]))
@@ -137,9 +153,7 @@ def missing_indexes(
     for node in nodes:
         if not _reads_all(connection, node):
             continue
-        row = connection.execute(_TABLE, (node["Schema"], node["Relation Name"])).fetchone()
-        assert row is not None  # it was just planned
-        relation, is_partitioned, pages = row
+        [(relation, is_partitioned, pages)] = connection.execute(_TABLE, (node["Schema"], node["Relation Name"]))
         # A condition above the partitions names their table.
         aliases = {node["Alias"], node["Alias"].rpartition("_")[0] if is_partitioned else node["Alias"]}
         equal = re.compile(_EQUAL.format("|".join(map(re.escape, aliases))))
@@ -151,14 +165,7 @@ def missing_indexes(
             condition = "_id; Postgres refuses to index it if a column in it is not cast to text, as in id::text"
         how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
         if columns and pages >= _FEW_PAGES:
-            yield MissingIndex(
-                statement=f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});",
-                condition=condition,
-                document=document,
-                change_of=change_of,
-                documents=cost.documents,
-                seconds=cost.seconds,
-            )
+            yield f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});", condition
 
 
 def ranked(found: Iterable[MissingIndex]) -> tuple[MissingIndex, ...]:

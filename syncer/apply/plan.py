@@ -15,7 +15,7 @@ from enum import StrEnum
 from syncer.base.errors import ConfigError, DefinitionError
 from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection
-from syncer.capture import eligibility, install
+from syncer.capture import install
 from syncer.capture.triggers import Capture
 from syncer.documents import queries, registry
 from syncer.documents.definition import Definition
@@ -174,9 +174,7 @@ def assemble(
         captures=tuple(
             capture
             for relation, capture in wanted.items()
-            if capture != active.captured.get(relation)
-            or relation in active.lost
-            or not install.is_current(connection, capture)
+            if relation not in active.captured or relation in active.lost or not install.is_current(connection, capture)
         ),
         released=tuple(sorted(active.captured.keys() - wanted.keys())),
         forgotten=tuple(forgotten),
@@ -193,7 +191,7 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
             # Rule: every-table-is-captured.
             readers.setdefault(relation, []).append(document.dependencies)
     for relation, found in sorted(readers.items()):
-        if not eligibility.exists(connection, relation):
+        if not install.exists(connection, relation):
             continue  # only documents to be withdrawn, or suspended ones, still read it
         uses = [dependencies.tables[relation] for dependencies in found]
         yield Capture(

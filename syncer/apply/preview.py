@@ -5,7 +5,7 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -219,13 +219,27 @@ class _Previewed:
     def document(self, step: Step, *, is_tried: bool) -> DocumentPreview:
         """Try a definition and its queries, unless nothing of it changes."""
         document, tried, tables = step.document, None, list[TablePreview]()
+        problems: list[PlanProblem] = []
         if is_tried:
             with self.refusals(document.name):
                 tried = trial.attempt(self.connection, self.index, self.indices, step)
-                self._measure(queries.query_of(_BUILD, document), [([id_],) for id_ in tried.sample], document)
+                problems += tried.problems
+                samples = [([id_],) for id_ in list(tried.sample)[: cost.SAMPLE_ROWS]]
+                build = queries.query_of(_BUILD, document)
+                self.missing += cost.measure(self.connection, build, samples, document=document.name)[1]
             with self.refusals(document.name):
                 tables = [self._table(document, use) for _, use in sorted(document.dependencies.tables.items())]
-        problems = (*(tried.problems if tried else ()), *_failing(tables))
+        for table in tables:
+            for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
+                message = (
+                    f"a change of {table.relation} writes every document again: the query that finds those that it "
+                    f"touches fails on the data: {failure}"
+                )
+                action = (
+                    "It meets rows that WHERE leaves out, too. In select.sql, compare what cannot fail on any row:\n"
+                    "texts, as in posts.id::text = events.subject_id, instead of a cast of the text."
+                )
+                problems.append(PlanProblem(severity=PlanSeverity.WARNING, message=message, action=action))
         return DocumentPreview(
             name=document.name,
             index=document.index,
@@ -240,40 +254,17 @@ class _Previewed:
     def _table(self, document: Document, use: TableUse) -> TablePreview:
         """Try the queries from changed rows of a table on rows that it has."""
         rows = cost.rows(self.connection, use.relation, use.routing) if use.affected else []
-        distinct = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched")
-        costs = [
-            self._measure(distinct.format(sql.SQL(query)), rows, document, change_of=use.relation)
-            for query in use.affected
-        ]
+        affects = []
+        for query in use.affected:
+            distinct = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
+            measured, missing = cost.measure(
+                self.connection, distinct, rows, document=document.name, change_of=use.relation
+            )
+            self.missing += missing
+            affects.append(AffectsQuery(query=query, cost=measured))
         return TablePreview(
             relation=use.relation,
             watched=tuple(sorted(use.watched)),
             id_columns=use.id_columns,
-            affects=tuple(
-                AffectsQuery(query=query, cost=each) for query, each in zip(use.affected, costs, strict=True)
-            ),
+            affects=tuple(affects),
         )
-
-    def _measure(
-        self, query: sql.Composable, tries: list[tuple[object, ...]], document: Document, *, change_of: str = ""
-    ) -> Cost | None:
-        """Return what a query costs; note the indexes that it lacks."""
-        measured = cost.measure(self.connection, query, tries[: cost.SAMPLE_ROWS])
-        if measured is not None and measured.is_slow:
-            self.missing += cost.missing_indexes(
-                self.connection, query, tries[0], measured, document=document.name, change_of=change_of
-            )
-        return measured
-
-
-def _failing(tables: Iterable[TablePreview]) -> Iterator[PlanProblem]:
-    """Yield a warning for each query from changes to documents that fails on the data."""
-    for table in tables:
-        for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
-            yield PlanProblem(
-                severity=PlanSeverity.WARNING,
-                message=f"a change of {table.relation} writes every document again: the query that finds those that "
-                f"it touches fails on the data: {failure}",
-                action="It meets rows that WHERE leaves out, too. In select.sql, compare what cannot fail on any row:\n"
-                "texts, as in posts.id::text = events.subject_id, instead of a cast of the text.",
-            )

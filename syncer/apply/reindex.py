@@ -95,7 +95,8 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
         # Rule: the-alias-moves-to-what-is-loaded.
         suspend.require_active(found)
         if not found.is_loaded:
-            raise DefinitionError(f"{found.index_name} is not loaded", hint=_loading_hint(found))
+            hint = f"To load it and go on: syncer index rebuild {found.name}"
+            raise DefinitionError(f"{found.index_name} is not loaded", hint=hint)
         indices.swap(found.index, found.target)
         # Rules: the-old-index-is-followed, out-of-force-before-dropping.
         with connection.transaction():
@@ -117,22 +118,5 @@ def building(connection: Connection, name: str) -> Document:
     """Return the document with the index that is being built."""
     found = registry.by_role(connection, name).get(Role.BUILDING)
     if found is None:
-        raise DefinitionError(f"No index of {name} is being built", hint=f"To build one: {_command(name)}")
+        raise DefinitionError(f"No index of {name} is being built", hint=f"To build one: syncer index rebuild {name}")
     return found
-
-
-def hint_after(connection: Connection, cancelled: Job) -> str:
-    """Say how to load the index of a cancelled job, if it counts as not loaded now."""
-    rows = registry.documents(connection) if cancelled.kind.is_pending else []
-    found = next((row for row in rows if row.index_name == cancelled.index_name and not row.is_loaded), None)
-    return "" if found is None else f"{found.index_name} counts as not loaded. {_loading_hint(found)}"
-
-
-def _loading_hint(document: Document) -> str:
-    if document.role is Role.CURRENT:
-        return f"To load it: syncer apply, or syncer backfill {document.name}"
-    return f"To load it and go on: {_command(document.name)}"
-
-
-def _command(name: str) -> str:
-    return f"syncer index rebuild {name}"

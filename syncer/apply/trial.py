@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -46,6 +45,7 @@ _OF_ONE_DOCUMENT = re.compile(
 )
 _TRIED_AGAIN_MAX = 50
 """How many documents are built again with other settings."""
+_TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."
 _TO_CHAR = "If the text matters, use to_char with a format."
 # In one of the two zones, any instant has another date than in UTC.
 _SETTINGS = {
@@ -109,32 +109,22 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         IndexingError: Elasticsearch refuses index.json.
     """
     document = step.document
-    count, failure = None, None
+    sample, failures = _build(connection, document)
+    count = None
     try:
         count = _in_time(connection, partial(queries.count, connection, document), seconds=_COUNT_SECONDS_MAX)
     except DocumentError as error:
-        failure = _message(error)
-    sample, failures = _build(connection, document)
+        if (message := _message(error)) not in failures.values():
+            failures[""] = message
     live = None if step.change in NEEDS_INDEX else document.target
     with indices.scratch(document=document.name, alias=document.index, body=document.index_body, live=live) as target:
         compositions = [
             Composition(id=id_, version=1, source=row.source, routing=row.routing) for id_, row in sample.items()
         ]
         rejections = index.write(target, compositions).rejections
-        ignored = indices.ignored(target)
-    if failure is not None and failure not in failures.values():
-        failures[""] = failure
     tried = amount(len(sample) + sum(map(bool, failures)), "sampled document")
-    return Trial(
-        documents=count,
-        sample=sample,
-        problems=(
-            *_failed(failures, tried),
-            *_rejected(rejections, tried),
-            *_ignored(ignored, tried),
-            *_remarks(connection, document, sample),
-        ),
-    )
+    problems = (*_errors(failures, rejections, tried), *_notes(connection, document, sample))
+    return Trial(documents=count, sample=sample, problems=problems)
 
 
 def _in_time(connection: Connection, read: Callable[[], _Result], *, seconds: float = SECONDS_MAX) -> _Result | None:
@@ -152,39 +142,31 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     The first request is for one document and each for twice as many as the one before, so that few large documents
     exceed the limit by little. After a failure it begins with one document again, to find the one at fault.
     """
-    ids = _sample_ids(connection, document)
+    ids: list[str] | None = None
+    for choose in (queries.some_ids, queries.first_ids):  # the first ones, if choosing takes too long or fails on a row
+        try:
+            ids = ids or _in_time(connection, partial(choose, connection, document, DOCUMENTS_MAX))
+        except psycopg.Error as error:
+            if not is_of_data(error):
+                raise
+    left, size, began = ids or [], 1, clock()
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
-    began, place, size, total = clock(), 0, 1, 0
-    while place < len(ids) and total < BYTES_MAX and clock() - began < SECONDS_MAX:
-        chunk = ids[place : place + size]
+    while left and sum(len(row.source) for row in sample.values()) < BYTES_MAX and clock() - began < SECONDS_MAX:
         try:
-            rows = _in_time(connection, partial(queries.current, connection, document, chunk))
+            rows = _in_time(connection, partial(queries.current, connection, document, left[:size]))
         except DocumentError as error:
             message = _message(error)
             if size > 1:
                 size = 1
                 continue
-            failures[chunk[0]] = message
+            failures[left[0]] = message
             rows = {}
         if rows is None:
             break
         sample |= rows
-        total += sum(len(row.source) for row in rows.values())
-        place, size = place + size, size * 2
+        left, size = left[size:], size * 2
     return sample, failures
-
-
-def _sample_ids(connection: Connection, document: Document) -> list[str]:
-    """Return ids sampled from all documents, or the first ones if that takes too long or fails on a row."""
-    for choose in (queries.some_ids, queries.first_ids):
-        try:
-            if (ids := _in_time(connection, partial(choose, connection, document, DOCUMENTS_MAX))) is not None:
-                return ids
-        except psycopg.Error as error:
-            if not is_of_data(error):
-                raise
-    return []
 
 
 def _message(error: DocumentError) -> str:
@@ -195,19 +177,14 @@ def _message(error: DocumentError) -> str:
     return str(cause.diag.message_primary)
 
 
-_TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."
-
-
-def _failed(failures: dict[str, str], tried: str) -> Iterator[PlanProblem]:
+def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -> Iterator[PlanProblem]:
+    """Yield why documents cannot be built, and why Elasticsearch rejects others: each reason once, with an example."""
     for message in dict.fromkeys(failures.values()):
         ids = [id_ for id_, found in failures.items() if found == message and id_]
         shown = f"{len(ids):,} of {tried} cannot be built, for example {shown_id(ids[0])}: " if ids else ""
         yield PlanProblem(
             severity=PlanSeverity.ERROR, message=f"{shown}the SELECT fails on the data: {message}", action=_TO_FIX
         )
-
-
-def _rejected(rejections: list[Rejection], tried: str) -> Iterator[PlanProblem]:
     found: dict[tuple[str, str], list[Rejection]] = {}
     for rejection in rejections:
         reason = _OF_ONE_DOCUMENT.sub("", rejection.reason)
@@ -224,17 +201,7 @@ def _rejected(rejections: list[Rejection], tried: str) -> Iterator[PlanProblem]:
         )
 
 
-def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[PlanProblem]:
-    for field, ids in ignored.items():
-        yield PlanProblem(
-            severity=PlanSeverity.WARNING,
-            message=f"{field} is kept and shown, but not found by searches, in {len(ids):,} of {tried}, for example "
-            f"{shown_id(ids[0])}",
-            action="ignore_above, ignore_malformed or a limit in index.json leaves such values out.",
-        )
-
-
-def _remarks(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
+def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
     found = document.dependencies
     unordered = unordered_fields(connection, found.canonical_select, found.shapes)
@@ -276,17 +243,10 @@ def _built_with(
 
 
 def _fields(rows: Mapping[str, Row]) -> dict[tuple[str, str], str]:
-    """Return the JSON of fields by id and name; an instant that is shown with its offset is the same in any zone."""
+    """Return the JSON of fields by id and name, without instants: one shown with its offset is the same in any zone."""
     found = {}
     for id_, row in rows.items():
         with suppress(RecursionError):  # it is nested too deep to be parsed
             for field, content in json.loads(row.source, parse_int=str, parse_float=str).items():
-                found[id_, field] = _INSTANT.sub(_in_utc, json.dumps(content))
+                found[id_, field] = _INSTANT.sub("", json.dumps(content))
     return found
-
-
-def _in_utc(found: re.Match[str]) -> str:
-    try:
-        return datetime.fromisoformat(found[0]).astimezone(UTC).isoformat()
-    except (ValueError, OverflowError):
-        return found[0]

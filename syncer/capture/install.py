@@ -7,8 +7,8 @@ Guarantees:
 - Installing and removing never make an application wait behind a transaction that we wait for. The lock is requested
   briefly, given up, and requested again.
 - A change of a table that no trigger sees becomes a change in the outbox: see `note`.
-
-Assumes tables that `syncer.capture.eligibility` allows.
+- A relation whose rows can change without firing the triggers is refused: see `require_capturable`. `lost` finds
+  those that become like that later.
 """
 
 from __future__ import annotations
@@ -22,11 +22,37 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from syncer.base.errors import SourceError
+from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.postgres import Connection, lock_timeout, value
 from syncer.capture import triggers
 from syncer.capture.triggers import Capture
 
+# A relation and every table that may hold its rows: partitions of every level, or tables that inherit.
+_MEMBERS = """
+WITH RECURSIVE member (oid) AS (
+    SELECT $1::oid
+    UNION
+    SELECT i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
+)
+SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relkind::text, c.relpersistence::text
+FROM member AS m JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ORDER BY c.oid <> $1, 1
+"""
+_CATALOGUE = "a system catalogue", "No trigger sees its rows change. Keep what you need of it in a table."
+# By schema, kind or persistence, as the catalogue has them.
+_REFUSED = {
+    "syncer": ("syncer's own", "Select from tables of yours."),
+    "pg_catalog": _CATALOGUE,
+    "information_schema": _CATALOGUE,
+    "m": ("a materialized view", "No trigger sees its rows change. Select from the tables that it is made of."),
+    "f": ("a foreign table", "No trigger sees its rows change on another server. Copy them into a table of this one."),
+    "S": ("a sequence", "No trigger sees it change. Select from the table that it numbers."),
+    "t": ("a temporary table", "Only its own session sees its rows. Make it an ordinary table."),
+    "u": (
+        "an unlogged table",
+        "A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {} SET LOGGED",
+    ),
+}
 _LOCK_SECONDS_MAX = 0.2
 """How long to request a lock: a transaction that queues behind ours waits no longer."""
 _ARMING_SECONDS_MAX = 0.1
@@ -136,6 +162,31 @@ ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
 """.format(relation="$1")
 
 
+def require_capturable(connection: Connection, oid: int, file: str) -> None:
+    """Refuse a relation whose changes cannot be captured.
+
+    Raises:
+        DefinitionError: With the reason, and the action to take.
+    """
+    members = connection.execute(_MEMBERS, (oid,)).fetchall()
+    relation, _, kind, _ = members[0]
+    for name, *properties in members:
+        for what, hint in (_REFUSED[each] for each in properties if each in _REFUSED):
+            is_partition = f"a partitioned table, and its partition {name} is " if name != relation else ""
+            raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{what}", hint=hint.format(name))
+    if kind != "p" and len(members) > 1:
+        raise DefinitionError(
+            f"{file} reads {relation}, which is a table that others inherit from",
+            hint=f"A table that inherits later has no trigger. Make {relation} a partitioned table; or part them:\n"
+            f"ALTER TABLE {members[1][0]} NO INHERIT {relation}",
+        )
+
+
+def exists(connection: Connection, relation: str) -> bool:
+    """Whether there is such a table."""
+    return bool(value(connection, "SELECT to_regclass($1) IS NOT NULL", (relation,)))
+
+
 def captured(connection: Connection) -> dict[str, Capture]:
     """The captured tables, by relation."""
     return {
@@ -204,7 +255,8 @@ def install(
 ) -> None:
     """Install or update the triggers of one table, as a role that owns it.
 
-    ``waiting`` is called with the holder of the lock after each failed request.
+    They go on to watch what they watched before, for documents that still need it: see `narrow`. ``waiting`` is called
+    with the holder of the lock after each failed request.
 
     Raises:
         SourceError: The lock was not available in time.
@@ -212,49 +264,52 @@ def install(
     """
     relation, function = capture.relation, triggers.function(capture.relation).as_string()
     before = captured(connection).get(relation)
+    if before is not None:
+        existing = {column for column, _ in connection.execute(_COLUMNS, (relation,))}
+        capture = replace(
+            capture,
+            watched=capture.watched | (before.watched & existing),
+            routing=capture.routing | (before.routing & existing),
+            together=capture.together | {columns for columns in before.together if columns <= existing},
+        )
     has_triggers = not lost(connection, [relation])
-    covers = (
-        before is not None
-        and capture.routing <= before.routing
-        and capture.watched | capture.routing <= before.watched | before.routing
-    )
 
     def change() -> None:
-        if not has_triggers or not covers:
+        if not has_triggers or capture != before:
             # A transaction that wrote under the previous function has ended, so loading sees what it left out. So it
             # does with partitions that are there by now: one that is attached later has the trigger, and is noted.
             connection.execute(sql.SQL(_LOCK).format(sql.SQL(relation)))
-        owner = str(value(connection, _OWNER, (relation,)))
-        for statement in triggers.function_statements(_body(connection, capture), relation, owner):
-            connection.execute(statement)
+        _replace_function(connection, capture)
         if not has_triggers:
             for table, name in connection.execute(_TRIGGERS, (relation, function)).fetchall():
                 connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
-            for statement in triggers.trigger_statements(relation):
-                connection.execute(statement)
-        together = Jsonb(sorted(map(sorted, capture.together)))
-        connection.execute(_PUT, (relation, sorted(capture.watched), sorted(capture.routing), together))
+            connection.execute(triggers.create_triggers(relation))
+        _record(connection, capture)
 
     _without_blocking(connection, relation, change, timeout_seconds, waiting)
+
+
+def narrow(connection: Connection, capture: Capture) -> None:
+    """Watch only what is wanted, once nothing needs the rest. Takes no lock on the table."""
+    with connection.transaction():
+        _replace_function(connection, capture)
+        _record(connection, capture)
+
+
+def _replace_function(connection: Connection, capture: Capture) -> None:
+    owner = str(value(connection, _OWNER, (capture.relation,)))
+    connection.execute(triggers.create_function(_body(connection, capture), capture.relation, owner))
+
+
+def _record(connection: Connection, capture: Capture) -> None:
+    together = Jsonb(sorted(map(sorted, capture.together)))
+    connection.execute(_PUT, (capture.relation, sorted(capture.watched), sorted(capture.routing), together))
 
 
 def _body(connection: Connection, capture: Capture) -> str:
     """The body of a table's function."""
     types: triggers.Types = dict(connection.execute(_COLUMNS, (capture.relation,)).fetchall())
     return triggers.body(capture, types).as_string(connection)
-
-
-def widened(connection: Connection, capture: Capture, before: Capture | None) -> Capture:
-    """A capture that also covers everything captured before, as far as the table still has the columns."""
-    if before is None:
-        return capture
-    existing = {column for column, _ in connection.execute(_COLUMNS, (capture.relation,))}
-    return replace(
-        capture,
-        watched=capture.watched | (before.watched & existing),
-        routing=capture.routing | (before.routing & existing),
-        together=capture.together | {columns for columns in before.together if columns <= existing},
-    )
 
 
 def remove(

@@ -53,7 +53,9 @@ class Page:
 
 # Rows of transactions that had not begun, or were in progress, when the cursor was taken.
 # Rule: the-cursor-is-a-snapshot.
-_UNSEEN = "(o.xid >= {}::xid8 OR o.xid = ANY ({}::xid8[]))"
+_UNSEEN = """
+(o.xid >= pg_snapshot_xmax({0}::pg_snapshot) OR o.xid = ANY (ARRAY(SELECT pg_snapshot_xip({0}::pg_snapshot))))
+"""
 _CHANGE = """
 json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
                   'operation', o.operation, 'old', o.old, 'new', o.new, 'untouched', o.untouched)
@@ -68,7 +70,7 @@ FROM syncer.outbox AS o
 _NEW = f"""
 SELECT o.key, o.change, o.changed_at, s.snapshot
 FROM (SELECT pg_current_snapshot()::text AS snapshot) AS s
-LEFT JOIN LATERAL ({_CHANGES} WHERE {_UNSEEN.format("$1", "$2")} LIMIT $3) AS o ON true
+LEFT JOIN LATERAL ({_CHANGES} WHERE {_UNSEEN.format("$1")} LIMIT $2) AS o ON true
 """
 _PAGE = f"""
 {_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND o.xid < $3::xid8 AND pg_visible_in_snapshot(o.xid, $4::pg_snapshot)
@@ -87,9 +89,6 @@ _SEGMENTS = sql.SQL("SELECT last_value, ARRAY[{}] FROM syncer.outbox_segment").f
     )
 )
 _USE_SEGMENT = "SELECT setval('syncer.outbox_segment', $1)"
-_LOCK_SEGMENT = "LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE NOWAIT"
-_IS_SEEN = f"SELECT NOT EXISTS (SELECT FROM {{segment}} AS o WHERE {_UNSEEN.format('{xmax}', '{in_progress}')})"
-_TRUNCATE = "TRUNCATE {segment}"
 
 
 def prepare(connection: Connection) -> None:
@@ -104,13 +103,13 @@ def pages(connection: Connection, cursor: str, *, rows_max: int) -> Iterator[Pag
     id. The cursor of such a page sees everything before its last transaction, except what is still in progress. So a
     backlog of any size, and a transaction of any size, take the memory of a page.
     """
-    xmax, in_progress = _bounds(cursor)
-    found = connection.execute(_NEW, (xmax, in_progress, rows_max + 1), prepare=True).fetchall()
+    found = connection.execute(_NEW, (cursor, rows_max + 1), prepare=True).fetchall()
     seen = found[0][-1]
     if len(found) <= rows_max:
         yield Page(rows=_rows(found), cursor=seen, is_last=True)
         return
-    ranges = [(xid, xid + 1, False) for xid in _in_progress(cursor)] + [(int(xmax), int(_bounds(seen)[0]), True)]
+    xmax, in_progress = _parsed(cursor)
+    ranges = [(xid, xid + 1, False) for xid in in_progress] + [(xmax, _parsed(seen)[0], True)]
     for xid, end, has_cursor in ranges:
         id_ = -1
         while found := connection.execute(_PAGE, (str(xid), id_, str(end), seen, rows_max)).fetchall():
@@ -123,19 +122,15 @@ def _rows(found: list[tuple[Any, ...]]) -> list[OutboxRow]:
     return [OutboxRow(key.encode(), change, changed_at) for key, change, changed_at, *_ in found if change is not None]
 
 
-def _bounds(cursor: str) -> tuple[str, str]:
-    """The first transaction id that had not begun, and the earlier ones that were in progress, as an array."""
+def _parsed(cursor: str) -> tuple[int, list[int]]:
+    """The first transaction id that had not begun, and the earlier ones that were in progress."""
     _, xmax, in_progress = cursor.split(":")
-    return xmax, f"{{{in_progress}}}"
-
-
-def _in_progress(cursor: str) -> list[int]:
-    return [int(xid) for xid in cursor.split(":")[2].split(",") if xid]
+    return int(xmax), [int(xid) for xid in in_progress.split(",") if xid]
 
 
 def _as_of(seen: str, xid: int) -> str:
     """Return the cursor that has seen what a snapshot sees of the transactions before this one."""
-    before = [id_ for id_ in _in_progress(seen) if id_ < xid]
+    before = [id_ for id_ in _parsed(seen)[1] if id_ < xid]
     return f"{min(before, default=xid)}:{xid}:{','.join(map(str, before))}"
 
 
@@ -153,9 +148,7 @@ def trim(connection: Connection, cursor: str) -> int:
     Returns:
         How many segments were emptied.
     """
-    row = connection.execute(_SEGMENTS).fetchone()
-    assert row is not None  # a sequence has a row
-    current, has_rows = row
+    [(current, has_rows)] = connection.execute(_SEGMENTS)
     others = [number for number in range(SEGMENTS) if number != current]
     trimmed = [number for number in others if has_rows[number] and _truncate_seen(connection, number, cursor)]
     empty = [number for number in others if not has_rows[number]] + trimmed
@@ -166,15 +159,16 @@ def trim(connection: Connection, cursor: str) -> int:
 
 def _truncate_seen(connection: Connection, number: int, cursor: str) -> bool:
     segment = sql.Identifier("syncer", f"outbox_{number}")
-    xmax, in_progress = map(sql.Literal, _bounds(cursor))
+    unseen = sql.SQL(_UNSEEN).format(sql.Literal(cursor))
     try:
         with connection.transaction():
             # Under this lock nothing is writing the segment: each of its rows is committed or never will be.
             # Rule: trim-under-a-lock.
-            connection.execute(sql.SQL(_LOCK_SEGMENT).format(segment=segment))
-            if not value(connection, sql.SQL(_IS_SEEN).format(segment=segment, xmax=xmax, in_progress=in_progress)):
+            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(segment))
+            has_unseen = sql.SQL("SELECT EXISTS (SELECT FROM {} AS o WHERE {})").format(segment, unseen)
+            if value(connection, has_unseen):
                 return False
-            connection.execute(sql.SQL(_TRUNCATE).format(segment=segment))
+            connection.execute(sql.SQL("TRUNCATE {}").format(segment))
     except psycopg.errors.LockNotAvailable:
         return False
     return True

@@ -12,6 +12,9 @@ Each record in Kafka has a number: the term of the leader that sent it, and a co
 later ones are greater. A term comes from a sequence, and is not less than the time: so it grows after a failover and a
 restore, too.
 
+A token names a transaction to wait for: its id, with a mark of the database's identity if ``syncer.token()`` made it,
+since ids are reused after a failover or a restore. A token with another identity is refused.
+
 A cursor is a ``pg_snapshot``, never an id or a time. It is stored in the database that it refers to, and is restored
 together with it. After a failover or a restore of files it belongs to a state that the database still has: a commit
 that it saw precedes it in the WAL. Ids that are assigned anew to other transactions are all beyond its end.
@@ -19,12 +22,16 @@ that it saw precedes it in the WAL. Ids that are assigned anew to other transact
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import psycopg
 from psycopg.types.json import Jsonb
 
+from syncer.base.errors import TokenError
+from syncer.base.formatting import shortened
 from syncer.base.postgres import Connection, value
 
 _COUNTER_BITS = 32
@@ -47,8 +54,6 @@ _SAVE = f"""
 INSERT INTO syncer.cursor (system_identifier, snapshot, changed_at, changes, numbers, adopted_in)
 SELECT c.system_identifier, $1::pg_snapshot, to_timestamp($2::float8), $3, $4, c.adopted_in FROM {CURSOR} AS c
 """
-_RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
-_DROP_CURSORS = "DELETE FROM syncer.cursor"
 # A transaction that waits for one that has written some of these rows waits for this one: see `syncer.capture.outbox`.
 _SAVE_ADOPTED = """
 INSERT INTO syncer.cursor (system_identifier, snapshot, changes, numbers, adopted_in)
@@ -59,7 +64,6 @@ FROM pg_control_system()
 _TERM = """
 SELECT setval('syncer.term', greatest(nextval('syncer.term'), extract(epoch FROM clock_timestamp())::bigint))
 """
-_DROP_HANDLED = "DELETE FROM syncer.cursor WHERE id < (SELECT id FROM syncer.handled)"
 _MERGE = """
 WITH note AS (
     SELECT id, changed_at, lead(id) OVER w AS next, row_number() OVER w AS number, count(*) OVER () AS notes
@@ -71,9 +75,6 @@ WITH note AS (
 )
 UPDATE syncer.cursor AS c SET changed_at = least(c.changed_at, gone.changed_at) FROM gone WHERE c.id = gone.next
 """
-_HANDLED = "SELECT id FROM syncer.handled"
-_NEWEST = f"SELECT coalesce(max(id), 0) FROM {CURSOR} AS c"
-_MOMENT = "SELECT pg_current_snapshot()::text"
 # Adopted rows of the outbox have another transaction's id since, which belongs to no writer: they count as older than
 # any moment, and are handled once that transaction is.
 _LATEST = f"""
@@ -107,7 +108,6 @@ FROM {_LATEST} CROSS JOIN LATERAL (
                     AND pg_visible_in_snapshot(c.adopted_in, c.snapshot), false) AS is_read
 ) AS r
 """
-_PLACES = "SELECT partition, next_offset, number FROM syncer.partition"
 # Forwards only, by number: a worker that was replaced meanwhile may be late. A refresh covers a number, and no offset.
 _ADVANCE = """
 INSERT INTO syncer.partition AS p (partition, next_offset, number)
@@ -116,6 +116,17 @@ ON CONFLICT (partition) DO UPDATE
 SET next_offset = coalesce(excluded.next_offset, p.next_offset), number = excluded.number, saved_at = clock_timestamp()
 WHERE p.number < excluded.number
 """
+_TOKEN = re.compile(r"(?P<xid>[0-9]{1,20})(?:\.(?P<identity>[0-9a-f]{8}))?", re.ASCII)
+_XIDS = range(3, 1 << 64)
+"""Postgres reserves smaller ids."""
+_STATUS = "SELECT pg_xact_status($1::xid8), syncer.identity()"
+_NOT_COMMITTED = {
+    "aborted": ("was rolled back", "Nothing of it will be indexed. Do it again, if it failed."),
+    "in progress": (
+        "is not committed as yet",
+        "Take the token inside the transaction, commit, and wait then. (It may be prepared, for a two-phase commit.)",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +143,13 @@ class Cursor:
     numbers: dict[int, int]
     changes: int
     is_valid: bool
+
+
+class Token(NamedTuple):
+    """The name of a transaction: its id, and the identity of its database, which a failover changes, if it is known."""
+
+    xid: int
+    identity: str | None = None
 
 
 class Transaction(NamedTuple):
@@ -191,35 +209,78 @@ def adopt(connection: Connection) -> int:
     Transaction ids of another cluster mean nothing here, neither in the cursor nor in the rows.
     """
     with connection.transaction():
-        connection.execute(_DROP_CURSORS)
+        connection.execute("DELETE FROM syncer.cursor")
         connection.execute(_SAVE_ADOPTED)
-        return connection.execute(_RENEW).rowcount
+        return connection.execute("UPDATE syncer.outbox SET xid = pg_current_xact_id()").rowcount
 
 
 def prune(connection: Connection) -> None:
     """Remove cursors that are handled, except the last; merge neighbours if there are very many others."""
-    connection.execute(_DROP_HANDLED)
+    connection.execute("DELETE FROM syncer.cursor WHERE id < (SELECT id FROM syncer.handled)")
     connection.execute(_MERGE, (NOTES_MAX,))
 
 
 def newest(connection: Connection) -> int:
     """The row of the saved cursor; 0 if there is none."""
-    return int(str(value(connection, _NEWEST)))
+    return int(str(value(connection, "SELECT coalesce(max(id), 0) FROM syncer.cursor")))
 
 
 def handled(connection: Connection) -> int:
     """The row of the newest saved cursor up to which everything is handled; 0 if there is none."""
-    return int(str(value(connection, _HANDLED)))
+    return int(str(value(connection, "SELECT id FROM syncer.handled")))
 
 
 def moment(connection: Connection) -> str:
     """A snapshot of what is committed now, for `is_handled`."""
-    return str(value(connection, _MOMENT))
+    return str(value(connection, "SELECT pg_current_snapshot()::text"))
 
 
 def is_handled(connection: Connection, moment: str) -> bool:
     """Whether every change committed before a moment is handled."""
     return bool(value(connection, _IS_HANDLED, (moment,)))
+
+
+def parse_token(text: str) -> Token:
+    """Parse a token as an application passes it.
+
+    Raises:
+        TokenError: The text is not a token.
+    """
+    found = _TOKEN.fullmatch(text.strip())
+    if found is None or (xid := int(found["xid"])) not in _XIDS:
+        raise TokenError(
+            f"{str(shortened(text))!r} is no token",
+            hint="A token is what SELECT syncer.token() returns in the transaction that is waited for, before its "
+            "commit,\nor what SELECT pg_current_xact_id() does.",
+        )
+    return Token(xid, found["identity"])
+
+
+def require_committed(connection: Connection, token: Token) -> Token:
+    """Refuse a transaction that there is no point in waiting for; return the token with the database's identity.
+
+    A transaction so old that Postgres has forgotten its outcome is taken to be committed.
+
+    Raises:
+        TokenError: It is open, was rolled back, has not begun, or has another database identity.
+    """
+    try:
+        [(status, identity)] = connection.execute(_STATUS, (str(token.xid),)).fetchall()
+    except psycopg.errors.InvalidParameterValue as error:
+        raise TokenError(
+            f"No transaction {token.xid} has begun in this database",
+            hint="Is the token of another database, or from before a restore? Documents are written anew after one.",
+        ) from error
+    if token.identity not in (None, identity):
+        raise TokenError(
+            f"Transaction {token.xid} is of another database than this one, or of one before a failover or a restore",
+            hint="The token cannot show whether its commit survived. Check whether the data is there;\n"
+            "every document is written anew after a failover, which syncer status shows as jobs.",
+        )
+    if status in _NOT_COMMITTED:
+        outcome, hint = _NOT_COMMITTED[status]
+        raise TokenError(f"Transaction {token.xid} {outcome}", hint=hint)
+    return Token(token.xid, identity)
 
 
 def transaction(connection: Connection, xid: int) -> Transaction:
@@ -229,7 +290,7 @@ def transaction(connection: Connection, xid: int) -> Transaction:
 
 def places(connection: Connection) -> dict[int, PartitionPlace]:
     """How far each partition is handled, as far as anything in it is."""
-    rows = connection.execute(_PLACES).fetchall()
+    rows = connection.execute("SELECT partition, next_offset, number FROM syncer.partition")
     return {partition: PartitionPlace(next_offset=offset, number=number) for partition, offset, number in rows}
 
 

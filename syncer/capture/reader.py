@@ -29,24 +29,11 @@ LEASE_SECONDS = 15.0
 LEADS = threading.Event()
 """Whether this process leads; the daemon reports it."""
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
-_FIND = f"""
-SELECT a.pid FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
-WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-  AND (l.classid::bigint << 32 | l.objid::bigint) = {AdvisoryLock.RELAY:d}
-  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND has_any_column_privilege(a.usesysid, 'syncer.job', 'UPDATE') -- any login may take the lock, and leads nothing
-"""
 # If a crash takes back a save, the previous cursor is still true: changes are read again. So a save need not wait for
 # the disk. Neither need the trimming of rows, since the cursor that allows it precedes it. The lease is not
 # idle_in_transaction_session_timeout: while Kafka keeps a leader from reading what the server has sent, it can send
 # nothing either.
 _BEGIN = "SELECT set_config('synchronous_commit', 'off', false), set_config('idle_session_timeout', $1, false)"
-
-
-def find_leader(connection: Connection) -> int | None:
-    """The session of the leading process; None if none leads."""
-    row = connection.execute(_FIND).fetchone()
-    return None if row is None else int(row[0])
 
 
 class OutboxReader:
@@ -68,7 +55,8 @@ class OutboxReader:
         self._changed_at: float | None = None
         self._is_in_backlog = False
         self._trimmed_at = 0.0
-        self._logged = ""
+        self._was_leading: bool | None = None
+        """What was logged last."""
         self._log = structlog.get_logger()
 
     @property
@@ -89,32 +77,30 @@ class OutboxReader:
         if self._connection is None:
             self._connection = self._connect()
         connection = self._connection
-        if not value(connection, _LEAD):
-            self._log_once("relay.stood_by")
+        is_leading = bool(value(connection, _LEAD))
+        is_news, self._was_leading = is_leading is not self._was_leading, is_leading
+        if not is_leading:
+            if is_news:
+                self._log.info("relay.stood_by")
             return False
         connection.execute(_BEGIN, (f"{LEASE_SECONDS * 1000:.0f}ms",))
         self._lease_is_over = threading.Event()
         threading.Thread(target=_renew, args=(connection, self._lease_is_over), name="lease", daemon=True).start()
         outbox.prepare(connection)
-        self._saved = self._begin(connection)
-        self._read_to, self._changes = self._saved.snapshot, self._saved.changes
+        saved = progress.read(connection)
+        if saved is None or not saved.is_valid:
+            adopted = progress.adopt(connection)
+            if saved is not None:
+                sentence = f"The outbox is read again: {amount(adopted, 'change')}."
+                self._log.warning("relay.outbox_adopted", changes=adopted, timeline=sentence)
+            saved = progress.read(connection)
+            assert saved is not None  # it was just saved
+        self._saved, self._read_to, self._changes = saved, saved.snapshot, saved.changes
         self._trimmed_at = time.monotonic()
-        self._log_once("relay.led", cursor=self._read_to, timeline="This daemon became the leader.")
+        if is_news:
+            self._log.info("relay.led", cursor=self._read_to, timeline="This daemon became the leader.")
         LEADS.set()
         return True
-
-    def _begin(self, connection: Connection) -> Cursor:
-        """Return the saved cursor, if it is valid in this database."""
-        saved = progress.read(connection)
-        if saved is not None and saved.is_valid:
-            return saved
-        adopted = progress.adopt(connection)
-        if saved is not None:
-            sentence = f"The outbox is read again: {amount(adopted, 'change')}."
-            self._log.warning("relay.outbox_adopted", changes=adopted, timeline=sentence)
-        saved = progress.read(connection)
-        assert saved is not None  # it was just saved
-        return saved
 
     def read(self, *, rows_max: int) -> Page:
         """Return the changes that are new; at most so many, and then more follow."""
@@ -171,11 +157,6 @@ class OutboxReader:
         self._connection = self._read_to = self._pages = self._changed_at = None
         self._is_in_backlog = False
         LEADS.clear()
-
-    def _log_once(self, event: str, **details: str) -> None:
-        if self._logged != event:
-            self._log.info(event, **details)
-        self._logged = event
 
 
 def _renew(connection: Connection, is_over: threading.Event) -> None:

@@ -16,7 +16,7 @@ and future partition, where it fires for direct writes too. The worker of logica
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -33,15 +33,18 @@ _IDENTIFIER_BYTES_MAX = 63
 
 # ALWAYS includes sessions with session_replication_role = replica: their rows are in our documents too.
 ENABLE = "ALTER TABLE {} ENABLE ALWAYS TRIGGER {}"
-_ROW = "CREATE TRIGGER {} AFTER INSERT OR UPDATE OR DELETE ON {} FOR EACH ROW EXECUTE FUNCTION {}()"
-_TRUNCATE = "CREATE TRIGGER {} AFTER TRUNCATE ON {} FOR EACH STATEMENT EXECUTE FUNCTION {}()"
-_FUNCTION = """
-CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER
-AS {body}
+# ONLY: the second trigger has no clones, but some versions of Postgres look for them.
+_CREATE_TRIGGERS = """
+CREATE TRIGGER {row} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {function}();
+CREATE TRIGGER {truncate} AFTER TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {function}();
+ALTER TABLE {table} ENABLE ALWAYS TRIGGER {row};
+ALTER TABLE ONLY {table} ENABLE ALWAYS TRIGGER {truncate}
 """
-_FOR_NOBODY = "REVOKE EXECUTE ON FUNCTION {}() FROM PUBLIC"
-_FOR_OWNER = "GRANT EXECUTE ON FUNCTION {}() TO {}"
+_CREATE_FUNCTION = """
+CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS {body};
+REVOKE EXECUTE ON FUNCTION {function}() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION {function}() TO {owner}
+"""
 
 # Rows are compared byte by byte (*= on records): equality is not identity (1.0 and 1.00), and some types have none.
 # Postgres raises an error if a column is gone, or has another type than at the session's first change. Then the row is
@@ -132,41 +135,30 @@ def function(relation: str) -> sql.Identifier:
     return sql.Identifier("syncer", name)
 
 
-def row_trigger(relation: str) -> str:
-    """The trigger for each row. Specific to the table: a partition may bring one from when it was captured itself."""
-    return f"syncer_row_{_digest(relation)[:8]}"
-
-
-def truncate_trigger(relation: str) -> str:
-    """The trigger for TRUNCATE."""
-    return f"syncer_truncate_{_digest(relation)[:8]}"
-
-
 def _digest(relation: str) -> str:
     return hashlib.sha256(relation.encode()).hexdigest()
 
 
-def trigger_statements(relation: str) -> Iterator[sql.Composed]:
-    """The statements that create the triggers of a table."""
-    table = sql.SQL(relation)  # quoted by Postgres itself, with format('%I.%I')
-    # ONLY: the second trigger has no clones, but some versions of Postgres look for them.
-    for create, name, altered in (
-        (_ROW, row_trigger(relation), table),
-        (_TRUNCATE, truncate_trigger(relation), sql.SQL("ONLY ") + table),
-    ):
-        yield sql.SQL(create).format(sql.Identifier(name), table, function(relation))
-        yield sql.SQL(ENABLE).format(altered, sql.Identifier(name))
+def create_triggers(relation: str) -> sql.Composed:
+    """The statements that create the triggers of a table.
+
+    Their names are specific to the table: a partition may bring triggers from when it was captured itself.
+    """
+    return sql.SQL(_CREATE_TRIGGERS).format(
+        row=sql.Identifier(f"syncer_row_{_digest(relation)[:8]}"),
+        truncate=sql.Identifier(f"syncer_truncate_{_digest(relation)[:8]}"),
+        table=sql.SQL(relation),  # quoted by Postgres itself, with format('%I.%I')
+        function=function(relation),
+    )
 
 
-def function_statements(body: str, relation: str, owner: str) -> Iterator[sql.Composed]:
+def create_function(body: str, relation: str, owner: str) -> sql.Composed:
     """The statements that create a table's function.
 
     The ``owner`` of the table creates its partitions, and so their triggers. No other role can use the function in a
     trigger of another table.
     """
-    yield sql.SQL(_FUNCTION).format(function=function(relation), body=sql.Literal(body))
-    yield sql.SQL(_FOR_NOBODY).format(function(relation))
-    yield sql.SQL(_FOR_OWNER).format(function(relation), sql.SQL(owner))
+    return sql.SQL(_CREATE_FUNCTION).format(function=function(relation), body=sql.Literal(body), owner=sql.SQL(owner))
 
 
 def body(capture: Capture, types: Types) -> sql.Composed:
@@ -177,13 +169,11 @@ def body(capture: Capture, types: Types) -> sql.Composed:
         texts = _comma(_text(sql.Identifier(row, column), types.get(column, "")) for column in routing)
         return sql.SQL(_IMAGE).format(names=sql.Literal(routing), texts=texts)
 
-    untouched: sql.Composable = sql.SQL("NULL")
-    if len(capture.together) > 1:
-        sets = (
-            sql.SQL(_UNTOUCHED_SET).format(is_same=_is_same(columns), digest=sql.Literal(str(watched_digest(columns))))
-            for columns in sorted(capture.together, key=sorted)
-        )
-        untouched = sql.SQL(_UNTOUCHED).format(_comma(sets))
+    sets = [
+        sql.SQL(_UNTOUCHED_SET).format(is_same=_is_same(columns), digest=sql.Literal(str(watched_digest(columns))))
+        for columns in sorted(capture.together, key=sorted)
+    ]
+    untouched = sql.SQL(_UNTOUCHED).format(_comma(sets)) if len(sets) > 1 else sql.SQL("NULL")
     return sql.SQL(_BODY).format(
         relation=sql.Literal(capture.relation),
         segment=sql.SQL(_SEGMENT),

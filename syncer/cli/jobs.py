@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from syncer.apply import reindex
 from syncer.base.errors import JobError
 from syncer.base.formatting import elapsed
 from syncer.cli import render
@@ -83,12 +82,14 @@ def cancel(job_id: JobId, *, yes: Yes = False) -> None:
         found = model.find(connection, job_id)
         confirm(f"Cancel job {job_id}, a {found.kind} of {found.document}?", yes=yes)
         cancelled = queue.cancel(connection, job_id)
-        hint = reindex.hint_after(connection, cancelled)
     left = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were not"
     say(f"Job {job_id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
-    say(f"The other documents {'may be missing or stale' if cancelled.kind.is_pending else 'are unchanged'}.")
-    if hint:
-        say(hint)
+    if not cancelled.kind.is_pending:
+        say("The other documents are unchanged.")
+        return
+    name = cancelled.document
+    say(f"The other documents may be missing or stale. To write them: syncer backfill {name}")
+    say(f"If {cancelled.index_name} is being built: syncer index rebuild {name}", style="dim")
 
 
 def _cells(job: Job) -> Sequence[Part]:

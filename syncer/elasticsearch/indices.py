@@ -39,7 +39,6 @@ _LOAD = {**_NO_COPIES, "index.refresh_interval": -1}
 
 _TEMPLATE = "syncer"
 _NOT_FOUND = 404
-_SEARCH_DOCUMENTS = 1000
 _LOOK_SECONDS = 0.5
 _TRIAL_SECONDS_MAX = 600
 """How old a scratch index is, by its name, that no trial uses any more."""
@@ -350,19 +349,6 @@ class Indices:
             since = re.fullmatch(r".*-syncer-plan-(\d+)-\w+", name)
             if name == target.index_name or (since and time.time() - int(since[1]) > _TRIAL_SECONDS_MAX):
                 self._client.options(ignore_status=_NOT_FOUND).indices.delete(index=name)
-
-    def ignored(self, target: Target) -> dict[str, list[str]]:
-        """Return the fields of which a value is ignored, such as a text beyond ignore_above, with the ids."""
-        self._holdings.refresh(target)
-        query, path = {"exists": {"field": "_ignored"}}, "hits.hits"
-        found = self._client.search(
-            index=target.index_name, query=query, size=_SEARCH_DOCUMENTS, source=False, filter_path=path
-        )
-        ids: dict[str, list[str]] = {}
-        for hit in found.body.get("hits", {}).get("hits", []):
-            for name in hit["_ignored"]:
-                ids.setdefault(name, []).append(hit["_id"])
-        return ids
 
 
 def _ours(index: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sqlglot import exp
 from syncer.base.error_policy import explain_unqualified
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, names_as_written
-from syncer.capture.eligibility import require_capturable
+from syncer.capture.install import require_capturable
 from syncer.lineage import parser
 from syncer.lineage.steady import require_no_clock_words, require_steady
 

@@ -15,7 +15,7 @@ from sqlglot.errors import SqlglotError
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
-from syncer.capture.eligibility import require_capturable
+from syncer.capture.install import require_capturable
 
 # A function in SQL or a procedural language may read tables that the catalogue does not record; so may extension
 # functions that run a query given as an argument. Postgres' own are distinguished by name: most stable ones depend only

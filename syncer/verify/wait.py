@@ -1,8 +1,8 @@
 """Wait: returns once everything that one transaction has committed is indexed, or searchable.
 
-Available as ``syncer.wait``, ``syncer wait TOKEN`` and over HTTP. `syncer.capture.transaction_token` names the
-transaction. Postgres alone is asked: whether the transaction is visible in the snapshot up to which all is handled, and
-then whether a job that it may have caused is open.
+Available as ``syncer.wait``, ``syncer wait TOKEN`` and over HTTP. A token names the transaction: see
+`syncer.capture.progress`. Postgres alone is asked: whether the transaction is visible in the snapshot up to which all
+is handled, and then whether a job that it may have caused is open.
 
 Guarantee: once the wait is over, reads by id show the transaction, and what it deleted is gone. If it was to be
 searchable, searches show it too. Why this holds for a transaction T:
@@ -40,8 +40,8 @@ from syncer.base.formatting import amount
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
-from syncer.capture import outbox, progress, reader, transaction_token
-from syncer.capture.transaction_token import Token
+from syncer.capture import outbox, progress
+from syncer.capture.progress import Token
 from syncer.documents.registry import Catalogue, Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.reader import Holdings
@@ -102,13 +102,13 @@ def wait(
     Elasticsearch does not answer. If Postgres hangs, it takes as long; if its machine is gone, half a minute longer.
     An exception from ``pause`` ends the wait.
     """
-    clock = _Clock(Token.parse(token), timeout_seconds, pause)
+    clock = _Clock(progress.parse_token(token), timeout_seconds, pause)
     while True:
         try:
             with closing(postgres.connect(settings.postgres, name="wait")) as connection:
                 migrations.require_current(connection)
                 outbox.prepare(connection)
-                clock.token = transaction_token.require_committed(connection, clock.token)
+                clock.token = progress.require_committed(connection, clock.token)
                 return _wait(connection, settings, clock, searchable=searchable)
         except Exception as error:
             # Start over: another server may answer the next query, so earlier results do not count.
@@ -197,10 +197,8 @@ def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
             return seen.is_captured
         if seen.is_read:
             clock.rest("workers", "the workers have not handled it", "See: syncer status. If none runs: syncer run")
-        elif reader.find_leader(connection) is None:
-            clock.rest("relay", "no daemon leads, which would read it", "Run: syncer run")
         else:
-            clock.rest("relay", "the daemon that leads has not read it", "See: syncer status")
+            clock.rest("relay", "no daemon has read it", "See: syncer status. If none runs: syncer run")
 
 
 def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) -> set[int]:

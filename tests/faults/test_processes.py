@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psycopg.conninfo
 import pytest
 
-from syncer.capture import reader
+from syncer.base.postgres import AdvisoryLock
 from syncer.capture.reader import LEASE_SECONDS
 from syncer.jobs.model import JobState, find
 from tests.faults import harness
@@ -204,6 +204,11 @@ def test_a_rebuild_that_was_killed_is_given_up(blog: World) -> None:
 
 # Daemons are told to end
 
+LEADER = f"""
+SELECT pid FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND (classid::bigint << 32 | objid::bigint) = {AdvisoryLock.RELAY:d}
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 HANGS = Point(at=WRITE, seconds=3600)
 STARTING = (
     Point(at="syncer.recovery.lost_records:require_original", send="SIGTERM"),
@@ -228,11 +233,10 @@ def test_a_daemon_that_hangs_ends_when_it_is_told_to(blog: World) -> None:
     assert re.search(r"\b(worker-1|job_worker)\b.* did not end within", daemon.log_file.read_text())
     patient = blog.daemon(program=Plan(points=(HANGS,)).program)
     wait_until_reached(patient, HANGS)
-    with blog.connect() as connection:
-        wait_until(lambda: reader.find_leader(connection) is not None, what="its relay leads")
-        patient.process.send_signal(signal.SIGINT)
-        # Two signals that come at once are one.
-        wait_until(lambda: reader.find_leader(connection) is None, what="it ends what can be ended")
+    wait_until(lambda: blog.sql(LEADER) != [], what="its relay leads")
+    patient.process.send_signal(signal.SIGINT)
+    # Two signals that come at once are one.
+    wait_until(lambda: blog.sql(LEADER) == [], what="it ends what can be ended")
     patient.process.send_signal(signal.SIGINT)
     assert patient.process.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
     finish(blog)

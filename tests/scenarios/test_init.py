@@ -169,6 +169,9 @@ def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) ->
     assert "--with" not in drafted(bare, "--table", '"Shop"."Visits"', "--name", "visits")
     people = mapping(bare, "people")
     assert (people["people_skills"]["type"], people["badges"].get("type")) == ("nested", None)
+    # What looks personal or secret is left out, and a flag beside it is not.
+    assert not people.keys() & {"email", "passwordHash", "date_of_birth"}
+    assert people.keys() >= {"email_verified", "name"}
     followed(bare)
     person, other = (bare.held("people")[id_] for id_ in ("1", "2"))
     assert person["countries"] == {"code": "a", "region": "b:c", "name": "two"}

@@ -47,6 +47,7 @@ def install(world: World) -> None:
     with world.connect() as connection:
         for capture in plan(world).captures:
             capture_install.install(connection, capture)
+            capture_install.narrow(connection, capture)
 
 
 def is_installed(world: World, relation: str) -> bool:

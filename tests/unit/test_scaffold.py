@@ -1,4 +1,4 @@
-"""Names that look personal, and mappings guessed from values."""
+"""Mappings guessed from values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ from syncer.apply.scaffold import mapping
 from syncer.apply.scaffold.mapping import STORED, TEXT
 
 LONG = {"type": "long", "coerce": False}
-
-
-def test_names_that_look_personal() -> None:
-    """In any spelling, as one word of several; a flag beside the value says nothing of a person."""
-    personal = ("passwordHash", "api_key", "reset_token", "eMail", "customer_email2", "mobilePhone", "DOB", "born")
-    others = ("title", "passenger", "pinned", "key", "description")
-    assert [name for name in (*personal, *others) if mapping.is_personal(name, TEXT)] == list(personal)
-    assert not mapping.is_personal("email_verified", {"type": "boolean"})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -103,23 +104,12 @@ _DIMENSIONS = range(2, 4097)
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_SECONDS = 5.0
 _SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d LIMIT {limit}"
-_PERSONAL = re.compile(
-    r"passw|passphrase|passcode|secret|token|(api|private|access).?key|e.?mail|phone|passport|(tax|national).?id"
-    r"|card.?number|salary|birth|gender|religion|ethnic|(ip|remote).?addr"
-    r"|(^|_)(pwd|salt|t?otp|pin|cvv|cvc|mobile|fax|msisdn|ssn|iban|born|dob)(_|$)",
-    re.IGNORECASE,
-)
 
 EMPTY_BODY: Mapping[str, Any] = {
     "settings": {"number_of_shards": 1},
     "mappings": {"dynamic": "strict", "properties": {}},
 }
 """What the index.json of a draft begins with."""
-
-
-def is_personal(name: str, mapping: Mapping[str, Any]) -> bool:
-    """Whether a field looks like a secret or personal data, by its name; whether an address is confirmed is neither."""
-    return mapping.get("type") != "boolean" and _PERSONAL.search(name) is not None
 
 
 def completed(
@@ -145,8 +135,13 @@ def completed(
         if name not in ("_id", "_routing")
     }
     vectors = {name for name, type_ in types.items() if type_.is_array and type_.name == "float4"}
-    is_sampled = bool(vectors) or any(type_.mapping is None for type_ in types.values())
-    sample = _sampled(connection, probe.canonical) if is_sampled else []
+    sample: list[dict[str, Any]] = []
+    if vectors or any(type_.mapping is None for type_ in types.values()):
+        query = sql.SQL(_SAMPLE).format(select=sql.SQL(probe.canonical), limit=sql.Literal(_SAMPLE_DOCUMENTS))
+        # It may take too long, or fail on the data; or a number in it may be too long for Python.
+        failures = (psycopg.DataError, psycopg.errors.QueryCanceled, ValueError)
+        with suppress(*failures), bounded(connection, seconds=_SAMPLE_SECONDS):
+            sample = [json.loads(document) for (document,) in connection.execute(query)]
     mappings, remarks = body.get("mappings", {}), list[str]()
     properties = mappings.get("properties", {})
     for name, type_ in types.items():
@@ -169,16 +164,6 @@ def completed(
     if number > _FIELDS_MAX:
         settings = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
     return {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}, remarks
-
-
-def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
-    """Return some documents; none if that takes too long, or the SELECT fails on the data."""
-    query = sql.SQL(_SAMPLE).format(select=sql.SQL(select), limit=sql.Literal(_SAMPLE_DOCUMENTS))
-    try:
-        with bounded(connection, seconds=_SAMPLE_SECONDS):
-            return [json.loads(document) for (document,) in connection.execute(query)]
-    except (psycopg.DataError, psycopg.errors.QueryCanceled, ValueError):  # the latter for a number that is too long
-        return []
 
 
 def guess(values: Iterable[Any], *, is_free: bool = False) -> dict[str, Any]:
@@ -230,16 +215,14 @@ def _united(given: Mapping[str, Any], derived: Mapping[str, Any]) -> dict[str, A
     for name, mapping in derived.items():
         if name not in given:
             found[name] = mapping
-        elif "properties" in mapping and _is_open(given[name]):
-            found[name] = {
-                **given[name],
-                "properties": _united(given[name].get("properties", {}), mapping["properties"]),
-            }
+        elif (
+            "properties" in mapping
+            and given[name].get("type", "object") in ("object", "nested")
+            and not given[name].keys() & {"dynamic", "enabled"}
+        ):
+            inside = _united(given[name].get("properties", {}), mapping["properties"])
+            found[name] = {**given[name], "properties": inside}
     return found
-
-
-def _is_open(mapping: Mapping[str, Any]) -> bool:
-    return mapping.get("type", "object") in ("object", "nested") and not mapping.keys() & {"dynamic", "enabled"}
 
 
 def _number_of_fields(properties: Mapping[str, Any]) -> int:

@@ -18,12 +18,12 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from syncer.apply.scaffold.mapping import CASTS, LEFT_OUT, STORED, ColumnType, column_type, is_personal
+from syncer.apply.scaffold.mapping import CASTS, LEFT_OUT, STORED, ColumnType, column_type
 from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.postgres import Connection, names_as_written, value
-from syncer.capture import eligibility
+from syncer.capture import install
 
-# Partitions are read through their table; `eligibility` refuses inherited and unlogged tables.
+# Partitions are read through their table; `syncer.capture.install` refuses inherited and unlogged tables.
 _RELATIONS = """
 SELECT format('%I.%I', n.nspname, c.relname), c.relname::text, c.oid,
        c.relkind IN ('r', 'p'), c.relpersistence = 'p',
@@ -44,7 +44,7 @@ SELECT array(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS c (
 FROM pg_constraint AS k WHERE k.conrelid = to_regclass($1) AND k.contype = 'p'
 """
 _REFERENCES = """
-SELECT format('%I.%I', n.nspname, c.relname), c.relname::text, format('%I.%I', fn.nspname, f.relname), f.relname::text,
+SELECT format('%I.%I', n.nspname, c.relname), format('%I.%I', fn.nspname, f.relname),
        array(SELECT ARRAY[a.attname, b.attname]::text[]
              FROM unnest(k.conkey, k.confkey) WITH ORDINALITY AS p (own, other, place)
              JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = p.own
@@ -64,24 +64,27 @@ _LINE = re.compile(r"""\"(?:[^"]|"")*"|'(?:[^']|'')*'|\n""")
 """A name, a text, or the end of a line: one inside a name is none."""
 _PAIRS_MAX = 50
 """How many fields jsonb_build_object takes at once: a function has at most 100 arguments."""
-_KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 _NO_COLON = frozenset({"int2", "int4", "int8", "uuid", "numeric", "date", "bool"})
 """Types whose text has no colon."""
-_PERSONAL = "left out, personal or secret by name"
+_PERSONAL = re.compile(
+    r"passw|passphrase|passcode|secret|token|(api|private|access).?key|e.?mail|phone|passport|(tax|national).?id"
+    r"|card.?number|salary|birth|gender|religion|ethnic|(ip|remote).?addr"
+    r"|(^|_)(pwd|salt|t?otp|pin|cvv|cvc|mobile|fax|msisdn|ssn|iban|born|dob)(_|$)",
+    re.IGNORECASE,
+)
+_HIDDEN = "left out, personal or secret by name"
 _NOT_IN_FIELDS = re.compile(r"[^\w$@ -]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A foreign key of table ``relation`` to table ``to``, whose names without a schema are ``table``, ``to_table``.
+    """A foreign key of table ``relation`` to table ``to``.
 
     Each pair is a column and the one that it refers to. If ``is_unique``, at most one row refers to each.
     """
 
     relation: str
-    table: str
     to: str
-    to_table: str
     pairs: tuple[tuple[str, str], ...]
     is_unique: bool
 
@@ -130,16 +133,14 @@ def find(connection: Connection, name: str) -> DraftTable:
             f"{relation} is a view or a foreign table, and a draft begins with a table",
             hint="Name the table whose rows become documents; you can then change select.sql to read the view.",
         )
-    eligibility.require_capturable(connection, oid, "A draft of it")
+    install.require_capturable(connection, oid, "A draft of it")
     if not may_read:
         raise SourceError(
             f"This role may not read {relation}", hint=f"By its owner: GRANT SELECT ON {relation} TO the role"
         )
     references = [
-        Reference(
-            relation=own, table=table, to=to, to_table=to_table, pairs=tuple(map(tuple, pairs)), is_unique=is_unique
-        )
-        for own, table, to, to_table, pairs, is_unique in connection.execute(_REFERENCES, (relation,)).fetchall()
+        Reference(relation=own, to=to, pairs=tuple(map(tuple, pairs)), is_unique=is_unique)
+        for own, to, pairs, is_unique in connection.execute(_REFERENCES, (relation,)).fetchall()
     ]
     columns = connection.execute(_COLUMNS, (relation,)).fetchall()
     key = connection.execute(_KEY, (relation,)).fetchone()
@@ -172,7 +173,6 @@ class Drafter:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._words = frozenset(word for (word,) in connection.execute(_KEYWORDS))
         self._aliases: set[str] = set()
         self.remarks: list[str] = []
 
@@ -186,7 +186,7 @@ class Drafter:
         for field in fields:
             is_column = field.expression == self._name(alias, field.name)
             columns.append(field.expression if is_column else f"{field.expression} AS {self._name(field.name)}")
-        if any(remark.startswith(_PERSONAL) for remark in self.remarks):
+        if any(remark.startswith(_HIDDEN) for remark in self.remarks):
             self.remarks.append("to show columns that are left out, add them in select.sql; then: init --from-select")
         others = sorted({found.relation for found in table.referred if found not in wanted})
         if others:
@@ -218,7 +218,11 @@ class Drafter:
                 except (DefinitionError, SourceError) as error:
                     self.remarks.append(f"{path}{reference.to} is left out: {error.message}")
                     continue
-                name, joined = _object_name(reference), [(theirs, own) for own, theirs in reference.pairs]
+                (column, _), *others = reference.pairs
+                # ``user`` for ``user_id``, ``area`` for ``area``
+                name = re.sub(r"_?(id|uuid|key|fk)$", "", column, flags=re.IGNORECASE)
+                name = other.name if others or not name else name
+                joined = [(theirs, own) for own, theirs in reference.pairs]
                 inside = self._alias(other.name)
                 fields = _renamed(list(self._columns(other, inside, f"{path}{name}.")))
                 shown = self._subquery(self._json(fields), other, inside, alias, joined)
@@ -231,21 +235,23 @@ class Drafter:
         for name, type_ in table.columns.items():
             if type_.name in LEFT_OUT:
                 self.remarks.append(f"{path}{name} is left out: {LEFT_OUT[type_.name]}")
-            elif name in table.key or not is_personal(name, type_.mapping or STORED):
+            elif name not in table.key and type_.name != "bool" and _PERSONAL.search(name):
+                hidden.append(f"{path}{name}")
+            else:
                 column, mapping = self._name(alias, name), type_.mapping or STORED
                 if type_.name in CASTS:
                     cast = f"{CASTS[type_.name]}{'[]' if type_.is_array else ''}"
                     column, mapping = f"{column}::{cast}", column_type(self._connection, cast).mapping or STORED
                 yield _Field(name, column, mapping)
-            else:
-                hidden.append(f"{path}{name}")
         if hidden:
-            self.remarks.append(f"{_PERSONAL}: {', '.join(hidden)}")
+            self.remarks.append(f"{_HIDDEN}: {', '.join(hidden)}")
 
     def _rows(self, reference: Reference, root: DraftTable, outer: str) -> _Field:
         """Return the rows that refer, as an array of objects; as one object if there is at most one."""
         table = find(self._connection, reference.relation)
-        alias, name = self._alias(table.name), _array_name(reference, root)
+        # Tables that refer to this one more than once are told apart by the column.
+        is_only = sum(other.relation == reference.relation for other in root.referred) == 1
+        alias, name = self._alias(table.name), table.name if is_only else f"{table.name}_{reference.pairs[0][0]}"
         fields = _renamed(self._fields(table, alias, f"{name}.", but=reference))
         shown = self._json(fields)
         if not reference.is_unique:
@@ -289,25 +295,7 @@ class Drafter:
 
     def _name(self, *names: str) -> str:
         """An identifier, quoted where Postgres would quote it."""
-        return ".".join(
-            name
-            if name.isascii() and name.isidentifier() and name == name.lower() and name not in self._words
-            else sql.Identifier(name).as_string(self._connection)
-            for name in names
-        )
-
-
-def _object_name(reference: Reference) -> str:
-    """Return a name for the row that a foreign key refers to: ``user`` for ``user_id``, ``area`` for ``area``."""
-    (column, _), *others = reference.pairs
-    short = re.sub(r"_?(id|uuid|key|fk)$", "", column, flags=re.IGNORECASE)
-    return short if short and not others else reference.to_table
-
-
-def _array_name(reference: Reference, table: DraftTable) -> str:
-    """Return the referring table's name, with the column if it refers to this table more than once."""
-    keys = [other for other in table.referred if other.relation == reference.relation]
-    return reference.table if len(keys) == 1 else f"{reference.table}_{reference.pairs[0][0]}"
+        return ".".join(str(value(self._connection, "SELECT quote_ident($1)", (name,))) for name in names)
 
 
 def _renamed(fields: Iterable[_Field]) -> list[_Field]:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -71,9 +72,7 @@ class MissingIndex:
     """An index without which a query reads a whole table.
 
     Args:
-        statement: Creates it.
         condition: What the query compares, as Postgres writes it. A cast of the column makes no use of the index.
-        document: The definition that needs the index.
         change_of: The table whose changes need it; empty if every build of a document does.
         documents: How many one changed row leads to.
         seconds: How long they take to find, or the document to build; None if it did not finish in two seconds.
@@ -128,21 +127,13 @@ def measure(
     cost = max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)
     if cost is None or not cost.is_slow:
         return cost, []
-    lacking = _unindexed(connection, query, tries[0])
-    return cost, [
-        MissingIndex(
-            statement=statement,
-            condition=condition,
-            document=document,
-            change_of=change_of,
-            documents=cost.documents,
-            seconds=cost.seconds,
-        )
-        for statement, condition in lacking
-    ]
+    missing = partial(
+        MissingIndex, document=document, change_of=change_of, documents=cost.documents, seconds=cost.seconds
+    )
+    return cost, [missing(statement=found[0], condition=found[1]) for found in _lacking(connection, query, tries[0])]
 
 
-def _unindexed(
+def _lacking(
     connection: Connection, query: sql.Composable, parameters: tuple[object, ...]
 ) -> Iterator[tuple[str, str]]:
     """Yield the statement that creates each index that a query lacks, and the condition that it is for."""

@@ -196,9 +196,8 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
         uses = [dependencies.tables[relation] for dependencies in found]
         yield Capture(
             relation=relation,
-            watched=frozenset().union(*(use.watched for use in uses)),
             routing=frozenset().union(*(use.routing for use in uses)),
-            together=frozenset(use.watched | use.routing for use in uses),
+            watched=frozenset(use.watched | use.routing for use in uses),
         )
 
 

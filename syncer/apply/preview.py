@@ -76,7 +76,7 @@ class DocumentPreview:
     @property
     def errors(self) -> list[PlanProblem]:
         """Why apply refuses it, or cannot write all of its documents."""
-        return [problem for problem in self.problems if problem.is_error]
+        return [each for each in self.problems if each.severity in (PlanSeverity.REFUSED, PlanSeverity.ERROR)]
 
     @property
     def warnings(self) -> list[PlanProblem]:

@@ -84,11 +84,6 @@ class PlanProblem:
     message: str
     action: str = ""
 
-    @property
-    def is_error(self) -> bool:
-        """Whether apply refuses it, or cannot write all documents."""
-        return self.severity in (PlanSeverity.REFUSED, PlanSeverity.ERROR)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:

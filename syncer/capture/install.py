@@ -140,14 +140,12 @@ FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
      JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE p.pronamespace = 'syncer'::regnamespace AND t.tgenabled = 'O'
 """
-_CAPTURED = "SELECT relation, watched, routing, watched_together FROM syncer.capture ORDER BY relation"
+_CAPTURED = "SELECT relation, routing, watched FROM syncer.capture ORDER BY relation"
 # The remembered files are kept: documents that were not loaded since then may lack what is new.
 _PUT = f"""
-INSERT INTO syncer.capture AS c (relation, watched, routing, watched_together, files)
-VALUES ($1, $2, $3, $4, ({_FILES}))
+INSERT INTO syncer.capture AS c (relation, routing, watched, files) VALUES ($1, $2, $3, ({_FILES}))
 ON CONFLICT (relation) DO UPDATE
-SET watched = excluded.watched, routing = excluded.routing, watched_together = excluded.watched_together,
-    files = coalesce(c.files, excluded.files)
+SET routing = excluded.routing, watched = excluded.watched, files = coalesce(c.files, excluded.files)
 """.format(relation="$1")
 # A prepared transaction holds its locks without a process.
 _BLOCKERS = f"""{_TREE}
@@ -190,13 +188,8 @@ def exists(connection: Connection, relation: str) -> bool:
 def captured(connection: Connection) -> dict[str, Capture]:
     """The captured tables, by relation."""
     return {
-        relation: Capture(
-            relation=relation,
-            watched=frozenset(watched),
-            routing=frozenset(routing),
-            together=frozenset(map(frozenset, together)),
-        )
-        for relation, watched, routing, together in connection.execute(_CAPTURED)
+        relation: Capture(relation=relation, routing=frozenset(routing), watched=frozenset(map(frozenset, watched)))
+        for relation, routing, watched in connection.execute(_CAPTURED)
     }
 
 
@@ -268,9 +261,8 @@ def install(
         existing = {column for column, _ in connection.execute(_COLUMNS, (relation,))}
         capture = replace(
             capture,
-            watched=capture.watched | (before.watched & existing),
             routing=capture.routing | (before.routing & existing),
-            together=capture.together | {columns for columns in before.together if columns <= existing},
+            watched=capture.watched | {columns & existing for columns in before.watched},
         )
     has_triggers = not lost(connection, [relation])
 
@@ -302,8 +294,8 @@ def _replace_function(connection: Connection, capture: Capture) -> None:
 
 
 def _record(connection: Connection, capture: Capture) -> None:
-    together = Jsonb(sorted(map(sorted, capture.together)))
-    connection.execute(_PUT, (capture.relation, sorted(capture.watched), sorted(capture.routing), together))
+    watched = Jsonb(sorted(map(sorted, capture.watched)))
+    connection.execute(_PUT, (capture.relation, sorted(capture.routing), watched))
 
 
 def _body(connection: Connection, capture: Capture) -> str:

@@ -37,11 +37,7 @@ _BEGIN = "SELECT set_config('synchronous_commit', 'off', false), set_config('idl
 
 
 class OutboxReader:
-    """Reads the outbox as the leader, or stands by. Not for sharing between threads; after an error, `close` it.
-
-    Args:
-        connect: Opens a connection to Postgres.
-    """
+    """Reads the outbox as the leader, or stands by. Not for sharing between threads; after an error, `close` it."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -124,16 +120,13 @@ class OutboxReader:
         has_news = self._changed_at is not None or numbers != self.numbers or self._is_in_backlog
         self._is_in_backlog = not page.is_last
         if page.cursor is not None and has_news:
-            self._save(page.cursor, numbers)
+            self._saved = Cursor(snapshot=page.cursor, numbers=dict(numbers), changes=self._changes, is_valid=True)
+            progress.save(self.connection, self._saved, changed_at=self._changed_at)
+            self._changed_at = None
 
     def forget_numbers(self) -> None:
         """Save the cursor without numbers, since Kafka is no longer used: everything before it counts as handled."""
-        self._save(self._saved.snapshot, {})
-
-    def _save(self, snapshot: str, numbers: Mapping[int, int]) -> None:
-        self._saved = Cursor(snapshot=snapshot, numbers=dict(numbers), changes=self._changes, is_valid=True)
-        progress.save(self.connection, self._saved, changed_at=self._changed_at)
-        self._changed_at = None
+        self.save(Page(rows=[], cursor=self._saved.snapshot, is_last=True), {})
 
     def trim_if_due(self) -> None:
         """Remove the rows that the saved cursor has seen, if that was not done for a while."""

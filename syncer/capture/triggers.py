@@ -116,15 +116,14 @@ class Capture:
 
     Args:
         relation: ``schema.table``, quoted where SQL needs it.
-        watched: An UPDATE that touches none of these columns leaves no change.
         routing: The columns that a change carries.
-        together: The columns that each document watches, images included, if not all watch the same.
+        watched: The set of columns that each document watches, its routing included. An UPDATE that touches none of
+            any set leaves no change.
     """
 
     relation: str
-    watched: frozenset[str]
     routing: frozenset[str]
-    together: frozenset[frozenset[str]] = frozenset()
+    watched: frozenset[frozenset[str]]
 
 
 def function(relation: str) -> sql.Identifier:
@@ -171,13 +170,13 @@ def body(capture: Capture, types: Types) -> sql.Composed:
 
     sets = [
         sql.SQL(_UNTOUCHED_SET).format(is_same=_is_same(columns), digest=sql.Literal(str(watched_digest(columns))))
-        for columns in sorted(capture.together, key=sorted)
+        for columns in sorted(capture.watched, key=sorted)
     ]
     untouched = sql.SQL(_UNTOUCHED).format(_comma(sets)) if len(sets) > 1 else sql.SQL("NULL")
     return sql.SQL(_BODY).format(
         relation=sql.Literal(capture.relation),
         segment=sql.SQL(_SEGMENT),
-        is_same=_is_same(capture.watched | capture.routing),
+        is_same=_is_same(capture.routing.union(*capture.watched)),
         untouched=untouched,
         images=sql.SQL(_IMAGES).format(old=image("old"), new=image("new")),
         old_image=sql.SQL(_SMALL).format(sql.SQL("old_image")),

@@ -26,7 +26,7 @@ from syncer.base import log, migrations, postgres, settings
 from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.cli import apply, jobs, load, locks, render, sandbox, status, verify
+from syncer.cli import apply, init, jobs, load, locks, render, sandbox, status, verify
 from syncer.cli.context import NoKafka, UsageError, flag
 from syncer.cli.render import say
 
@@ -164,7 +164,7 @@ def demo(
 
 # In the order in which a newcomer needs them, each with examples.
 for panel, command, examples in (
-    ("Set up", apply.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
+    ("Set up", init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
     ("Set up", migrate, "`syncer migrate`"),
     ("Set up", apply.plan, "`syncer plan`, `syncer plan blogpost --json`"),
     ("Set up", apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),

@@ -1,22 +1,20 @@
-"""The commands ``syncer init``, ``plan`` and ``apply``: draft the config folder's definitions, preview, activate."""
+"""The commands ``syncer plan`` and ``syncer apply``: preview the config folder's definitions, and activate them."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from syncer.apply import activate, scaffold
+from syncer.apply import activate
 from syncer.apply.cost import SECONDS_MAX, MissingIndex
 from syncer.apply.plan import Plan, PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, read
-from syncer.apply.scaffold.table import tables
 from syncer.apply.trial import PlanSeverity
-from syncer.base import postgres, settings
+from syncer.base import settings
 from syncer.base.formatting import amount, shortened
 from syncer.cli import render
 from syncer.cli.context import (
@@ -24,16 +22,12 @@ from syncer.cli.context import (
     AsJson,
     DespiteDeadLettered,
     Parts,
-    UsageError,
     Yes,
     confirm,
-    flag,
-    load_settings,
     open_parts,
 )
 from syncer.cli.load import load_all
 from syncer.cli.render import Part, say, show_table
-from syncer.documents import definition
 from syncer.kafka import topic
 from syncer.recovery import lost_records
 
@@ -54,54 +48,6 @@ _STYLES = {
 }
 
 Remove = Annotated[list[str] | None, typer.Option(help="Remove a document without a folder, and drop its index.")]
-
-
-def init(
-    *,
-    table: Annotated[str | None, typer.Option(help="Table whose rows become documents.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the document (default: the table's name).")] = None,
-    referring: Annotated[
-        list[str] | None, typer.Option("--with", help="Add the rows of a table that refers to it; can be repeated.")
-    ] = None,
-    from_select: Annotated[
-        Path | None, typer.Option(help="Derive the mapping of the SELECT in this file; keep what index.json says.")
-    ] = None,
-    force: Annotated[bool, flag("--force", text="Overwrite existing files of the document.")] = False,
-) -> None:
-    """Draft a document from a table or a SELECT.
-
-    Writes a SELECT and a mapping to the config folder. Without an option, lists the tables.
-    Columns become fields of a matching type, and rows referenced by foreign keys become
-    objects. --with adds a table that references it as an array, in which each row shows the
-    rows that it references. Columns that look like passwords, tokens or personal data are left
-    out, reported, and noted as comments in select.sql. Does not change the database.
-
-    --from-select derives the mapping from the types that a SELECT returns, also inside JSON.
-    The file is a document's select.sql, or any other one, which is then copied. Run it again
-    after you have changed the SELECT: it adds what index.json lacks, and changes nothing else.
-    What types do not show is guessed from sampled documents, and reported.
-
-    Overwrites existing files only with --force, and never config/syncer.yaml.
-    """
-    loaded, folder = load_settings(), settings.config_folder()
-    if name is not None and not definition.is_name(name):
-        raise UsageError(f"{name!r} is not a valid document name. Use at most 63 letters, digits, _ and -.")
-    if table and from_select:
-        raise UsageError("--table and --from-select cannot be combined. Run init once for each.")
-    with postgres.connect(loaded.postgres, name="init") as connection:
-        if from_select is not None:
-            draft = scaffold.from_select(connection, folder, from_select, name, force=force)
-        elif table is not None:
-            draft = scaffold.from_table(connection, folder, table, name, referring=referring or (), force=force)
-        else:
-            readable = ", ".join(name for name, may_read in tables(connection).items() if may_read)
-            nothing = "the role can read none. Check postgres.dsn, or run GRANT SELECT as their owner."
-            raise UsageError(f"Missing option '--table'. The tables: {readable or nothing}")
-    for file in scaffold.write(folder, draft):
-        say(f"wrote {file}")
-    for remark in draft.remarks:
-        say(f"  {remark}", style="dim")
-    say("Review the files, then run: syncer migrate, syncer plan, syncer apply, syncer run")
 
 
 def plan(document: AnyDocument = None, *, remove: Remove = None, as_json: AsJson = False) -> None:

@@ -98,12 +98,7 @@ THINGS = """
 CREATE TABLE things (id bigint PRIMARY KEY, place text, day date, doc jsonb, numbers int[], mood traps.mood, name text)
 """
 KEYS = frozenset({"id", "place", "day", "doc", "numbers", "mood"})
-CAPTURE = Capture(
-    relation="public.things",
-    watched=KEYS | {"name"},
-    routing=KEYS,
-    together=frozenset({KEYS, KEYS | {"name"}}),
-)
+CAPTURE = Capture(relation="public.things", routing=KEYS, watched=frozenset({KEYS, KEYS | {"name"}}))
 # A function for each of pg_catalog's that a trigger could name, with the same arguments; for "any", with those of the
 # table. An operator likewise. Each is a better match than the original, and comes first in the path.
 SET_TRAPS = """

@@ -207,7 +207,7 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
     """)
     for arguments, expected in (
         ("--table plain", "no primary key"),
-        ("--table seen", "is a view or a foreign table"),
+        ("--table seen", "as for a view"),
         ("--table fast", "unlogged"),
         ("--table nope", 'other."B c"'),
         ("--table a --with other.a", "other.a has no foreign key to public.a"),

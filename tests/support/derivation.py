@@ -60,7 +60,7 @@ class Judge:
         migrations.migrate(self.connection)
         for (relation,) in self.connection.execute(_TABLES).fetchall():
             every = frozenset(row[0] for row in self.connection.execute(_COLUMNS, (relation,)))
-            install.install(self.connection, Capture(relation=relation, watched=every, routing=every))
+            install.install(self.connection, Capture(relation=relation, watched=frozenset({every}), routing=every))
 
     def derive(self, select: str, affects: Mapping[str, str] | None = None) -> Dependencies:
         """Derive, as if this were the only definition.

@@ -23,15 +23,17 @@ from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.postgres import Connection, names_as_written, value
 from syncer.capture import install
 
-# Partitions are read through their table; `syncer.capture.install` refuses inherited and unlogged tables.
-_RELATIONS = """
-SELECT format('%I.%I', n.nspname, c.relname), c.relname::text, c.oid,
-       c.relkind IN ('r', 'p'), c.relpersistence = 'p',
-       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+_MAY_READ = "has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')"
+_TABLES = f"""
+SELECT format('%I.%I', n.nspname, c.relname), {_MAY_READ}
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_(toast|temp)'
 ORDER BY n.nspname <> 'public', 1
+"""
+_TABLE = f"""
+SELECT format('%I.%I', n.nspname, c.relname), c.relname::text, {_MAY_READ}
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = $1
 """
 _OID = "SELECT coalesce(to_regclass(quote_ident($1)), to_regclass($1))::oid"
 _COLUMNS = """
@@ -103,8 +105,7 @@ class DraftTable:
 
 def tables(connection: Connection) -> dict[str, bool]:
     """Return the tables to choose from, as SQL names them, schema public first, and whether this role may read each."""
-    rows = connection.execute(_RELATIONS).fetchall()
-    return {relation: may_read for relation, _, _, is_table, is_logged, may_read in rows if is_table and is_logged}
+    return dict(connection.execute(_TABLES).fetchall())
 
 
 def find(connection: Connection, name: str) -> DraftTable:
@@ -117,23 +118,15 @@ def find(connection: Connection, name: str) -> DraftTable:
     oid = None
     with suppress(psycopg.ProgrammingError, psycopg.NotSupportedError), names_as_written(connection):
         oid = value(connection, _OID, (name,))
-    found = next((row for row in connection.execute(_RELATIONS) if row[2] == oid), None)
-    if found is None:
+    if oid is None:
         known = list(tables(connection))
-        more = f" and {len(known) - _LISTED_MAX:,} more" if len(known) > _LISTED_MAX else ""
+        shown = ", ".join([*known[:_LISTED_MAX], *(["…"] if len(known) > _LISTED_MAX else [])])
         raise SourceError(
             f"The database has no table {name or repr(name)}",
-            hint=f"There are: {', '.join(known[:_LISTED_MAX])}{more}"
-            if known
-            else "It has no table at all. Check that this is the right database.",
+            hint=f"There are: {shown}" if known else "It has no table at all. Check that this is the right database.",
         )
-    relation, bare_name, oid, is_table, _, may_read = found
-    if not is_table:
-        raise SourceError(
-            f"{relation} is a view or a foreign table, and a draft begins with a table",
-            hint="Name the table whose rows become documents; you can then change select.sql to read the view.",
-        )
-    install.require_capturable(connection, oid, "A draft of it")
+    install.require_capturable(connection, int(str(oid)), "A draft of it")
+    [(relation, bare_name, may_read)] = connection.execute(_TABLE, (oid,))
     if not may_read:
         raise SourceError(
             f"This role may not read {relation}", hint=f"By its owner: GRANT SELECT ON {relation} TO the role"
@@ -147,7 +140,7 @@ def find(connection: Connection, name: str) -> DraftTable:
     if key is None:
         raise DefinitionError(
             f"{relation} has no primary key, of which a draft makes the documents' _id",
-            hint="Add one, or write select.sql yourself and run: syncer init --from-select",
+            hint="Add one; or write select.sql yourself, as for a view, and run: syncer init --from-select",
         )
     return DraftTable(
         relation=relation,

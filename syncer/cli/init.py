@@ -1,0 +1,141 @@
+"""The command ``syncer init``: draft a document from a table or a SELECT, never over existing files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syncer.apply.scaffold import mapping
+from syncer.apply.scaffold.table import Drafter, find, tables
+from syncer.base import postgres, settings
+from syncer.base.errors import ConfigError
+from syncer.base.postgres import Connection
+from syncer.base.settings import shipped
+from syncer.cli.context import UsageError, flag, load_settings
+from syncer.cli.render import say
+from syncer.documents import definition
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_NAME_CHARACTERS_MAX = 63
+
+
+def init(
+    *,
+    table: Annotated[str | None, typer.Option(help="Table whose rows become documents.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the document (default: the table's name).")] = None,
+    referring: Annotated[
+        list[str] | None, typer.Option("--with", help="Add the rows of a table that refers to it; can be repeated.")
+    ] = None,
+    from_select: Annotated[
+        Path | None, typer.Option(help="Derive the mapping of the SELECT in this file; keep what index.json says.")
+    ] = None,
+    force: Annotated[bool, flag("--force", text="Overwrite existing files of the document.")] = False,
+) -> None:
+    """Draft a document from a table or a SELECT.
+
+    Writes a SELECT and a mapping to the config folder. Without an option, lists the tables.
+    Columns become fields of a matching type, and rows referenced by foreign keys become
+    objects. --with adds a table that references it as an array, in which each row shows the
+    rows that it references. Columns that look like passwords, tokens or personal data are left
+    out, reported, and noted as comments in select.sql. Does not change the database.
+
+    --from-select derives the mapping from the types that a SELECT returns, also inside JSON.
+    The file is a document's select.sql, or any other one, which is then copied. Run it again
+    after you have changed the SELECT: it adds what index.json lacks, and changes nothing else.
+    What types do not show is guessed from sampled documents, and reported.
+
+    Overwrites existing files only with --force, and never config/syncer.yaml.
+    """
+    loaded = load_settings()
+    if name is not None and not definition.is_name(name):
+        raise UsageError(f"{name!r} is not a valid document name. Use at most 63 letters, digits, _ and -.")
+    if table and from_select:
+        raise UsageError("--table and --from-select cannot be combined. Run init once for each.")
+    with postgres.connect(loaded.postgres, name="init") as connection:
+        if from_select is not None:
+            own = from_select.absolute().parent
+            default = own.name if from_select.name == "select.sql" else from_select.stem
+            folder = _folder(name or default, force=force, own=own)
+            files, remarks = _of_select(connection, folder, from_select)
+        elif table is not None:
+            folder = _folder(name or find(connection, table).name, force=force)
+            files, remarks = _of_table(connection, folder.name, table, referring or ())
+        else:
+            readable = ", ".join(name for name, may_read in tables(connection).items() if may_read)
+            nothing = "the role can read none. Check postgres.dsn, or run GRANT SELECT as their owner."
+            raise UsageError(f"Missing option '--table'. The tables: {readable or nothing}")
+    _write(folder, files)
+    for remark in remarks:
+        say(f"  {remark}", style="dim")
+    say("Review the files, then run: syncer migrate, syncer plan, syncer apply, syncer run")
+
+
+def _folder(name: str, *, force: bool, own: Path | None = None) -> Path:
+    """Return the folder of a document; its name may be that of a table or file."""
+    plain = _NOT_IN_NAMES.sub("_", name).strip("_-")[:_NAME_CHARACTERS_MAX] or "document"
+    folder = settings.config_folder() / "documents" / plain
+    if not force and folder.absolute() != own and folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty", hint="Name another document with --name, or write over it with --force."
+        )
+    return folder
+
+
+def _of_table(
+    connection: Connection, name: str, table: str, referring: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Draft the files of a document of a table's rows, and say what to know of it."""
+    found, drafter = find(connection, table), Drafter(connection)
+    query, properties = drafter.select(found, referring)
+    given = {**mapping.EMPTY_BODY, "mappings": {"dynamic": "strict", "properties": properties}}
+    body, more = mapping.completed(connection, query, name, given)
+    remarks = [*drafter.remarks, *more]
+    title = f"Rows of {found.relation}, drafted by syncer init. It is yours: change what you like."
+    comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
+    return {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(body)}, remarks
+
+
+def _of_select(connection: Connection, folder: Path, file: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the mapping of a written SELECT, and what else its document lacks. What index.json says is kept."""
+    query, index, select_file = definition.read_sql(file), folder / "index.json", folder / "select.sql"
+    given = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
+    body, remarks = mapping.completed(connection, query, str(file), given)
+    files = {"index.json": _text(body)}
+    if not (folder / "document.yaml").exists():
+        files["document.yaml"] = _options(folder.name)
+    if not (select_file.exists() and file.samefile(select_file)):
+        files["select.sql"] = file.read_text("utf-8-sig")
+    return files, remarks
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Write the files of a draft, and config/syncer.yaml if there is none."""
+    own = settings.config_folder() / "syncer.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not own.exists():
+            shutil.copyfile(shipped("config") / own.name, own)
+            say(f"wrote {own}")
+        for name, content in files.items():
+            (folder / name).write_text(content, "utf-8")
+            say(f"wrote {folder / name}")
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or folder} cannot be written: {error.strerror}",
+            hint="SYNCER_CONFIG names another config folder.",
+        ) from error
+
+
+def _options(name: str) -> str:
+    # Elasticsearch accepts no capitals.
+    return f"# The alias that searches use. syncer makes the index behind it.\nindex: {name.lower()}\n"
+
+
+def _text(body: object) -> str:
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"

@@ -115,11 +115,9 @@ class Blog(World):
         self.command("migrate")
         self.command("apply", "--yes")
 
-    @contextmanager
-    def elasticsearch(self) -> Iterator[Elasticsearch]:
+    def elasticsearch(self) -> Elasticsearch:
         """A client that has time."""
-        with Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=_MERGE_SECONDS) as client:
-            yield client
+        return Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=_MERGE_SECONDS)
 
     # The process that keeps the index
 

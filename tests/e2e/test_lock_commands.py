@@ -35,7 +35,9 @@ def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypat
         return done.returncode, done.stdout + done.stderr
 
     with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as client, ExitStack() as block:
-        first, second = (Locks(client, owner=name, index=f"{index}-locks", lease_seconds=600) for name in "ab")
+        first, second = (
+            Locks(client, owner=name, index=f"{index}-locks", lease_seconds=600) for name in "xy"
+        )  # which no id begins with
         block.enter_context(pytest.raises(LockLostError))
         block.enter_context(second.documents(index, ["x"]))
         block.enter_context(pytest.raises(LockLostError))
@@ -50,20 +52,20 @@ def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypat
         ids = {holder["owner"]: holder["id"] for holder in listed["holders"]}
         assert code == 0
         assert {(lock["name"], lock["mode"], lock["holder"]) for lock in listed["locks"]} == {
-            ("tree files /", "shared", ids["a"]),
-            ("tree files /a [b]", "exclusive", ids["a"]),
-            (f"document {index} x", "exclusive", ids["b"]),
+            ("tree files /", "shared", ids["x"]),
+            ("tree files /a [b]", "exclusive", ids["x"]),
+            (f"document {index} x", "exclusive", ids["y"]),
         }
         code, output = syncer("list", *where)
         assert (code, "tree files /a [b]" in output) == (0, True)
         for nonsense in ("absent", ""):
             code, output = syncer("break", nonsense, *where)
             assert (code, f"There is no holder {nonsense!r}" in output) == (1, True)
-        assert "There is no index nowhere" in syncer("break", "a", "--index", "nowhere")[1]
+        assert "There is no index nowhere" in syncer("break", "x", "--index", "nowhere")[1]
 
-        code, output = syncer("break", "a", *where)
+        code, output = syncer("break", "x", *where)
         assert (code, "holds 2 locks; its unfinished change will be rolled back" in output) == (2, True)
-        assert syncer("break", ids["a"][:8], *where, "--yes")[0] == 0
+        assert syncer("break", ids["x"][:8], *where, "--yes")[0] == 0
         assert values(client, index) == (0, 0)
-        assert syncer("break", "b", *where, "--yes")[0] == 0
+        assert syncer("break", "y", *where, "--yes")[0] == 0
         assert syncer("list", *where) == (0, "No locks are held.\n")

@@ -30,7 +30,7 @@ from tests.support.breakpoints import Plan
 from tests.support.elasticsearch_proxy import Forward, Proxy
 from tests.support.pooler import pooled
 from tests.support.standbys import ask, standbys
-from tests.support.world import DEADLINE_SECONDS, World, elsewhere, postgres_server, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, elsewhere, wait_until
 from tests.support.writers import fill
 
 ROLE = "syncer_worker"
@@ -42,9 +42,10 @@ SERVER = {"max_prepared_transactions": "10", "autovacuum": "off"}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def server(sandbox: Sandbox) -> Iterator[PostgresServer]:
     """A Postgres of these tests' own, in which one role needs its password."""
-    with postgres_server(SERVER) as started:
+    with standbys(sandbox, **SERVER) as servers:
+        started = servers.primary
         with psycopg.connect(started.address, autocommit=True) as connection:
             connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
             rules = started.data_folder / "pg_hba.conf"

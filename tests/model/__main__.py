@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.model.cleaning_up import CleaningUp
 from tests.model.cluster_identities import ClusterIdentities
-from tests.model.explorer import Model, Rule, explore
+from tests.model.explorer import Explored, Model, explore
 from tests.model.fanning import Fanning
 from tests.model.progressing import Progressing
 from tests.model.reindexing import Reindexing
@@ -19,72 +20,50 @@ from tests.model.suspending import Suspending
 from tests.model.writing import Writing
 
 MODELS: tuple[type[Model[Any]], ...] = (
-    Writing,
-    Routing,
-    Relaying,
-    CleaningUp,
-    Fanning,
-    Reindexing,
-    Suspending,
-    ClusterIdentities,
-    Progressing,
+    *(Writing, Routing, Relaying, CleaningUp, Fanning, Reindexing, Suspending, ClusterIdentities, Progressing),
 )
-RULES = {rule.name: (model, rule) for model in MODELS for rule in model.rules}
+RULES = {rule.replace("_", "-"): (model, rule) for model in MODELS for rule in model.rules}
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+"""Says what each rule requires, which module keeps it, and what happens without it."""
 
 
 def main() -> int:
     """Explore all models, or print one path; return 0 if the result is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("--without", metavar="RULE", choices=RULES, help="print the shortest path to a violation")
-    parser.add_argument("--markdown", action="store_true", help="print the tables of docs/protocol.md")
+    parser.add_argument("--figures", action="store_true", help="bring the figures of docs/protocol.md up to date")
     chosen = parser.parse_args()
     if chosen.without:
         model, rule = RULES[chosen.without]
-        path = explore(model(without=rule.name)).path
-        _print(f"Without: {rule.says} ({rule.kept_by or 'an assumption'}).", f"{model.bounds}.")
-        _print(*(f"{number:>3}. {step}" for number, step in enumerate(path[:-1], 1)), *path[-1:])
+        path = explore(model(without=rule)).path
+        _print(*re.findall(rf"^\| (.*?\(`{chosen.without}`\).*) \|.*$", PAGE.read_text("utf-8"), re.MULTILINE))
+        _print(f"{model.bounds}.", *(f"{number:>3}. {step}" for number, step in enumerate(path[:-1], 1)), *path[-1:])
         return 0 if path else 1
-    if chosen.markdown:
-        _print(*markdown())
-        return 0
-    return max([_explore(model) for model in MODELS])
+    return max([_explore(model, update_page=chosen.figures) for model in MODELS])
 
 
-def _explore(model: type[Model[Any]]) -> int:
+def _explore(model: type[Model[Any]], *, update_page: bool) -> int:
     found = explore(model())
     _print(f"{model.name}: {model.about}", f"  {model.bounds}")
     _print(f"  {found.states:,} states, {found.steps:,} steps: {'a VIOLATION' if found.path else 'no violation'}")
     _print(*(f"    {step}" for step in found.path))
-    is_well = not found.path
-    for rule in model.rules:
-        number = _steps_without(model, rule)
-        is_well = is_well and number > 0
-        _print(f"  without {rule.name:<40} {f'violation after {number} steps' if number else 'NO VIOLATION'}")
-    return 0 if is_well else 1
+    without = {rule: max(0, len(explore(model(without=rule)).path) - 1) for rule in model.rules}
+    for rule, number in without.items():
+        _print(f"  without {rule:<40} {f'violation after {number} steps' if number else 'NO VIOLATION'}")
+    if update_page:
+        _put_figures(model, found, without)
+    return 1 if found.path or not all(without.values()) else 0
 
 
-def _steps_without(model: type[Model[Any]], rule: Rule) -> int:
-    """Return the number of steps to a violation without a rule; 0 if there is none."""
-    return max(0, len(explore(model(without=rule.name)).path) - 1)
-
-
-def markdown() -> Iterator[str]:
-    """Yield the tables of docs/protocol.md, line by line."""
-    yield from ("| model | what it shows | bounds | states | steps |", "|---|---|---|---:|---:|")
-    for model in MODELS:
-        found = explore(model())
-        yield f"| {model.name} | {model.about} | {model.bounds} | {found.states:,} | {found.steps:,} |"
-    for model in MODELS:
-        yield from ("", f"### {model.name}: {model.about}", "")
-        yield from ("| rule | kept by | without it | shortest path |", "|---|---|---|---:|")
-        for rule in model.rules:
-            yield f"{row(rule)} {_steps_without(model, rule)} steps |"
-
-
-def row(rule: Rule) -> str:
-    """Return the beginning of a rule's row in docs/protocol.md."""
-    kept_by = f"`{rule.kept_by}`" if rule.kept_by else "*assumed*"
-    return f"| **{rule.says}** (`{rule.name}`) | {kept_by} | {rule.otherwise} |"
+def _put_figures(model: type[Model[Any]], found: Explored, without: dict[str, int]) -> None:
+    text = PAGE.read_text("utf-8")
+    figures = {rf"{model.name} \| .*": f"{found.states:,} | {found.steps:,}"}
+    figures |= {rf".*\(`{rule.replace('_', '-')}`\) .*": f"{number} steps" for rule, number in without.items()}
+    for row, cells in figures.items():
+        columns = r" \| ".join([r"[\d,]+(?: steps)?"] * (1 + cells.count("|")))
+        text, count = re.subn(rf"^(\| {row}) \| {columns} \|$", rf"\1 | {cells} |", text, flags=re.MULTILINE)
+        assert count == 1, f"the page has no row {row}"
+    PAGE.write_text(text, "utf-8")
 
 
 def _print(*lines: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, processes, put
+from tests.model.explorer import Model, Step, processes, put
 
 _IDLE, _ENTERING, _CONNECTED, _ASSIGNED, _READ = range(5)
 _EPOCH = 100
@@ -60,31 +60,11 @@ class ClusterIdentities(Model[State]):
     identical = ("workers",)
     bounds = f"2 workers, {1 + _COMMITS} changes, 3 crashes, failovers or restores in any order"
 
-    a_new_identity_has_a_greater_epoch = Rule(
-        "a new cluster identity has a higher epoch",
-        kept_by="syncer.indexing.failover",
-        otherwise="after a failover, numbers are assigned again, and lose to writes of commits that the database lost",
-    )
-    the_epoch_is_kept_in_elasticsearch = Rule(
-        "the new epoch is also higher than the one recorded in Elasticsearch",
-        kept_by="syncer.indexing.failover",
-        otherwise="a restore from before the last failover resets the epoch, and it is used twice",
-    )
-    the_record_comes_first = Rule(
-        "the epoch is recorded in Elasticsearch before it is written to Postgres",
-        kept_by="syncer.indexing.failover",
-        otherwise="a writer that dies in between leaves an epoch that is in use but not recorded",
-    )
-    skip_unflushed_numbers = Rule(
-        "a new connection skips every number that may have been assigned without being on disk",
-        kept_by="syncer.indexing.version",
-        otherwise="after a crash, a number is assigned again, and the write that uses it is rejected as old",
-    )
-    a_new_identity_refreshes_all = Rule(
-        "a new cluster identity refreshes every document: the commit that enters it creates the jobs",
-        kept_by="syncer.indexing.failover",
-        otherwise="documents keep showing commits that the database has lost",
-    )
+    a_new_identity_has_a_greater_epoch: bool
+    the_epoch_is_kept_in_elasticsearch: bool
+    the_record_comes_first: bool
+    skip_unflushed_numbers: bool
+    a_new_identity_refreshes_all: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         for at, worker, name in processes(state.workers, "worker"):

@@ -25,35 +25,10 @@ Step = tuple[str, State]
 """What happens, in words, and the state after it."""
 
 
-class Rule:
-    """A rule of the protocol; the attribute of a model that it is assigned to says whether that model keeps it.
-
-    Args:
-        says: The rule, as a sentence without its full stop.
-        kept_by: The module of syncer that keeps it; empty for an assumption, which nothing can keep.
-        otherwise: What happens without it.
-
-    Attributes:
-        name: Its name for ``--without``: the attribute's, with hyphens.
-    """
-
-    def __init__(self, says: str, *, kept_by: str, otherwise: str) -> None:
-        self.name = ""
-        self.says = says
-        self.kept_by = kept_by
-        self.otherwise = otherwise
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        """Take the attribute's name."""
-        self.name = name.replace("_", "-")
-
-    def __get__(self, model: Model[Any] | None, owner: type) -> Any:
-        """The rule itself, of the class; whether it is kept, of a model."""
-        return self if model is None else model.without != self.name
-
-
 class Model(ABC, Generic[State]):
     """A part of the protocol. Its docstring says what it shows; its module's name is its name.
+
+    What it annotates as bool are its rules and assumptions, which docs/protocol.md explains: whether each is kept.
 
     Args:
         without: The name of a rule to leave out.
@@ -62,22 +37,22 @@ class Model(ABC, Generic[State]):
         bounds: How much happens in it.
         first: The first state.
         identical: The fields of a state that hold identical processes.
-        rules: Its rules and assumptions; each can be left out.
     """
 
     bounds: ClassVar[str]
     first: ClassVar[Any]
     identical: ClassVar[tuple[str, ...]] = ()
-    rules: ClassVar[tuple[Rule, ...]]
+    rules: ClassVar[tuple[str, ...]]
 
     def __init__(self, *, without: str = "") -> None:
-        self.without = without
+        for rule in self.rules:
+            setattr(self, rule, rule != without)
 
     def __init_subclass__(cls) -> None:
         """Collect the rules, and the fields of a state that are versions, or whose items have one."""
         cls.name = cls.__module__.rpartition(".")[2]
         cls.about = (cls.__doc__ or "")[0].lower() + (cls.__doc__ or "")[1:].rstrip(".")
-        cls.rules = tuple(value for value in vars(cls).values() if isinstance(value, Rule))
+        cls.rules = tuple(cls.__annotations__)
         fields = cls.first._asdict()
         cls._versions = [field for field in fields if field.endswith("version")]
         cls._versioned = [

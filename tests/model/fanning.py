@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, processes, put
+from tests.model.explorer import Model, Step, processes, put
 
 _COMMITS = 3
 _NEW, _LISTING, _LISTED, _LOCKED, _DELETED = range(5)
@@ -56,26 +56,10 @@ class Fanning(Model[State]):
     identical = ("job_workers",)
     bounds = f"{_COMMITS} changes, 2 job workers, any deaths and stalls"
 
-    join_only_a_new_fan_out = Rule(
-        "a change joins a fan-out only if its listing has not begun",
-        kept_by="syncer.jobs.queue",
-        otherwise="it joins a fan-out that does not list its documents any more",
-    )
-    begin_before_listing = Rule(
-        "that a listing has begun is committed before the snapshot in which it reads the causes and their documents",
-        kept_by="syncer.jobs.listing",
-        otherwise="a change joins a fan-out whose listing has read the causes already",
-    )
-    a_chunk_in_hand_is_a_lock = Rule(
-        "a chunk in hand is locked by the session of its job worker, and is free once that session has ended",
-        kept_by="syncer.jobs.chunks",
-        otherwise="the chunk of a job worker that dies is never written",
-    )
-    count_what_you_delete = Rule(
-        "a job worker counts a chunk only if it was there to be deleted",
-        kept_by="syncer.jobs.chunks",
-        otherwise="a chunk that two job workers have written counts twice",
-    )
+    join_only_a_new_fan_out: bool
+    begin_before_listing: bool
+    a_chunk_in_hand_is_a_lock: bool
+    count_what_you_delete: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         if state.asked < state.commits:

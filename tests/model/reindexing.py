@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, processes, put
+from tests.model.explorer import Model, Step, processes, put
 
 _A, _B = 0, 1
 _IDLE, _HOLDS, _READ = range(3)
@@ -58,36 +58,12 @@ class Reindexing(Model[State]):
     identical = ("workers",)
     bounds = f"2 workers, {_COMMITS} commits, a rebuild, any crashes"
 
-    ask_for_indices_after_receiving = Rule(
-        "a worker reads which indices are active after it has received the event",
-        kept_by="syncer.documents.affected",
-        otherwise="a worker keeps writing to the old index only, after the new one has been loaded",
-    )
-    load_the_new_index_after_the_commit = Rule(
-        "the load of a new index reads the documents after the commit that activates the index",
-        kept_by="syncer.apply.activate",
-        otherwise="a change that is handled between the load's read and the activation never reaches the new index",
-    )
-    the_alias_moves_to_what_is_loaded = Rule(
-        "the alias moves only to an index that is loaded",
-        kept_by="syncer.apply.reindex",
-        otherwise="searches find less than before",
-    )
-    the_old_index_is_followed = Rule(
-        "the old index is kept up to date until the alias has moved",
-        kept_by="syncer.apply.reindex",
-        otherwise="a search finds an old state until the alias moves",
-    )
-    writes_require_the_alias = Rule(
-        "a write names the index's write alias, and requires that the name is an alias",
-        kept_by="syncer.elasticsearch.bulk",
-        otherwise="a late write creates the dropped index again, as an orphan",
-    )
-    out_of_force_before_dropping = Rule(
-        "an index is deactivated before it is dropped, and writers skip it from then on",
-        kept_by="syncer.apply.activate",
-        otherwise="workers retry forever to write to an index that no longer exists",
-    )
+    ask_for_indices_after_receiving: bool
+    load_the_new_index_after_the_commit: bool
+    the_alias_moves_to_what_is_loaded: bool
+    the_old_index_is_followed: bool
+    writes_require_the_alias: bool
+    out_of_force_before_dropping: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         for at, worker, name in processes(state.workers, "worker"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, put
+from tests.model.explorer import Model, Step, put
 
 _OPEN, _WRITTEN, _COMMITTED = range(3)
 _DOWN, _LEADS, _READ, _PUBLISHED = range(4)
@@ -61,31 +61,11 @@ class Relaying(Model[State]):
     first = State()
     bounds = f"{_TRANSACTIONS} transactions, a crash or a restore of Postgres, any crashes of the relay"
 
-    the_cursor_is_a_snapshot = Rule(
-        "the cursor is a snapshot, not the last id or a time",
-        kept_by="syncer.capture.outbox",
-        otherwise="a transaction that takes its id early and commits late is skipped",
-    )
-    the_cursor_is_what_was_read = Rule(
-        "the rows and the next cursor come from one snapshot",
-        kept_by="syncer.capture.outbox",
-        otherwise="a change that commits between reading the rows and taking the cursor is skipped",
-    )
-    save_after_acknowledgement = Rule(
-        "the relay saves the cursor only after Kafka has acknowledged every record",
-        kept_by="syncer.relay.loop",
-        otherwise="a relay that dies in between loses the changes",
-    )
-    no_cursor_of_another_cluster = Rule(
-        "the relay does not use a cursor that another cluster saved; it treats every row as new",
-        kept_by="syncer.capture.outbox",
-        otherwise="the new cluster's transactions have lower numbers than the cursor, and are never published",
-    )
-    trim_under_a_lock = Rule(
-        "the relay removes rows only while no transaction writes to their segment and the cursor has seen them all",
-        kept_by="syncer.capture.outbox",
-        otherwise="a row that is not yet committed is removed together with published ones",
-    )
+    the_cursor_is_a_snapshot: bool
+    the_cursor_is_what_was_read: bool
+    save_after_acknowledgement: bool
+    no_cursor_of_another_cluster: bool
+    trim_under_a_lock: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         if state.phase == _DOWN:

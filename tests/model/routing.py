@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.model.explorer import Model, Rule, Step, processes, put
+from tests.model.explorer import Model, Step, processes, put
 
 _LINK, _TAG = "link", "tag"
 _POSTS = (1, 2)
@@ -47,21 +47,9 @@ class Routing(Model[State]):
     identical = ("workers",)
     bounds = f"2 posts, a link, a tag, {_COMMITS} transactions, 2 workers"
 
-    both_images = Rule(
-        "a change contains the row as it was and as it is",
-        kept_by="syncer.base.model",
-        otherwise="the document that a row used to belong to keeps showing it",
-    )
-    only_the_path_to_the_root = Rule(
-        "the lookup of affected documents uses only the tables on the path from the changed row to the root",
-        kept_by="syncer.lineage.build",
-        otherwise="a link that is deleted together with its tag affects no document, because the tag is gone",
-    )
-    every_table_is_captured = Rule(
-        "every table on the path is captured",
-        kept_by="syncer.apply.plan",
-        otherwise="a row on the path changes, and no event leads to the documents that it connects or disconnects",
-    )
+    both_images: bool
+    only_the_path_to_the_root: bool
+    every_table_is_captured: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         for at, worker, name in processes(state.workers, "worker"):

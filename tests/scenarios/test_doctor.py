@@ -19,7 +19,8 @@ from syncer.sandbox import Endpoints, Sandbox
 from tests.scenarios.test_schema_migrations import grant
 from tests.support.doctor import fix, is_well, look
 from tests.support.in_process import admin
-from tests.support.world import World, elsewhere, postgres_server, wait_until
+from tests.support.standbys import standbys
+from tests.support.world import World, elsewhere, wait_until
 
 CONSIDER, WRONG = CheckSeverity.CONSIDER, CheckSeverity.WRONG
 OF_POSTGRES = [check for check in CHECKS if check.server == "postgres"]
@@ -30,8 +31,8 @@ FUNCTION = 'syncer."capture_public.users"()'
 def world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A world on a Postgres of its own, with a document in it; each test leaves it as it was."""
     with (
-        postgres_server({}) as own,
-        elsewhere(sandbox, endpoints, tmp_path_factory.mktemp("doctor"), postgres_dsn=own.address) as world,
+        standbys(sandbox) as own,
+        elsewhere(sandbox, endpoints, tmp_path_factory.mktemp("doctor"), postgres_dsn=own.primary.address) as world,
     ):
         world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'j@example.com')")
         world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'title', 'body')")

@@ -264,9 +264,8 @@ def fix_rows(world: World) -> None:
 def _command(soak: Soak, *arguments: str) -> Iterator[preloaded.Command]:
     """A command that runs beside the block, and is interrupted after it."""
     with tempfile.TemporaryFile() as output:
-        streams = [output.fileno()] * 3
         environment = {**soak.world.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console"}
-        process = preloaded.Command(arguments, environment=environment, streams=streams)
+        process = preloaded.Command(arguments, environment=environment, streams=[output] * 3)
         try:
             yield process
         finally:
@@ -284,8 +283,7 @@ def _run(soak: Soak, dice: random.Random, *arguments: str) -> str:
     ends = dice.choice((None, None, None, signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as nothing:
         environment = {**soak.world.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console"}
-        streams = [nothing.fileno(), output.fileno(), output.fileno()]
-        process = preloaded.Command(arguments, environment=environment, streams=streams)
+        process = preloaded.Command(arguments, environment=environment, streams=[nothing, output, output])
         try:
             process.wait(_COMMAND_SECONDS if ends is None else dice.uniform(0.5, 5))
         except subprocess.TimeoutExpired:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -117,15 +116,14 @@ class Fleet:
     def _start(self) -> Daemon:
         self._started += 1
         log_file = Path(self._world.folder) / f"soaked-{self._started}.log"
-        with log_file.open("wb") as log, Path(os.devnull).open("rb") as nothing:
-            environment = self._world.environment
-            process: subprocess.Popen[bytes] | preloaded.Command
-            if self._sabotage:
-                command = [sys.executable, "-m", "tests.sabotages", self._sabotage, "run"]
-                process = subprocess.Popen(command, env=environment, stdin=nothing, stdout=log, stderr=log)
-            else:
-                streams = [nothing.fileno(), log.fileno(), log.fileno()]
-                process = preloaded.Command(["run"], environment=environment, streams=streams)
+        environment = self._world.environment
+        process: subprocess.Popen[bytes] | preloaded.Command
+        if self._sabotage:
+            command = [sys.executable, "-m", "tests.sabotages", self._sabotage, "run"]
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        else:
+            process = preloaded.Command(["run"], environment=environment, log_file=log_file)
         self._record.note("daemon started", number=self._started, pid=process.pid)
         return Daemon(process=process, log_file=log_file)
 

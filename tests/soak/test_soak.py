@@ -50,7 +50,7 @@ def soak(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Soak]:
         stack.callback(_keep_logs, sandbox, tmp_path)
         stack.callback(sandbox.stop)
         world = stack.enter_context(made(World(sandbox=sandbox, endpoints=sandbox.start(), folder=tmp_path)))
-        standbys = Standbys(sandbox, folder / "standbys", primary=sandbox.postgres)
+        standbys = Standbys(sandbox, folder / "standbys", {}, primary=sandbox.postgres)
         stack.callback(standbys.stop_replicas)
         applications.set_up(world)
         world.uses_kafka = random.Random(seed).random() < 0.5

@@ -94,10 +94,9 @@ def parts(page: Path) -> list[Part]:
 
 @dataclass
 class Reader:
-    """Does what a page says; the folder ``programs`` has ``syncer``."""
+    """Does what a page says."""
 
     world: World
-    programs: Path
     _left: ExitStack = field(default_factory=ExitStack)
 
     def follow(self, part: Part) -> None:
@@ -184,13 +183,7 @@ class Reader:
         program, *arguments = command.split()
         assert program == "syncer", command
         log_file = self.folder / f"background-{uuid.uuid4().hex}.log"
-        with log_file.open("ab") as log, Path(os.devnull).open("rb") as nothing:
-            process = preloaded.Command(
-                arguments,
-                environment=self.environment,
-                streams=[nothing.fileno(), log.fileno(), log.fileno()],
-                folder=self.folder,
-            )
+        process = preloaded.Command(arguments, environment=self.environment, log_file=log_file, folder=self.folder)
         try:
             wait_until(lambda: _IS_AT_WORK in log_file.read_bytes(), what="it is at work", detail=log_file.read_text)
             yield
@@ -200,8 +193,8 @@ class Reader:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The world's, but for its config folder; the programs; and a terminal that is wide enough for a table."""
-        programs = os.pathsep.join([str(self.programs), os.environ.get("PATH", "")])
+        """The world's, but for its config folder; the command; and a terminal that is wide enough for a table."""
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         settings = {name: value for name, value in self.world.environment.items() if name != "SYNCER_CONFIG"}
         return {**settings, "PATH": programs, "SYNCER_WEB_PORT": "0", "COLUMNS": "120"}
 

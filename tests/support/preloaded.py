@@ -6,78 +6,76 @@ its own, with its own arguments, environment, folder and standard streams, to it
 
 from __future__ import annotations
 
-import atexit
-import gc
 import importlib
-import json
+import multiprocessing
 import os
 import pkgutil
-import select
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from multiprocessing.context import ForkServerContext
+from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-_CLIENT = """\
-#!{python} -SE
-import json, os, socket, sys
-here, folder = socket.socket(socket.AF_UNIX), os.getcwd()
-os.chdir({folder!r})  # the address of a socket has a hundred characters at most
-here.connect("socket")
-asked = json.dumps([sys.argv[1:], dict(os.environ), folder]).encode()
-socket.send_fds(here, [len(asked).to_bytes(8, "big")], [0, 1, 2])
-here.sendall(asked)
-answer = here.makefile().read().split()
-sys.exit(int(answer[1]) if len(answer) > 1 else 70)
-"""
+import syncer
+from syncer.cli import render
+
+_LOCK = threading.Lock()
+"""The end of a process can be read once, and starting one looks for others that have ended."""
 
 
 class Command:
-    """A command that runs; to be asked as a `subprocess.Popen` is."""
+    """A command that runs; to be asked as a `subprocess.Popen` is.
+
+    Args:
+        arguments: What follows ``syncer``.
+        environment: All of it.
+        log_file: Where what it prints is added, unless its three streams are given.
+        streams: Its standard streams.
+        folder: Where it works; here by default.
+    """
 
     def __init__(
         self,
         arguments: Sequence[str],
         *,
         environment: Mapping[str, str],
-        streams: Sequence[int],
+        log_file: Path | None = None,
+        streams: Sequence[IO[bytes]] = (),
         folder: Path | None = None,
     ) -> None:
         self.args = ["syncer", *arguments]
-        self.returncode: int | None = None
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(_server() / "socket"))
-        asked = json.dumps([list(arguments), dict(environment), str(folder or Path.cwd())]).encode()
-        socket.send_fds(self._socket, [len(asked).to_bytes(8, "big")], streams)
-        self._socket.sendall(asked)
-        self._answers = self._socket.makefile()
-        self.pid = int(self._answers.readline())
+        with _LOCK, Path(os.devnull).open("rb") as nothing, (log_file or Path(os.devnull)).open("ab") as log:
+            files = _Streams([stream.fileno() for stream in streams or (nothing, log, log)])
+            given = (self.args, dict(environment), str(folder or Path.cwd()), files)
+            self._process = _server().Process(target=_run, args=given, daemon=True)
+            self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, if it has ended."""
+        with _LOCK:
+            return self._process.exitcode
 
     def poll(self) -> int | None:
         """Its exit code, if it has ended."""
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it has ended."""
-        if self.returncode is None:
-            if not select.select([self._socket], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(self._answers.readline())
-            self._answers.close()
-            self._socket.close()
-        return self.returncode
+        multiprocessing.connection.wait([self._process.sentinel], timeout)
+        code = self.returncode
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
 
     def send_signal(self, number: int) -> None:
         """Send a signal, if it has not ended."""
@@ -87,7 +85,7 @@ class Command:
 
     def kill(self) -> None:
         """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
+        self._process.kill()
 
 
 def run(
@@ -99,12 +97,11 @@ def run(
             given.write(stdin)
             given.seek(0)
             stdin = given
-        command = Command(arguments, environment=environment, streams=[stdin.fileno(), out.fileno(), err.fileno()])
+        command = Command(arguments, environment=environment, streams=[stdin, out, err])
         try:
             code = command.wait(seconds)
         except subprocess.TimeoutExpired:
             command.kill()
-            command.wait()
             raise
         printed = []
         for file in (out, err):
@@ -113,108 +110,44 @@ def run(
     return subprocess.CompletedProcess(command.args, code, *printed)
 
 
-def program(folder: Path) -> None:
-    """Put ``syncer`` into a folder for the PATH, for shells."""
-    client = folder / "syncer"
-    client.write_text(_CLIENT.format(python=sys.executable, folder=str(_server())))
-    client.chmod(0o755)
-
-
 @cache
-def _server() -> Path:
-    """Start the server of this process; its folder. It ends with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="syncer-")
-    server = subprocess.Popen([sys.executable, "-m", "tests.support.preloaded", folder.name], stdin=subprocess.PIPE)
-
-    def end() -> None:
-        server.communicate()
-        folder.cleanup()
-
-    atexit.register(end)
-    while not (Path(folder.name) / "socket").exists():
-        assert server.poll() is None, "it cannot be loaded"
-        time.sleep(0.02)
-    return Path(folder.name)
+def _server() -> ForkServerContext:
+    """The server of this process, with which it ends."""
+    context = multiprocessing.get_context("forkserver")
+    modules = [found.name for found in pkgutil.walk_packages(syncer.__path__, "syncer.")]
+    # The last one would be loaded by each command, since it is how pytest was started.
+    context.set_forkserver_preload([*modules, "typer.rich_utils", "pytest"])
+    return context
 
 
-def _serve(folder: str) -> None:
-    """Fork for each command, until standard input ends. Return only in the process of a command."""
-    for found in pkgutil.walk_packages(importlib.import_module("syncer").__path__, "syncer."):
-        if found.name != "syncer.__main__":
-            importlib.import_module(found.name)
-    importlib.import_module("typer.rich_utils")
-    gc.freeze()  # a collection in a command would copy every page
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX) as listening:
-        os.chdir(folder)
-        listening.bind("socket.new")
-        listening.listen()
-        Path("socket.new").rename("socket")  # now clients may connect
-        while True:
-            if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
-                os._exit(0)
-            client, _ = listening.accept()
-            if os.fork() == 0:
-                listening.close()
-                return _become(client)
-            client.close()
+class _Streams:
+    """The standard streams of a process, which its start hands over."""
+
+    def __init__(self, files: Sequence[int]) -> None:
+        self.files = files
+
+    def __getstate__(self) -> list[Any]:
+        return [DupFd(file) for file in self.files]
+
+    def __setstate__(self, files: list[Any]) -> None:
+        self.files = [file.detach() for file in files]
 
 
-def _become(client: socket.socket) -> None:
-    """Become one command, below a process that tells how it ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, streams, _, _ = socket.recv_fds(client, 8, 3)
-    asked = b""
-    while len(asked) < int.from_bytes(size, "big"):
-        more = client.recv(1 << 16)
-        if not more:  # the client was killed
-            os._exit(0)
-        asked += more
-    if pid := os.fork():
-        client.sendall(f"{pid}\n".encode())
-        for stream in (0, 1, 2, *streams):
-            os.close(stream)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _, status = os.waitpid(pid, 0)
-        client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-        os._exit(0)
-    client.close()
-    arguments, environment, folder = json.loads(asked)
-    for number, file in enumerate(streams):
+def _run(arguments: list[str], environment: dict[str, str], folder: str, streams: _Streams) -> None:
+    """Become the command."""
+    for number, file in enumerate(streams.files):
         os.dup2(file, number)
         os.close(file)
-    # The server's own may have been files, and these may be pipes.
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
     os.chdir(folder)
-    sys.argv = ["syncer", *arguments]
-    sys.modules["__main__"].__package__ = ""  # else the usage names this module
-    render = importlib.import_module("syncer.cli.render")
-    for module in [one for name, one in sys.modules.items() if name.startswith("syncer.cli.")]:
+    sys.argv = arguments
+    # The server's own may have been files, and these may be pipes; consoles have looked at them.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    for module in [module for name, module in sys.modules.items() if name.startswith("syncer.cli.")]:
         for name, output in ("out", sys.stdout), ("err", sys.stderr):
-            if hasattr(module, name):  # a console, which has looked at the terminal that the server has
+            if hasattr(module, name):
                 setattr(module, name, render.console(output))
-
-
-def _main() -> None:
-    """Run the command, and end as the interpreter does, but for taking its libraries apart, which takes long."""
-    code = 0
-    try:
-        importlib.import_module("syncer.__main__").main()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(bool(end.code))
-    except BaseException:  # noqa: BLE001 - as the interpreter
-        traceback.print_exc()
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1])
-    _main()
+    importlib.import_module("syncer.__main__").main()

@@ -140,14 +140,9 @@ class SecuredWorld(World):
 
     certificates: Path = Path()
 
-    @contextmanager
-    def elasticsearch(self) -> Iterator[Elasticsearch]:
+    def elasticsearch(self) -> Elasticsearch:
         """A plain client, which is anonymous."""
-        client = Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=60, ca_certs=str(self.certificates))
-        try:
-            yield client
-        finally:
-            client.close()
+        return Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=60, ca_certs=str(self.certificates))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,19 @@ class Standbys:
     Args:
         sandbox: Whose programs are used.
         folder: Where the servers are; their account can look into it.
+        settings: What is set in the primary.
         primary: A running one; by default, one is started.
     """
 
-    def __init__(self, sandbox: Sandbox, folder: Path, *, primary: PostgresServer | None = None) -> None:
+    def __init__(
+        self, sandbox: Sandbox, folder: Path, settings: Mapping[str, str], primary: PostgresServer | None = None
+    ) -> None:
         self._sandbox = sandbox
         self._folder = folder
         self._servers: list[PostgresServer] = []
         if primary is not None:
             self._servers.append(primary)
-        self.primary = primary or self._server()
+        self.primary = primary or self._server(**settings)
         self.primary.start()
 
     def _server(self, **settings: str) -> PostgresServer:
@@ -126,11 +129,11 @@ class Standbys:
 
 
 @contextmanager
-def standbys(sandbox: Sandbox) -> Iterator[Standbys]:
-    """A primary, for one test."""
+def standbys(sandbox: Sandbox, **settings: str) -> Iterator[Standbys]:
+    """A primary with these settings, for one test or a few."""
     with tempfile.TemporaryDirectory(prefix="syncer-standbys-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        made = Standbys(sandbox, Path(folder))
+        made = Standbys(sandbox, Path(folder), settings)
         try:
             yield made
         finally:

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,6 @@ from syncer.jobs.model import JobKind
 from syncer.kafka import topic
 from syncer.relay.loop import Relay
 from syncer.sandbox import Endpoints, Sandbox, Versions
-from syncer.sandbox.servers import PostgresServer
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
 from syncer.worker.source import OutboxSource, Source, TopicSource
@@ -90,19 +89,6 @@ def require_kafka() -> None:
     """Skip a test of what only Kafka needs, if changes do not go through it."""
     if not USES_KAFKA:
         pytest.skip("needs Kafka")
-
-
-def _routing(value: Any) -> dict[str, str]:
-    return {} if value in (None, "") else {"_routing": str(value)}
-
-
-@contextmanager
-def postgres_server(settings: Mapping[str, str]) -> Iterator[PostgresServer]:
-    """A Postgres of its own with other settings."""
-    with sandbox_of_its_own() as own:
-        own.postgres.settings |= settings
-        own.postgres.start()
-        yield own.postgres
 
 
 @contextmanager
@@ -198,9 +184,11 @@ class Daemon:
 
     def wait_for_worker(self) -> None:
         """Return once its worker receives changes: it leads, or has partitions."""
-        receives = ("relay.led", "worker.partitions_assigned") if USES_KAFKA else ("relay.led",)
-        for event in receives:
-            self.wait_for(event)
+        self.wait_for("worker.partitions_assigned" if USES_KAFKA else "relay.led")
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return f"--- {self.log_file.name}\n{self.log_file.read_text()[-3000:]}"
 
     def kill(self) -> None:
         """SIGKILL: nothing is finished, nothing is said."""
@@ -462,14 +450,9 @@ class World:
             if connection.info.server_version < major * 10_000:
                 pytest.skip(f"needs {what}, and so Postgres {major}")
 
-    @contextmanager
-    def elasticsearch(self) -> Iterator[Elasticsearch]:
+    def elasticsearch(self) -> Elasticsearch:
         """A plain client."""
-        client = Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=60)
-        try:
-            yield client
-        finally:
-            client.close()
+        return Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=60)
 
     @contextmanager
     def index(self) -> Iterator[Index]:
@@ -483,17 +466,11 @@ class World:
         with self.elasticsearch() as client:
             yield Indices(client)
 
-    @contextmanager
-    def writer(self, index: Index, *, connect: Callable[[], Connection] | None = None) -> Iterator[Writer]:
+    def writer(self, index: Index, *, connect: Callable[[], Connection] | None = None) -> closing[Writer]:
         """A writer of its own connection."""
-        made = Writer(connect=connect or self.connect, index=index, pause=Stop().pause, name="test")
-        try:
-            yield made
-        finally:
-            made.close()
+        return closing(Writer(connect=connect or self.connect, index=index, pause=Stop().pause, name="test"))
 
-    @contextmanager
-    def relay(self) -> Iterator[Relay]:
+    def relay(self) -> closing[Relay]:
         """A relay that turns only when the test says so, and leads if nobody else does.
 
         A server hears only a moment later that a connection was closed: whoever led before may be leaving yet.
@@ -509,11 +486,7 @@ class World:
         require_kafka()
         with self.connect() as connection:
             self._installation = registry.installation(connection)
-        made = Relay(connect=connect, kafka=self.settings.kafka)
-        try:
-            yield made
-        finally:
-            made.close()
+        return closing(Relay(connect=connect, kafka=self.settings.kafka))
 
     def source(self, link: Link, pause: Callable[[float], None]) -> Source:
         """Where a worker of this world receives changes from."""
@@ -521,24 +494,14 @@ class World:
             return TopicSource(link=link, settings=self.settings.kafka, pause=pause, name="test")
         return OutboxSource(connect=self.connect, settings=self.settings.relay, pause=pause)
 
-    @contextmanager
-    def worker(self, index: Index, *, name: str = "worker-test", many: int | None = None) -> Iterator[Worker]:
+    def worker(self, index: Index, *, name: str = "worker-test", many: int | None = None) -> closing[Worker]:
         """A worker that turns only when the test says so; more documents than so many are many to it."""
         limits = self.settings.worker.model_copy(update={"batch_documents_max": many} if many else {})
-        made = syncer_daemon.worker(self.settings.model_copy(update={"worker": limits}), index, name=name)
-        try:
-            yield made
-        finally:
-            made.close()
+        return closing(syncer_daemon.worker(self.settings.model_copy(update={"worker": limits}), index, name=name))
 
-    @contextmanager
-    def job_worker(self, index: Index, *, name: str = "job_worker-test") -> Iterator[JobWorker]:
+    def job_worker(self, index: Index, *, name: str = "job_worker-test") -> closing[JobWorker]:
         """A job worker that turns only when the test says so."""
-        made = syncer_daemon.job_worker(self.settings, index, name=name)
-        try:
-            yield made
-        finally:
-            made.close()
+        return closing(syncer_daemon.job_worker(self.settings, index, name=name))
 
     def daemon(
         self,
@@ -554,13 +517,12 @@ class World:
         # At the level debug, each batch has a line.
         given = {"SYNCER_LOG_LEVEL": "debug", **self.environment, **(environment or {})}
         process: subprocess.Popen[bytes] | preloaded.Command
-        with log_file.open("wb") as log, Path(os.devnull).open("rb") as nothing:
-            if self.is_preloaded and program == ("syncer",):
-                streams = [nothing.fileno(), log.fileno(), log.fileno()]
-                process = preloaded.Command(["run", *arguments], environment=given, streams=streams)
-            else:
-                command = [sys.executable, "-m", *program, "run", *arguments]
-                process = subprocess.Popen(command, env=given, stdin=nothing, stderr=log, stdout=log)
+        if self.is_preloaded and program == ("syncer",):
+            process = preloaded.Command(["run", *arguments], environment=given, log_file=log_file)
+        else:
+            command = [sys.executable, "-m", *program, "run", *arguments]
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(command, env=given, stdin=subprocess.DEVNULL, stderr=log, stdout=log)
         daemon = Daemon(process=process, log_file=log_file)
         self.daemons.append(daemon)
         daemon.wait_for(until)
@@ -586,7 +548,9 @@ class World:
             rows = connection.execute(f"SELECT d._id::text, row_to_json(d.*) FROM (\n{select}\n) AS d").fetchall()
         for _, row in rows:
             del row["_id"]  # where 1.00 has become a float
-        return {id_: row | _routing(row.pop("_routing", None)) for id_, row in rows}
+            if "_routing" in row and (routing := row.pop("_routing")) not in (None, ""):
+                row["_routing"] = str(routing)
+        return dict(rows)
 
     def held(self, document: str = "blogpost") -> dict[str, dict[str, Any]]:
         """Every document that a search finds, with its routing if it has one; a second copy is one of its own."""
@@ -597,7 +561,7 @@ class World:
             for hit in scan(client, index=index, size=2000):
                 routing = hit.get("_routing")
                 name = f"{hit['_id']}, again under {routing}" if hit["_id"] in found else hit["_id"]
-                found[name] = hit["_source"] | _routing(routing)
+                found[name] = hit["_source"] | ({"_routing": routing} if routing else {})
         return found
 
     def differences(self, *documents: str) -> list[str]:
@@ -618,13 +582,7 @@ class World:
             lambda: not self.differences(),
             what="every document equals its SELECT",
             seconds=seconds,
-            detail=lambda: "\n".join(self.differences()[:10]) + self.last_words(),
-        )
-
-    def last_words(self) -> str:
-        """The ends of the daemons' logs."""
-        return "".join(
-            f"\n--- {daemon.log_file.name}\n{daemon.log_file.read_text()[-3000:]}" for daemon in self.daemons
+            detail=lambda: "\n".join([*self.differences()[:10], *(daemon.last_words() for daemon in self.daemons)]),
         )
 
     def drain(self, relay: Relay, worker: Worker) -> None:

@@ -35,9 +35,8 @@ def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypat
         return done.returncode, done.stdout + done.stderr
 
     with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as client, ExitStack() as block:
-        first, second = (
-            Locks(client, owner=name, index=f"{index}-locks", lease_seconds=600) for name in "xy"
-        )  # which no id begins with
+        # No id begins with one of these letters.
+        first, second = (Locks(client, owner=name, index=f"{index}-locks", lease_seconds=600) for name in "xy")
         block.enter_context(pytest.raises(LockLostError))
         block.enter_context(second.documents(index, ["x"]))
         block.enter_context(pytest.raises(LockLostError))

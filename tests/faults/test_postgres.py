@@ -16,7 +16,7 @@ import psutil
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
 from syncer.base import postgres
@@ -28,7 +28,7 @@ from syncer.sandbox.servers import PostgresServer
 from tests.faults.harness import GRANTS, require_holds, require_quiet, wait_for_trouble
 from tests.support.breakpoints import Plan
 from tests.support.elasticsearch_proxy import Forward, Proxy
-from tests.support.pooler import pooled
+from tests.support.network import Pooler
 from tests.support.standbys import ask, standbys
 from tests.support.world import DEADLINE_SECONDS, World, elsewhere, wait_until
 from tests.support.writers import fill
@@ -280,9 +280,8 @@ def test_a_prepared_transaction_outlives_a_crash(own: World, server: PostgresSer
 
 def test_a_pooler_that_shares_sessions_is_refused(world: World) -> None:
     """By every command, which says what to do; nothing is set in a session that another client gets."""
-    server = conninfo_to_dict(world.dsn)
-    with pooled(str(server["host"]), int(str(server["port"]))) as port:
-        dsn = make_conninfo(world.dsn, host="127.0.0.1", port=str(port))
+    with closing(Pooler(world.sandbox.postgres.port)) as pooler:
+        dsn = make_conninfo(world.dsn, host="127.0.0.1", port=str(pooler.port))
         with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:  # it is in use by applications
             first.execute("SELECT 1")
             second.execute("SELECT 1")

@@ -7,9 +7,10 @@ Elasticsearch is part of what a fault is.
 from __future__ import annotations
 
 import json
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPConnection
@@ -76,50 +77,51 @@ def refused(status: int, kind: str) -> Fault:
 _OWN = {"Content-Type": "application/vnd.elasticsearch+json;compatible-with=8", "X-elastic-product": "Elasticsearch"}
 
 
-class Proxy:
+class Proxy(ThreadingHTTPServer):
     """A proxy before one Elasticsearch.
 
     Attributes:
         left: How many more requests are spoilt.
     """
 
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
     def __init__(self, upstream: str) -> None:
-        self._upstream = upstream
+        self.upstream = urlsplit(upstream)
+        self.left = 0
         self._lock = threading.Lock()
         self._fault: Fault | None = None
         self._spoilt = ""
-        self.left = 0
-        self._server = _Server(("127.0.0.1", 0), self._handler())
+        super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
     def address(self) -> str:
         """The URL."""
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"http://127.0.0.1:{self.server_port}"
 
     @contextmanager
     def running(self) -> Iterator[Proxy]:
         """While the block lasts."""
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
         try:
             yield self
         finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
+            self.shutdown()
+            self.server_close()
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """Refuse connections while the block lasts."""
-        port = self._server.server_port
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         try:
             with self.spoiling(lambda _: None, path="/"):  # connections that are open are closed too
                 yield
         finally:
-            self._server = _Server(("127.0.0.1", port), self._handler())
-            threading.Thread(target=self._server.serve_forever, daemon=True).start()
+            self.socket = socket.create_server(self.server_address[:2], backlog=self.request_queue_size)
+            threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @contextmanager
     def spoiling(self, fault: Fault, *, times: int = 10**9, path: str = "/_bulk") -> Iterator[None]:
@@ -132,62 +134,50 @@ class Proxy:
             with self._lock:
                 self._fault = None
 
-    def _next_fault(self, path: str) -> Fault | None:
+    def next_fault(self, path: str) -> Fault | None:
+        """What is done to the next request."""
         with self._lock:
             if self._fault is None or self.left == 0 or self._spoilt not in path:
                 return None
             self.left -= 1
             return self._fault
 
-    def _handle(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-        path = unquote(urlsplit(handler.path).path)
-        fault, forward = self._next_fault(path), partial(self._forward, handler, body)
-        answer = forward() if fault is None else fault(forward)
-        if answer is None or answer.is_cut:
-            handler.close_connection = True
-        if answer is None:
-            return
-        handler.send_response(answer.status)
-        for name, value in answer.headers.items():
-            handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(answer.body)))
-        handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(answer.body[: len(answer.body) // 2] if answer.is_cut else answer.body)
-            handler.wfile.flush()
 
-    def _forward(self, handler: BaseHTTPRequestHandler, body: bytes) -> Answer:
-        there = urlsplit(self._upstream)
-        connection = HTTPConnection(str(there.hostname), there.port, timeout=120)
-        try:
-            headers = {name: value for name, value in handler.headers.items() if name.lower() not in _HOP_BY_HOP}
-            connection.request(handler.command, handler.path, body=body, headers=headers)
-            response = connection.getresponse()
-            kept = {name: value for name, value in response.getheaders() if name.lower() not in _HOP_BY_HOP}
-            return Answer(status=response.status, body=response.read(), headers=kept)
-        finally:
-            connection.close()
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        proxy = self
+    def _any(self) -> None:
+        with suppress(ConnectionError):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            fault, forward = self.server.next_fault(unquote(urlsplit(self.path).path)), partial(self._forward, body)
+            answer = forward() if fault is None else fault(forward)
+            self.close_connection |= answer is None or answer.is_cut
+            if answer is not None:
+                self._send(answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _any  # noqa: N815 - named by the library
 
-            def _any(self) -> None:
-                with suppress(ConnectionError):
-                    proxy._handle(self)
+    def _forward(self, body: bytes) -> Answer:
+        with closing(
+            HTTPConnection(str(self.server.upstream.hostname), self.server.upstream.port, timeout=120)
+        ) as there:
+            there.request(self.command, self.path, body=body, headers=_kept(self.headers.items()))
+            response = there.getresponse()
+            return Answer(status=response.status, body=response.read(), headers=_kept(response.getheaders()))
 
-            do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _any  # noqa: N815 - named by the library
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        for name, value in (*answer.headers.items(), ("Content-Length", str(len(answer.body)))):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body[: len(answer.body) // 2] if answer.is_cut else answer.body)
+            self.wfile.flush()
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the library
-                """Say nothing."""
-
-        return Handler
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the library
+        """Say nothing."""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
+def _kept(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {name: value for name, value in headers if name.lower() not in _HOP_BY_HOP}

@@ -1,12 +1,13 @@
-"""A line to a server that can go deaf in one direction, as a network does that loses packets."""
+"""What stands between a client and a server: a line that can go deaf in one direction, and a pooler of connections."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from enum import StrEnum
+from typing import NamedTuple
 
 _PART_BYTES = 1 << 16
 
@@ -18,35 +19,25 @@ class Direction(StrEnum):
     CLIENT = "client"
 
 
-class Line:
-    """A port that leads to a server; `line` makes one.
-
-    While the line is deaf in one direction, what is sent that way waits and arrives late, as if it were retransmitted.
-
-    Attributes:
-        port: Where the line begins.
-    """
+class _Between:
+    """A port that leads to a server on this machine, served by a thread of its own until `close`."""
 
     def __init__(self, server_port: int, port: int = 0) -> None:
         self._server_port = server_port
         self._loop = asyncio.new_event_loop()
-        self._flows = {direction: asyncio.Event() for direction in Direction}
-        for flow in self._flows.values():
-            flow.set()
         self._ends: set[asyncio.StreamWriter] = set()
-        self._listening = self._loop.run_until_complete(asyncio.start_server(self._connect, "127.0.0.1", port))
+        self._listening = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", port))
         self.port = int(self._listening.sockets[0].getsockname()[1])
-        self._thread = threading.Thread(target=self._loop.run_forever, name="line", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    @contextmanager
-    def deaf(self, direction: Direction) -> Iterator[None]:
-        """Nothing arrives in this direction while the block lasts."""
-        self._loop.call_soon_threadsafe(self._flows[direction].clear)
-        try:
-            yield
-        finally:
-            self._loop.call_soon_threadsafe(self._flows[direction].set)
+    async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """Serve a client."""
+        raise NotImplementedError
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the server."""
+        return await asyncio.open_connection("127.0.0.1", self._server_port)
 
     def close(self) -> None:
         """Carry nothing more."""
@@ -57,16 +48,39 @@ class Line:
         self._loop.close()
 
     async def _cut(self) -> None:
-        for flow in self._flows.values():
-            flow.set()
         for end in self._ends:
             end.transport.abort()
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(tasks)
 
-    async def _connect(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+
+class Line(_Between):
+    """A line; `line` makes one.
+
+    While it is deaf in one direction, what is sent that way waits and arrives late, as if it were retransmitted.
+
+    Attributes:
+        port: Where the line begins.
+    """
+
+    def __init__(self, server_port: int, port: int = 0) -> None:
+        self._flows = {direction: asyncio.Event() for direction in Direction}
+        for flow in self._flows.values():
+            flow.set()
+        super().__init__(server_port, port)
+
+    @contextmanager
+    def deaf(self, direction: Direction) -> Iterator[None]:
+        """Nothing arrives in this direction while the block lasts."""
+        self._loop.call_soon_threadsafe(self._flows[direction].clear)
         try:
-            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+            yield
+        finally:
+            self._loop.call_soon_threadsafe(self._flows[direction].set)
+
+    async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        try:
+            from_server, to_server = await self._open()
         except OSError:
             to_client.close()
             return
@@ -87,12 +101,91 @@ class Line:
         target.close()
         self._ends.discard(target)
 
+    async def _cut(self) -> None:
+        for flow in self._flows.values():
+            flow.set()
+        await super()._cut()
+
 
 @contextmanager
 def line(server_port: int, *, port: int = 0) -> Iterator[Line]:
     """A line to the server at this port, until the block ends; it begins at a port where nothing listens."""
-    made = Line(server_port, port)
-    try:
+    with closing(Line(server_port, port)) as made:
         yield made
-    finally:
-        made.close()
+
+
+class _Session(NamedTuple):
+    """A session of Postgres, and what it said when it began."""
+
+    answers: asyncio.StreamReader
+    requests: asyncio.StreamWriter
+    greeting: bytes
+
+
+_ENDS_A_REQUEST = b"QSF"
+_KEY, _READY, _TERMINATE, _IDLE = b"K", b"Z", b"X", b"I"
+_ENCRYPTION_REQUESTS = (80877103, 80877104)
+_MADE_UP_KEY = bytes((0, 0, 0, 1, 0, 0, 0, 2))
+
+
+class Pooler(_Between):
+    """Shares the sessions of a Postgres as PgBouncer does by transaction.
+
+    It speaks as much of the protocol as psycopg does without pipelines and without COPY from the client.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self._free: list[_Session] = []
+        super().__init__(server_port)
+
+    async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """Greet the client, and have each of its transactions done in any session that is free."""
+        self._ends.add(to_client)
+        session: _Session | None = None
+        with suppress(OSError, asyncio.IncompleteReadError):
+            startup = await self._startup(from_client, to_client)
+            session = await self._session(startup)
+            to_client.write(session.greeting)
+            while (message := await _message(from_client))[:1] != _TERMINATE:
+                session = session or await self._session(startup)
+                session.requests.write(message)
+                if message[:1] not in _ENDS_A_REQUEST:
+                    continue
+                answer = b""
+                while answer[:1] != _READY:
+                    answer = await _message(session.answers)
+                    to_client.write(answer)
+                if answer[-1:] == _IDLE:
+                    self._free.append(session)
+                    session = None
+        if session is not None:
+            session.requests.close()
+        to_client.close()
+
+    async def _session(self, startup: bytes) -> _Session:
+        """The session that was given back last, or a new one."""
+        if self._free:
+            return self._free.pop()
+        answers, requests = await self._open()
+        self._ends.add(requests)
+        requests.write(startup)
+        message = greeting = b""
+        while message[:1] != _READY:
+            message = await _message(answers)
+            greeting += message[:5] + _MADE_UP_KEY if message[:1] == _KEY else message
+        return _Session(answers, requests, greeting)
+
+    @staticmethod
+    async def _startup(from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> bytes:
+        """The message that a client begins with; it gets no encryption."""
+        while True:
+            length = await from_client.readexactly(4)
+            rest = await from_client.readexactly(int.from_bytes(length) - 4)
+            if int.from_bytes(rest[:4]) not in _ENCRYPTION_REQUESTS:
+                return length + rest
+            to_client.write(b"N")
+
+
+async def _message(stream: asyncio.StreamReader) -> bytes:
+    head = await stream.readexactly(5)
+    return head + await stream.readexactly(int.from_bytes(head[1:]) - 4)

@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,23 +131,13 @@ def running(made: Component, *, seconds: float = _END_SECONDS) -> Iterator[Stop]
     What ends it fails the test, as does a late end.
     """
     stop = Stop()
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            made.run(stop)
-        except BaseException as error:  # noqa: BLE001 - told to the test below
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    work = ThreadPoolExecutor(1).submit(made.run, stop)
     try:
         yield stop
     finally:
         stop.request()
-        thread.join(seconds)
-    assert not thread.is_alive(), "it does not end"
-    assert not failures, failures
+        wait([work], seconds)
+    work.result(0)
 
 
 def planned(connection: Connection, indices: Indices, config: Path, *, remove: Collection[str] = ()) -> plan.Plan:

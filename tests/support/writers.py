@@ -8,6 +8,7 @@ import random
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,22 +72,13 @@ def at_work(world: World, works: Sequence[Work]) -> Iterator[None]:
     """All of them at work until the block ends; what one of them raises fails the test."""
     print(f"SYNCER_TEST_SEED={SEED}")  # noqa: T201 - pytest shows it when the test fails
     stop = threading.Event()
-    failures: list[BaseException] = []
 
-    def run(work: Work, dice: random.Random) -> None:
-        try:
-            with world.application() as connection:
-                work(stop, connection, dice)
-        except BaseException as error:  # noqa: BLE001 - told to the test below
-            traceback.print_exception(error)  # also if the test fails for another reason, which this may have caused
-            failures.append(error)
+    def run(number: int, work: Work) -> None:
+        with world.application() as connection:
+            work(stop, connection, random.Random(SEED + number))
 
-    threads = [
-        threading.Thread(target=run, args=(work, random.Random(SEED + number)), daemon=True)
-        for number, work in enumerate(works)
-    ]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(len(works))
+    running = [pool.submit(run, number, work) for number, work in enumerate(works)]
     try:
         yield
     except BaseException:
@@ -94,10 +86,12 @@ def at_work(world: World, works: Sequence[Work]) -> Iterator[None]:
         raise
     finally:
         stop.set()
-        for thread in threads:
-            thread.join(DEADLINE_SECONDS)
-    assert not [thread for thread in threads if thread.is_alive()], "a writer waits for ever"
-    assert not failures, failures
+        wait(running, DEADLINE_SECONDS)
+        for writer in running:
+            if writer.done() and (error := writer.exception()):
+                traceback.print_exception(error)  # it may be why the test fails for another reason
+    for writer in running:
+        writer.result(0)
 
 
 def write_until(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:

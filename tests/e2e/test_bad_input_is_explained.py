@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from syncer.apply import activate
 from syncer.base import error_policy
-from tests.support import preloaded
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, planned
+from tests.support.world import BLOG_SCHEMA, World, planned
 
 MORE_TABLES = """
 CREATE VIEW a_view AS SELECT id, now() AS seen FROM posts;
@@ -30,8 +29,6 @@ INSERT INTO comments (id, post_id, name, comment) VALUES (1, 2, 'Alice White', '
 SECRET = "s3cr3t-w0rd"  # noqa: S105 - what no output may show
 DOWN_SECONDS = 60
 """How long a command may look for a server that is not there; librdkafka's own patience is 15 seconds."""
-PATIENCE_SECONDS = 3 * DEADLINE_SECONDS
-"""How long a command may take that has its servers."""
 
 SELECTS: dict[str, tuple[str, ...]] = {
     "SELECT p.id AS _id,\n  p.title AS\nFROM posts AS p": (
@@ -177,11 +174,10 @@ def test_the_alias_cannot_be_an_index_or_another_database_s(draft: World, loaded
 
 
 def command(
-    world: World, line: str, environment: Mapping[str, str] | None = None, seconds: float = PATIENCE_SECONDS
+    world: World, line: str, environment: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command where no terminal can answer a question."""
-    given = {**world.environment, "SYNCER_LOG_FORMAT": "console", "COLUMNS": "160", **(environment or {})}
-    return preloaded.run(*line.split(), environment=given, seconds=seconds)
+    """Run a command line where no terminal can answer a question."""
+    return world.syncer(*line.split(), environment=environment, **options)
 
 
 def explained(done: subprocess.CompletedProcess[str], *parts: str, code: int = 1) -> str:
@@ -280,9 +276,8 @@ def test_a_server_is_down(draft: World, closed_port: int, server: str, line: str
 
 def test_settings_are_named(draft: World, tmp_path: Path) -> None:
     """All that are missing at once; a property that Kafka does not know; a server that is not Elasticsearch."""
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("SYNCER_")}
-    done = preloaded.run("status", environment={**bare, "SYNCER_CONFIG": str(tmp_path)}, seconds=PATIENCE_SECONDS)
-    explained(done, "SYNCER_POSTGRES_DSN", "SYNCER_ELASTICSEARCH_URL", "sandbox")
+    bare = {name: "" for name in draft.environment if name.startswith("SYNCER_")} | {"SYNCER_CONFIG": str(tmp_path)}
+    explained(command(draft, "status", bare), "SYNCER_POSTGRES_DSN", "SYNCER_ELASTICSEARCH_URL", "sandbox")
     unknown = {"SYNCER_KAFKA_PROPERTIES": '{"no.such": 1}'}
     explained(command(draft, "apply --yes", environment=unknown), "no.such", "kafka.properties")
     elsewhere = {"SYNCER_ELASTICSEARCH_URL": f"http://{draft.endpoints.kafka_bootstrap_servers}"}
@@ -358,7 +353,5 @@ def test_what_is_not_there_is_named(loaded: World, line: str, parts: tuple[str, 
 def test_a_backfill_of_nonsense_is_refused(loaded: World) -> None:
     """Nothing is made of it, and the error names which line was wrong."""
     lines = b"1\n" + 600 * b"x" + b"\n"
-    command = ("backfill", "blogpost", "--ids", "-")
-    done = preloaded.run(*command, environment=loaded.environment, seconds=PATIENCE_SECONDS, stdin=lines)
-    explained(done, "Line 2", "512 bytes")
+    explained(command(loaded, "backfill blogpost --ids -", stdin=lines), "Line 2", "512 bytes")
     assert loaded.sql("SELECT id FROM syncer.job WHERE kind <> 'initial_load'") == []

@@ -98,11 +98,9 @@ def test_a_killed_demo_is_ended_by_the_next_and_an_interrupted_one_leaves_nothin
 
 
 def test_models_are_listed_and_an_unknown_one_is_refused_before_anything_starts(environment: dict[str, str]) -> None:
-    """One line for each: what it answers, what it costs, when to choose it."""
+    """A line for each that there is."""
     listed = demo(environment, "--list").stdout
-    for model in models().values():
-        line = next(line for line in listed.splitlines() if line.startswith(f"{model.name} "))
-        assert all(text in line for text in (model.question, model.price, model.choice))
+    assert {line.split()[0] for line in listed.splitlines() if line[:1].islower()} >= models().keys()
     done = demo(environment, "jion")
     assert (done.returncode, "There is no model jion" in done.stderr) == (1, True)
     assert list(Path(environment["XDG_STATE_HOME"]).iterdir()) == []

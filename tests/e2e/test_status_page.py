@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -9,13 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from syncer.documents import registry
 from syncer.jobs import queue
-from syncer.jobs.model import JobKind
-from syncer.jobs.queue import create
 from syncer.sandbox.server import chosen_ports
-from tests.support.browser import browser_page
-from tests.support.job_worker import hold
+from tests.support.job_worker import held_backfill
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
 if TYPE_CHECKING:
@@ -29,6 +26,7 @@ SELECT i, 1, 'title ' || i, 'body' FROM generate_series(1, 40) AS i;
 INSERT INTO comments (id, post_id, name, comment, age) VALUES (1, 1, 'Alice', 'more', 5);
 """
 SECRET = "123456789"  # noqa: S105 - a value of a row
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTHS = (320, 700, 1280, 1900)
 FITS = "document.documentElement.scrollWidth <= window.innerWidth"
 # A control without a name, or a picture without a text, is lost on a screen reader.
@@ -69,9 +67,19 @@ class Visit:
 
 @pytest.fixture
 def visit() -> Iterator[Visit]:
-    """A real browser."""
-    with browser_page() as page:
-        yield Visit(page)
+    """A page of a fresh browser: the Chromium of this machine, or else Playwright's own."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs a browser: pip install -e '.[dev,browser]'")
+    with playwright.sync_playwright() as driver:
+        program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+        try:
+            # root may not have a sandbox
+            browser = driver.chromium.launch(executable_path=program, chromium_sandbox=False)
+        except playwright.Error as error:
+            if program is None and "Executable doesn't exist" in error.message:
+                pytest.skip("needs a browser: install chromium, or run: playwright install chromium")
+            raise
+        yield Visit(browser.new_page())
+        browser.close()
 
 
 @pytest.fixture
@@ -163,10 +171,7 @@ def look_up(visit: Visit) -> None:
 def run_a_job(world: World, visit: Visit) -> int:
     """A job is shown while it waits, while it is paused and once it is cancelled."""
     with world.connect() as connection:
-        with connection.transaction():
-            made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
-            assert made is not None
-            hold(connection, made.id)
+        made = held_backfill(connection)
         visit.wait_for("#jobs", f"{made.id} · backfill")
         queue.pause(connection, made.id)
         visit.wait_for("#jobs", "paused")

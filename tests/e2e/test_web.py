@@ -7,15 +7,13 @@ import json
 import re
 import socket
 from contextlib import closing
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from syncer.documents import registry
-from syncer.jobs.model import JobKind
-from syncer.jobs.queue import create, pause
-from tests.support.job_worker import hold
+from tests.support.job_worker import held_backfill
 from tests.support.world import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
 
 TOKEN = "a token that is long enough"  # noqa: S105 - of this test
@@ -88,14 +86,13 @@ def test_the_api_has_what_the_commands_print(world: World) -> None:
     assert SECRET in explained["dead_letter"]["error"]
     assert explained["postgres"]["source"]["comments"][0]["age"] == int(SECRET)
     assert operator.get("/api/explain/absent?id=1", status=404)["hint"] == "Active documents: blogpost"
-    with world.connect() as connection, connection.transaction():
-        made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
-        assert made is not None
-        pause(connection, made.id)
-    world.sql(f"UPDATE syncer.job SET error = 'unforeseen {SECRET}'")
-    for path in ("/api/jobs", "/api/status"):
-        wait_until(lambda path=path: SECRET in operator.ask(path)[1], what=f"{path} shows the error")  # type: ignore[misc]
-        assert SECRET not in reader.ask(path)[1]
+    with world.connect() as connection:
+        held_backfill(connection)
+        world.sql(f"UPDATE syncer.job SET error = 'unforeseen {SECRET}'")
+        for path in ("/api/jobs", "/api/status"):
+            shows = partial(lambda path: SECRET in operator.ask(path)[1], path)
+            wait_until(shows, what=f"{path} shows the error")
+            assert SECRET not in reader.ask(path)[1]
     assert SECRET not in daemon.log_file.read_text()
     assert daemon.stop() == 0
 
@@ -125,11 +122,8 @@ def test_monitoring_finds_what_it_looks_for(world: World) -> None:
         return exported == DOCUMENTED
 
     with world.connect() as connection:
-        with connection.transaction():
-            made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
-            assert made is not None
-            connection.execute("UPDATE syncer.job SET documents_expected = 3 WHERE id = $1", (made.id,))
-            hold(connection, made.id)
+        held_backfill(connection)
+        world.sql("UPDATE syncer.job SET documents_expected = 3")
         wait_until(has_all, what="all have a value", detail=lambda: str(DOCUMENTED.keys() - exported.keys()))
     silent = socket.create_connection(("127.0.0.1", urlsplit(api.address).port or 0))
     taken = world.syncer("run", environment={"SYNCER_WEB_PORT": str(urlsplit(api.address).port)})

@@ -7,12 +7,24 @@ from dataclasses import dataclass, field
 
 from syncer.base.model import WriteReport
 from syncer.base.postgres import AdvisoryLock, Connection
+from syncer.documents import registry
+from syncer.jobs import queue
 from syncer.jobs.chunks import Chunk, Chunks
+from syncer.jobs.model import Job, JobKind
 
 
 def hold(connection: Connection, job_id: int) -> None:
     """Keep job workers from listing a job as long as this connection is open, as a lister that hangs would."""
     connection.execute("SELECT pg_advisory_lock($1::bigint | $2::bigint)", (int(AdvisoryLock.JOBS), job_id))
+
+
+def held_backfill(connection: Connection) -> Job:
+    """A backfill of the blog's posts that no job worker lists as long as this connection is open."""
+    with connection.transaction():
+        made = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
+        assert made is not None
+        hold(connection, made.id)
+    return made
 
 
 @dataclass

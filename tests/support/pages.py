@@ -2,7 +2,7 @@
 
 A fenced block says after its language what is done with it. A block without such a word is there to be read.
 
-    run           carried out: ``sh`` by bash, which stops at the first error; ``sql`` as by psql; ``python``
+    run           carried out: ``sh`` by bash, which stops at the first error; ``sql`` by psql; ``python``
     fails         the same; it is to fail
     background    ``sh`` that goes on until the page ends: the daemon
     file=PATH     what is in that file from now on, below the folder that the page works in
@@ -23,12 +23,9 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import psycopg
-import pytest
 
 from tests.support import preloaded
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
@@ -148,11 +145,14 @@ class Reader:
             assert not missing(shown, output), f"it does not show {missing(shown, output)!r}, but\n{output}"
 
     def _output(self, block: Block) -> str:
-        if block.language == "sql":
-            return self._asked(block)
-        program = {"sh": [_BASH, "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[block.language]
+        psql = str(self.world.sandbox.postgres.bin_folder / "psql")
+        programs = {
+            "sh": (_BASH, "-euo", "pipefail", "-c"),
+            "python": (sys.executable, "-c"),
+            "sql": (psql, "-XqAt", "--set=ON_ERROR_STOP=1", f"--dbname={self.world.dsn}", "--command"),
+        }
         done = subprocess.run(
-            [*program, block.text],
+            [*programs[block.language], block.text],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -164,19 +164,6 @@ class Reader:
         if "until" not in block.words:
             assert (done.returncode != 0) is ("fails" in block.words), f"exit code {done.returncode}\n{output}"
         return output
-
-    def _asked(self, block: Block) -> str:
-        """What psql would show, more or less."""
-        lines = []
-        with psycopg.connect(self.world.dsn, autocommit=True) as connection:
-            with pytest.raises(psycopg.Error) if "fails" in block.words else nullcontext() as failed:
-                cursor = connection.execute(block.text.encode())
-            if failed is not None:
-                return str(failed.value)
-            while True:
-                lines += [" | ".join(map(str, row)) for row in cursor] if cursor.description else []
-                if not cursor.nextset():
-                    return "\n".join(lines)
 
     @contextmanager
     def _background(self, command: str) -> Iterator[None]:

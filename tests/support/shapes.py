@@ -282,28 +282,6 @@ def _copy_readings(connection: psycopg.Connection[Any], dice: Random) -> None:
             copy.write_row((dice.randrange(1000, 10**6) + number, _DAY(dice), _PRODUCT(dice), _word(dice)))
 
 
-def _merge_readings(connection: psycopg.Connection[Any], dice: Random) -> None:
-    connection.execute(
-        "MERGE INTO shop.readings AS e USING (VALUES (%s::integer, %s::integer)) AS v (i, d) "
-        "ON e.id = v.i AND e.day = v.d "
-        "WHEN MATCHED AND v.i %% 2 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET note = 'merged' "
-        "WHEN NOT MATCHED THEN INSERT (id, day) VALUES (v.i, v.d)",
-        (_READING(dice), _DAY(dice)),
-    )
-
-
-def _move_category(connection: psycopg.Connection[Any], dice: Random) -> None:
-    moved = "UPDATE shop.products SET category_id = %s WHERE category_id = %s"
-    connection.execute(moved, (_CATEGORY(dice), _CATEGORY(dice)))
-
-
-def _drop_product_with_all(connection: psycopg.Connection[Any], dice: Random) -> None:
-    product = (_PRODUCT(dice),)
-    connection.execute("UPDATE shop.readings SET product_id = NULL WHERE product_id = %s", product)
-    connection.execute("DELETE FROM shop.products WHERE id = %s", product)
-    connection.execute('DELETE FROM "Back Office"."Order Lines" WHERE product_id = %s', product)
-
-
 def _replace_tenant(connection: psycopg.Connection[Any], dice: Random) -> None:
     tenant = _TENANT(dice)
     connection.execute("DELETE FROM shop.tenants WHERE id = %s", (tenant,))  # and its customers
@@ -312,7 +290,24 @@ def _replace_tenant(connection: psycopg.Connection[Any], dice: Random) -> None:
         _insert(connection, dice, '"Back Office"."Customers"')
 
 
-_OTHERS = (_copy_readings, _merge_readings, _move_category, _drop_product_with_all, _replace_tenant)
+_MERGE = """
+MERGE INTO shop.readings AS e USING (VALUES (%s::integer, %s::integer)) AS v (i, d) ON e.id = v.i AND e.day = v.d
+WHEN MATCHED AND v.i %% 2 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET note = 'merged'
+WHEN NOT MATCHED THEN INSERT (id, day) VALUES (v.i, v.d)
+"""
+_DROP_PRODUCT = """
+WITH product AS (DELETE FROM shop.products WHERE id = %s RETURNING id),
+     readings AS (UPDATE shop.readings SET product_id = NULL FROM product WHERE product_id = product.id)
+DELETE FROM "Back Office"."Order Lines" USING product WHERE product_id = product.id
+"""
+_MOVE_CATEGORY = "UPDATE shop.products SET category_id = %s WHERE category_id = %s"
+_OTHERS: tuple[Callable[[psycopg.Connection[Any], Random], object], ...] = (
+    _copy_readings,
+    _replace_tenant,
+    lambda connection, dice: connection.execute(_MERGE, (_READING(dice), _DAY(dice))),
+    lambda connection, dice: connection.execute(_MOVE_CATEGORY, (_CATEGORY(dice), _CATEGORY(dice))),
+    lambda connection, dice: connection.execute(_DROP_PRODUCT, (_PRODUCT(dice),)),
+)
 
 
 # What has all documents refreshed

@@ -519,13 +519,17 @@ class World:
         return daemon
 
     def syncer(
-        self, *arguments: str, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("syncer",)
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("syncer",),
+        stdin: bytes = b"",
+        seconds: float = 3 * DEADLINE_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a pipe, as a person sees it; another program may run it in its own way."""
         given = {**self.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console", **(environment or {})}
-        seconds = 3 * DEADLINE_SECONDS
         if self.is_preloaded and program == ("syncer",):
-            return preloaded.run(*arguments, environment=given, seconds=seconds)
+            return preloaded.run(*arguments, environment=given, seconds=seconds, stdin=stdin)
         command = [sys.executable, "-m", *program, *arguments]
         return subprocess.run(command, env=given, capture_output=True, text=True, timeout=seconds, check=False)
 

@@ -9,8 +9,6 @@ import pytest
 
 from syncer.base.errors import DefinitionError
 from syncer.documents import definition
-from syncer.elasticsearch import indices
-from tests.support.world import REPOSITORY
 
 GOOD = {
     "document.yaml": "index: blog\n",
@@ -46,13 +44,6 @@ def test_a_folder_is_a_definition(tmp_path: Path) -> None:
             folder=folder,
         )
     ]
-
-
-def test_the_examples_are_good() -> None:
-    """What the repository ships as examples can be read, and only a recursive query has to say what it affects."""
-    found = {example.name: list(example.affects) for example in definition.load_all(REPOSITORY / "config")}
-    names = ("blogpost", "discussion", "file", "post", "user")
-    assert found == {name: ["directories"] if name == "file" else [] for name in names}
 
 
 @pytest.mark.parametrize("end", ["", ";", " ; ", ";\n\n", "\n;\n"])
@@ -122,19 +113,6 @@ def test_a_folder_s_name_is_a_plain_word(tmp_path: Path, name: str) -> None:
     """A name that could not stand in a log, a command or a key is refused."""
     with pytest.raises(DefinitionError, match="is not a name for a document"):
         definition.load_all(write(tmp_path, name).parent.parent)
-
-
-def test_settings_have_one_name_each(tmp_path: Path) -> None:
-    """Nested, dotted or without their prefix, settings are known by their full names."""
-    spelled = {"number_of_shards": 1, "index": {"a": {"b": 2}, "c.d": 3}, "index.e": [4], "analysis.f": {"g": True}}
-    assert indices.flat_settings(spelled) == {
-        "index.number_of_shards": 1,
-        "index.a.b": 2,
-        "index.c.d": 3,
-        "index.e": [4],
-        "index.analysis.f.g": True,
-    }
-    assert definition.load(write(tmp_path, files={"index.json": SETTINGS.format('{"routing_partition_size": 1}')}))
 
 
 def test_two_documents_share_no_index(tmp_path: Path) -> None:

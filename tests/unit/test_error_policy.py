@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
+from elasticsearch.exceptions import HTTP_EXCEPTIONS
 from hypothesis import given, strategies as st
 from psycopg import errors as pg
 from structlog.testing import capture_logs
@@ -21,22 +22,14 @@ from syncer.base.retry import Backoff, retry
 
 RETRY, DEAD_LETTER, SUSPEND, FATAL = Action.RETRY, Action.DEAD_LETTER, Action.SUSPEND, Action.FATAL
 
-API_ERRORS: dict[int, type[elasticsearch.ApiError]] = {
-    200: elasticsearch.UnsupportedProductError,
-    400: elasticsearch.BadRequestError,
-    401: elasticsearch.AuthenticationException,
-    403: elasticsearch.AuthorizationException,
-    404: elasticsearch.NotFoundError,
-    409: elasticsearch.ConflictError,
-}
-
 
 def api_error(status: int, body: Any = None) -> elasticsearch.ApiError:
     """An answer of Elasticsearch, as its client raises it."""
     node = NodeConfig("http", "search", 9200)
     meta = ApiResponseMeta(status=status, http_version="1.1", headers=HttpHeaders({}), duration=0.1, node=node)
     body = body or {"error": {"type": "any_exception", "reason": "because"}, "status": status}
-    return API_ERRORS.get(status, elasticsearch.ApiError)(message="any_exception", meta=meta, body=body)
+    kinds: dict[int, type[elasticsearch.ApiError]] = {**HTTP_EXCEPTIONS, 200: elasticsearch.UnsupportedProductError}
+    return kinds.get(status, elasticsearch.ApiError)(message="any_exception", meta=meta, body=body)
 
 
 def kafka_error(name: str) -> KafkaException:
@@ -116,12 +109,6 @@ DECISIONS: list[tuple[Action, Action, list[Exception]]] = [
 ]
 
 
-def in_work(error: Exception, *, isolates: bool = False) -> None:
-    """Meet an error in a document's work."""
-    with at_work_for("post", 7, isolates=isolates):
-        raise error
-
-
 @pytest.mark.parametrize(
     ("anywhere", "at_work", "error"),
     [(anywhere, at_work, error) for anywhere, at_work, found in DECISIONS for error in found],
@@ -130,8 +117,8 @@ def in_work(error: Exception, *, isolates: bool = False) -> None:
 def test_every_error_has_one_decision(anywhere: Action, at_work: Action, error: Exception) -> None:
     """In the work for a document, what its own SQL and its own index say suspends it; all else stays what it is."""
     assert decide(error) is anywhere
-    with pytest.raises(DocumentError if at_work is SUSPEND else type(error)) as raised:
-        in_work(error)
+    with pytest.raises(DocumentError if at_work is SUSPEND else type(error)) as raised, at_work_for("post", 7):
+        raise error
     assert decide(raised.value) is at_work
     assert (raised.value is error) is (at_work is not SUSPEND or isinstance(error, DocumentError))
     assert (explain(raised.value) is None) is isinstance(error, ValueError)  # a defect of ours is not dressed up
@@ -139,10 +126,10 @@ def test_every_error_has_one_decision(anywhere: Action, at_work: Action, error: 
 
 def test_a_row_that_is_found_out_is_dead_lettered() -> None:
     """Where the caller halves the batch until the row is alone, bad data suspends nothing."""
-    with pytest.raises(pg.DivisionByZero):
-        in_work(pg.DivisionByZero("division by zero"), isolates=True)
-    with pytest.raises(DocumentError):
-        in_work(pg.UndefinedColumn("column p.title does not exist"), isolates=True)
+    with pytest.raises(pg.DivisionByZero), at_work_for("post", 7, isolates=True):
+        raise pg.DivisionByZero
+    with pytest.raises(DocumentError), at_work_for("post", 7, isolates=True):
+        raise pg.UndefinedColumn
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
 
 from syncer.base.settings import WorkerSettings
 from syncer.indexing import flow_control
@@ -38,15 +37,3 @@ def test_a_refused_slice_is_halved_and_grows_again(monkeypatch: pytest.MonkeyPat
         flow.restore(INDEX)
         sizes.append(flow.documents(INDEX))
     assert sizes == [50, 100, 200, 400, 800, MOST, MOST]
-
-
-@given(most=st.integers(1, 5000), steps=st.lists(st.integers(0, 5000), max_size=60))
-def test_it_never_stops_and_is_never_too_much(most: int, steps: list[int]) -> None:
-    """Whatever happens, a slice has a document, and never more than the most."""
-    flow = FlowControl(WorkerSettings(batch_documents_max=most))
-    for documents in steps:
-        if documents:
-            flow.halve(INDEX, documents)
-        else:
-            flow.restore(INDEX)
-        assert 1 <= flow.documents(INDEX) <= most

@@ -113,17 +113,3 @@ def test_recycled_id_is_not_mistaken(parent: psutil.Process) -> None:
     own = ProcessMark.of(parent)
     assert own.find() == parent
     assert replace(own, started_ticks=own.started_ticks - 1).find() is None
-
-
-def test_process_is_alive_while_one_of_its_threads_is() -> None:
-    """A killed server is gone when it has let go of its ports, not when its first thread has ended."""
-    program = (
-        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[600]).start(); "
-        "ctypes.CDLL(None).pthread_exit(0)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program]) as child:
-        process = psutil.Process(child.pid)
-        assert wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, seconds=DEADLINE_SECONDS)
-        assert is_alive(process)
-        kill([process])
-        assert not is_alive(process)

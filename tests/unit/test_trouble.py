@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -41,90 +40,49 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 FULL = UnavailableError("full", hint="make room", kind="429")
 AWAY = psycopg.OperationalError("connection refused")
-
-
-def stays(clock: Clock) -> None:
-    """An error whose text changes, for two minutes."""
-    for number in range(130):
-        failed("worker", UnavailableError(f"would be [{number}]", kind="429"))
-        clock.now += 1
-    recovered("worker")
-    recovered("worker")
-
-
-def alternates(clock: Clock) -> None:
-    """Two nodes with two errors."""
-    for clock.now in range(50):
-        failed("worker", FULL)
-        failed("worker", UnavailableError("y", kind="503"))
-
-
-def comes_and_goes(clock: Clock) -> None:
-    """A thousand short outages in a minute."""
-    for _ in range(1000):
-        failed("worker", FULL)
-        clock.now += 0.03
-        recovered("worker")
-        clock.now += 0.03
-
-
-def comes_back_to_stay(clock: Clock) -> None:
-    """An error that lasts, is over, and comes back."""
-    for _ in range(2):
-        failed("worker", FULL)
-        clock.now += 6
-        recovered("worker")
-
-
 RETRIED, RECOVERED = "component.retried", "component.recovered"
 
 
 @pytest.mark.parametrize(
-    ("what", "lines"),
+    ("steps", "lines"),
     [
-        (stays, [RETRIED, RETRIED, RETRIED, RECOVERED]),
-        (alternates, [RETRIED, RETRIED]),
-        (comes_and_goes, [RETRIED, RECOVERED]),
-        (comes_back_to_stay, [RETRIED, RECOVERED, RETRIED, RECOVERED]),
+        ([("429", 1)] * 130 + [(None, 0)] * 2, [RETRIED, RETRIED, RETRIED, RECOVERED]),  # two minutes
+        ([("429", 1), ("503", 0)] * 50, [RETRIED, RETRIED]),  # two nodes with two errors
+        ([("429", 0.03), (None, 0.03)] * 1000, [RETRIED, RECOVERED]),  # a thousand short outages in a minute
+        ([("429", 6), (None, 0)] * 2, [RETRIED, RECOVERED, RETRIED, RECOVERED]),  # it lasts, and comes back
     ],
 )
-def test_trouble_is_logged_rarely(clock: Clock, what: Callable[[Clock], None], lines: list[str]) -> None:
-    """Each kind of error once, then each minute, and when it is over."""
+def test_trouble_is_logged_rarely(clock: Clock, steps: list[tuple[str | None, float]], lines: list[str]) -> None:
+    """Each kind of error once, whatever its text, then each minute, and when it is over."""
     with capture_logs() as logs:
-        what(clock)
+        for number, (kind, seconds) in enumerate(steps):
+            if kind is None:
+                recovered("worker")
+            else:
+                failed("worker", UnavailableError(f"would be [{number}]", kind=kind))
+            clock.now += seconds
     assert [line["event"] for line in logs] == lines
 
 
-def test_what_is_retried_now_is_known_and_nothing_else(clock: Clock) -> None:
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_what_is_retried_now_is_known_and_nothing_else(clock: Clock, *, is_given_up: bool) -> None:
     """By component, server and error, and since when; not once it succeeds or is given up."""
-    failing = True
+    outcomes = [FULL, None]
 
     def action() -> None:
-        if failing:
-            raise FULL
+        if error := outcomes.pop(0):
+            raise error
 
     def pause(_: float) -> None:
-        nonlocal failing
         clock.now += 3
-        expected = {
-            "component": "action",
-            "server": "elasticsearch",
-            "error": "full",
-            "hint": "make room",
-            "seconds": 3,
-        }
         (trouble,) = troubles()
-        assert asdict(trouble).items() >= expected.items()
-        failing = False
+        assert (trouble.component, trouble.server, trouble.error) == ("action", "elasticsearch", "full")
+        assert (trouble.hint, trouble.seconds) == ("make room", 3)
+        if is_given_up:
+            raise Stopping
 
-    def stop(_: float) -> None:
-        raise Stopping
-
-    retry(action, pause=pause, component="action")
-    assert troubles() == []
-    failing = True
-    with pytest.raises(Stopping):
-        retry(action, pause=stop, component="action")
+    with pytest.raises(Stopping) if is_given_up else nullcontext():
+        retry(action, pause=pause, component="action")
     assert troubles() == []
 
 

@@ -13,11 +13,8 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
-from elasticsearch import Elasticsearch
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.support.world import DEADLINE_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +60,6 @@ def test_second_start_uses_what_runs(folder: Path, sandbox: Sandbox) -> None:
     assert json.loads(started.stdout) == endpoints.environment()
     assert [server.pid for server in sandbox.servers] == pids
     assert [server.address for server in Sandbox(folder).servers] == [server.address for server in sandbox.servers]
-
-
-def test_servers_are_real(endpoints: Endpoints) -> None:
-    """Postgres is durable; Elasticsearch analyses Thai, which a trimmed Java breaks; Kafka makes no misspelt topic."""
-    with psycopg.connect(endpoints.postgres_dsn) as connection:
-        assert connection.info.server_version // 10_000 == 18
-        shown = connection.execute("SELECT current_setting('fsync'), current_setting('listen_addresses')").fetchone()
-        assert shown == ("on", "127.0.0.1")
-    with Elasticsearch(endpoints.elasticsearch_url, request_timeout=DEADLINE_SECONDS) as client:
-        assert client.info()["version"]["number"].startswith("8.16.")
-        thai = {"properties": {"text": {"type": "text", "analyzer": "thai"}}}
-        client.indices.create(index="searches", mappings=thai)
-        client.index(index="searches", id="1", document={"text": "สวัสดีชาวโลก"}, refresh=True)
-        assert client.search(index="searches", query={"match": {"text": "โลก"}})["hits"]["total"]["value"] == 1
-    broker = AdminClient({"bootstrap.servers": endpoints.kafka_bootstrap_servers})
-    broker.list_topics("misspelt", timeout=DEADLINE_SECONDS)
-    assert "misspelt" not in broker.list_topics(timeout=DEADLINE_SECONDS).topics
 
 
 def test_killed_server_comes_back_where_it_was_with_what_was_committed(sandbox: Sandbox, endpoints: Endpoints) -> None:

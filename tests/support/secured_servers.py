@@ -117,21 +117,15 @@ class SecuredElasticsearch(ElasticsearchServer):
 
 @dataclass(frozen=True, kw_only=True)
 class Secured:
-    """The servers while they run.
-
-    Args:
-        sandbox: Whose folder they are in.
-        authority: Signs their certificates.
-        stranger: Another one, which signs none of them.
-        endpoints: For the tests.
-        kafka: For syncer.
-    """
+    """The servers while they run, and an authority that is a stranger to them."""
 
     sandbox: Sandbox
     authority: Authority
     stranger: Authority
     endpoints: Endpoints
+    """For the tests."""
     kafka: str
+    """For syncer."""
 
 
 @dataclass

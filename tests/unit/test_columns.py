@@ -1,9 +1,12 @@
-"""Which columns of a SELECT have elements in any order, so that two runs of it may differ."""
+"""What a SELECT says of its columns: whether equal values are identical, and whether elements may come in any order."""
 
 from __future__ import annotations
 
 import pytest
+import sqlglot
+from sqlglot import exp
 
+from syncer.lineage.scope import EXACT_TYPES, column, type_of
 from syncer.lineage.unordered import unordered_columns
 
 
@@ -50,3 +53,29 @@ def test_a_column_of_a_view_is_followed() -> None:
 def test_fields_in_any_order_follow_from_the_select(select: str, fields: set[str]) -> None:
     """An aggregate without ORDER BY or DISTINCT, also in a subquery, a CTE or a UNION."""
     assert unordered_columns(select) == fields
+
+
+# No server that tests run on has such a collation
+
+COLUMNS = {"word": "text", "alike": "", "number": "numeric"}
+"""The type is empty where different texts count as equal."""
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_exact"),
+    [
+        ("word::text", True),
+        ("number::text", True),
+        ("alike", False),
+        ("alike::text", False),
+        ("lower(alike::text)", False),
+        ("'a'::text || alike::text", False),
+    ],
+)
+def test_a_cast_keeps_the_collation(expression: str, *, is_exact: bool) -> None:
+    """Texts that a collation holds to be equal, and that a group makes one, are not identical for having been cast."""
+    tree = sqlglot.parse_one(expression, read="postgres")
+    tree = tree.transform(
+        lambda node: column(0, node.name, COLUMNS[node.name]) if isinstance(node, exp.Column) else node
+    )
+    assert (type_of(tree) in EXACT_TYPES) is is_exact

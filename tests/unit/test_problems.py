@@ -1,9 +1,8 @@
-"""What of a status needs an operator; whether a process is alive, and ready to do its work."""
+"""What of a status needs an operator, and what only follows from something else."""
 
 from __future__ import annotations
 
 import re
-import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
 from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind, JobState
-from syncer.monitoring import health, problems as problems_module
+from syncer.monitoring import problems as problems_module
 from syncer.monitoring.daemons import SILENT_SECONDS, Daemon
 from syncer.monitoring.problems import Urgency, as_json, problems, urgency
 from syncer.monitoring.status import DocumentStatus, IndexFault, Server, Status, Stored
@@ -189,45 +187,3 @@ def test_each_problem_has_an_entry_in_the_manual() -> None:
     named = set(re.findall('"(Syncer[A-Z][A-Za-z]+)"', Path(problems_module.__file__).read_text("utf-8")))
     assert named
     assert named <= entries
-
-
-# Health
-
-
-def test_a_component_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that waits for a query that may take any time is."""
-    stop = Stop()
-    assert health.alive(stop, ["worker-1"])[0].is_well
-    monkeypatch.setattr(health, "HANG_SECONDS", -1)
-    assert "no heartbeat" in health.alive(stop, ["worker-1"])[0].reason
-    monkeypatch.setattr(health, "HANG_SECONDS", 0)
-    alive = []
-
-    def is_patient() -> None:
-        with stop.patient():
-            alive.append(health.alive(stop, ["worker-1"])[0].is_well)
-
-    thread = threading.Thread(target=is_patient, name="worker-1")
-    thread.start()
-    thread.join()
-    assert alive == [True]
-    assert not health.alive(stop, ["worker-1"])[0].is_well
-
-
-def test_ready_needs_components_and_servers() -> None:
-    """Each check that fails is named; a process that is stopping, or retries, is not ready."""
-    stop, without_postgres = Stop(), replace(WELL, servers=(down(POSTGRES),))
-
-    def missing(*troubles: CurrentTrouble, found: Status = WELL, names: tuple[str, ...] = ("worker-1",)) -> set[str]:
-        return {check.name for check in health.ready(stop, names, troubles, found) if not check.is_well}
-
-    assert missing(names=()) == {"components"}
-    assert missing() == {"components"}
-    thread = threading.Thread(target=stop.beat, name="worker-1")
-    thread.start()
-    thread.join()
-    assert missing() == set()
-    assert missing(found=without_postgres) == {"postgres"}
-    assert missing(TROUBLE) == {"worker-1"}
-    stop.request()
-    assert missing() == {"daemon"}

@@ -6,6 +6,7 @@ its own, with its own arguments, environment, folder and standard streams, to it
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from multiprocessing import connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -71,7 +73,7 @@ class Command:
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it has ended."""
-        multiprocessing.connection.wait([self._process.sentinel], timeout)
+        connection.wait([self._process.sentinel], timeout)
         code = self.returncode
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
@@ -117,7 +119,13 @@ def _server() -> ForkServerContext:
     modules = [found.name for found in pkgutil.walk_packages(syncer.__path__, "syncer.")]
     # The last one would be loaded by each command, since it is how pytest was started.
     context.set_forkserver_preload([*modules, "typer.rich_utils", "pytest"])
+    atexit.register(_kill_all)  # before multiprocessing's own end, which waits for each, even for a stopped one
     return context
+
+
+def _kill_all() -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 class _Streams:

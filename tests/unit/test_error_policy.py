@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch.exceptions import HTTP_EXCEPTIONS
-from hypothesis import given, strategies as st
 from psycopg import errors as pg
 from structlog.testing import capture_logs
 
@@ -18,7 +17,7 @@ from syncer.base import errors
 from syncer.base.error_policy import Action, at_work_for, decide, decide_item, explain, is_away
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.base.retry import Backoff, retry
+from syncer.base.retry import retry
 
 RETRY, DEAD_LETTER, SUSPEND, FATAL = Action.RETRY, Action.DEAD_LETTER, Action.SUSPEND, Action.FATAL
 
@@ -169,19 +168,6 @@ def test_only_a_server_that_does_not_answer_is_away(error: Exception, *, expecte
 def test_what_becomes_of_one_document_of_a_bulk_request(expected: Action, status: int, kind: str, reason: str) -> None:
     """Only a document that is itself at fault is dead-lettered."""
     assert decide_item(status, kind, reason) is expected
-
-
-@given(
-    first=st.floats(min_value=0.001, max_value=10),
-    longest=st.floats(min_value=0.001, max_value=100),
-    pauses=st.integers(min_value=1, max_value=2000),
-)
-def test_a_pause_is_within_half_of_its_limit(first: float, longest: float, pauses: int) -> None:
-    """The limit doubles up to the longest; a pause is never below half of it, nor above it, and never overflows."""
-    backoff = Backoff(first_seconds=first, longest_seconds=longest)
-    for attempt in range(pauses):
-        limit = min(longest, first * 2 ** min(attempt, 100))
-        assert limit / 2 <= backoff.next_seconds() <= limit
 
 
 def test_an_action_is_repeated_with_pauses_that_grow() -> None:

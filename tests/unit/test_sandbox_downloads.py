@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.server
 import os
-import socket
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -107,17 +106,12 @@ def test_cut_off_download_is_retried(repository: Repository, tmp_path: Path, *, 
 
 
 def test_gives_up_when_nothing_comes(repository: Repository, tmp_path: Path) -> None:
-    """A few attempts without a single byte, or without a server, are enough; the error says what to check."""
+    """A few attempts without a single byte are enough; the error says what to check."""
     repository.cuts, repository.cut_bytes = 100, 0
     with pytest.raises(SandboxError, match="Could not download") as raised:
         get(repository, tmp_path / "file")
     assert len(repository.asked) == ATTEMPTS_WITHOUT_PROGRESS_MAX
     assert "proxy" in raised.value.hint
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # and does not listen: nobody else can meanwhile
-        repository.url = f"http://127.0.0.1:{silent.getsockname()[1]}/content"
-        with pytest.raises(SandboxError, match="Could not download"):
-            get(repository, tmp_path / "file")
 
 
 def test_falsified_download_is_refused(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

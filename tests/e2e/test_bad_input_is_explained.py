@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import socket
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,15 +172,12 @@ def test_the_alias_cannot_be_an_index_or_another_database_s(draft: World, loaded
 # Through the command line
 
 
-def command(
-    world: World, line: str, environment: Mapping[str, str] | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run a command line where no terminal can answer a question."""
-    return world.syncer(*line.split(), environment=environment, **options)
+def explained(world: World, line: str, *parts: str, code: int = 1, **options: Any) -> str:
+    """What a command printed; it must have failed, with one error in words that has all of these parts.
 
-
-def explained(done: subprocess.CompletedProcess[str], *parts: str, code: int = 1) -> str:
-    """What a command printed; it must have failed, with one error in words that has all of these parts."""
+    No terminal can answer a question of it.
+    """
+    done = world.syncer(*line.split(), **options)
     printed = done.stdout + done.stderr
     assert done.returncode == code, printed
     assert "Traceback" not in printed
@@ -191,12 +187,14 @@ def explained(done: subprocess.CompletedProcess[str], *parts: str, code: int = 1
     return done.stderr
 
 
-def shown(done: subprocess.CompletedProcess[str], *parts: str) -> None:
-    """`syncer status` has these parts where it shows everything; its exit code tells that not all is well."""
+def shown(world: World, *parts: str, **options: Any) -> str:
+    """What ``syncer status`` prints; it has these parts, and its exit code tells that not all is well."""
+    done = world.syncer("status", **options)
     assert done.returncode == 1, done.stderr
     assert [part for part in parts if part not in done.stdout] == [], done.stdout
     assert SECRET not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,7 @@ def shown(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 def test_apply_prints_the_error_and_leaves(draft: World, file: str, text: str, parts: tuple[str, ...]) -> None:
     """``syncer apply`` prints what is wrong and where, and exits with 1."""
     write(draft, file, text)
-    printed = explained(command(draft, "apply --yes"), *parts)
+    printed = explained(draft, "apply --yes", *parts)
     assert str(draft.document_folder) in printed or "blogpost" in printed
 
 
@@ -225,9 +223,9 @@ def test_an_id_that_comes_twice_is_explained_and_can_be_fixed(empty_world: World
     world.migrate()
     multiplied = "SELECT p.id AS _id, c.name AS title FROM posts AS p JOIN comments AS c ON c.post_id = p.id"
     write(world, "select.sql", multiplied)
-    explained(command(world, "apply --yes"), "_id 2 more than once", "aggregate", "syncer apply")
+    explained(world, "apply --yes", "_id 2 more than once", "aggregate", "syncer apply")
     write(world, "select.sql", "SELECT c.code AS _id, c.name AS title FROM countries AS c")
-    done = command(world, "apply --yes")
+    done = world.syncer("apply", "--yes")
     assert done.returncode == 0, done.stderr
     assert world.held().keys() == {"fra", "fin"}
 
@@ -266,25 +264,25 @@ DOWN = {
 def test_a_server_is_down(draft: World, closed_port: int, server: str, line: str) -> None:
     """A command ends with one error, and names the setting; status shows the server, and what the others answer."""
     down = {name: value.format(secret=SECRET, port=closed_port) for name, value in DOWN[server].items()}
-    done = command(draft, line, environment=down, seconds=DOWN_SECONDS)
     if line == "status":
-        shown(done, f"{server} is down: connection refused at 127.0.0.1:{closed_port}")
-        assert ("No daemon is running" in done.stdout) == (server != "Postgres")
+        refused = f"{server} is down: connection refused at 127.0.0.1:{closed_port}"
+        printed = shown(draft, refused, environment=down, seconds=DOWN_SECONDS)
+        assert ("No daemon is running" in printed) == (server != "Postgres")
     else:
-        explained(done, f"{server} cannot be reached", next(iter(down)))
+        explained(draft, line, f"{server} cannot be reached", next(iter(down)), environment=down, seconds=DOWN_SECONDS)
 
 
 def test_settings_are_named(draft: World, tmp_path: Path) -> None:
     """All that are missing at once; a property that Kafka does not know; a server that is not Elasticsearch."""
     bare = {name: "" for name in draft.environment if name.startswith("SYNCER_")} | {"SYNCER_CONFIG": str(tmp_path)}
-    explained(command(draft, "status", bare), "SYNCER_POSTGRES_DSN", "SYNCER_ELASTICSEARCH_URL", "sandbox")
+    explained(draft, "status", "SYNCER_POSTGRES_DSN", "SYNCER_ELASTICSEARCH_URL", "sandbox", environment=bare)
     unknown = {"SYNCER_KAFKA_PROPERTIES": '{"no.such": 1}'}
-    explained(command(draft, "apply --yes", environment=unknown), "no.such", "kafka.properties")
-    elsewhere = {"SYNCER_ELASTICSEARCH_URL": f"http://{draft.endpoints.kafka_bootstrap_servers}"}
-    done = command(draft, "apply --yes", environment=elsewhere, seconds=DOWN_SECONDS)
-    explained(done, "Elasticsearch", "SYNCER_ELASTICSEARCH_URL")
-    shown(command(draft, "status", environment=elsewhere, seconds=DOWN_SECONDS), "Elasticsearch is not usable")
-    explained(command(draft, f"--config {tmp_path}/absent plan"), "absent")
+    explained(draft, "apply --yes", "no.such", "kafka.properties", environment=unknown)
+    url = f"http://{draft.endpoints.kafka_bootstrap_servers}"
+    elsewhere: dict[str, Any] = {"environment": {"SYNCER_ELASTICSEARCH_URL": url}, "seconds": DOWN_SECONDS}
+    explained(draft, "apply --yes", "Elasticsearch", "SYNCER_ELASTICSEARCH_URL", **elsewhere)
+    shown(draft, "Elasticsearch is not usable", **elsewhere)
+    explained(draft, f"--config {tmp_path}/absent plan", "absent")
 
 
 # The schema and privileges
@@ -292,13 +290,13 @@ def test_settings_are_named(draft: World, tmp_path: Path) -> None:
 
 def test_a_database_without_the_schema_or_with_that_of_a_newer_syncer(empty_world: World) -> None:
     """The first is to be migrated, the other is left alone."""
-    shown(command(empty_world, "status"), "no syncer schema", "syncer migrate")
+    shown(empty_world, "no syncer schema", "syncer migrate")
     for line in ("run", "apply --yes"):
-        explained(command(empty_world, line), "no syncer schema", "syncer migrate")
+        explained(empty_world, line, "no syncer schema", "syncer migrate")
     empty_world.migrate()
     empty_world.sql("INSERT INTO syncer.migration (name, checksum) VALUES ('9999.from-the-future', 'x')")
-    shown(command(empty_world, "status"), "another version of syncer", "9999.from-the-future", "Install")
-    explained(command(empty_world, "migrate"), "another version of syncer", "9999.from-the-future", "Install")
+    shown(empty_world, "another version of syncer", "9999.from-the-future", "Install")
+    explained(empty_world, "migrate", "another version of syncer", "9999.from-the-future", "Install")
 
 
 def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
@@ -308,21 +306,21 @@ def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
     world.sql(f"CREATE ROLE {role} LOGIN")
     stranger = {"SYNCER_POSTGRES_DSN": f"postgresql://{role}@{world.dsn.split('@', 1)[1]}"}
     try:
-        explained(command(world, "migrate", stranger), "permission denied", "privilege", "schemas")
+        explained(world, "migrate", "permission denied", "privilege", "schemas", environment=stranger)
         assert world.sql("SELECT to_regnamespace('syncer')") == [(None,)]
         world.migrate()
-        shown(command(world, "status", stranger), "permission denied", "privilege", "syncer migrate`")
+        shown(world, "permission denied", "privilege", "syncer migrate`", environment=stranger)
         world.sql(
             f"GRANT USAGE, CREATE ON SCHEMA syncer TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA syncer TO {role};"
             f"GRANT ALL ON ALL SEQUENCES IN SCHEMA syncer TO {role}; GRANT SELECT ON users, posts, comments TO {role}"
         )
-        explained(command(world, "apply --yes", stranger), "permission denied", "owns the tables")
+        explained(world, "apply --yes", "permission denied", "owns the tables", environment=stranger)
         assert world.sql("SELECT name FROM syncer.document") == []
-        done = command(world, "apply --yes")
+        done = world.syncer("apply", "--yes")
         assert done.returncode == 0, done.stderr
         assert world.differences() == []
         world.sql(f"REVOKE INSERT ON syncer.event FROM {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA syncer TO {role}")
-        done = command(world, "verify", stranger)  # the timeline alone lacks the command
+        done = world.syncer("verify", environment=stranger)  # the timeline alone lacks the command
         assert (done.returncode, "timeline.write_failed" in done.stderr) == (0, True), done.stderr
     finally:
         world.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
@@ -346,12 +344,12 @@ def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
 )
 def test_what_is_not_there_is_named(loaded: World, line: str, parts: tuple[str, ...], code: int) -> None:
     """So is what is there instead; without an answer nothing changes."""
-    explained(command(loaded, line), *parts, code=code)
+    explained(loaded, line, *parts, code=code)
     assert loaded.sql("SELECT revision FROM syncer.document") == [(1,)]
 
 
 def test_a_backfill_of_nonsense_is_refused(loaded: World) -> None:
     """Nothing is made of it, and the error names which line was wrong."""
     lines = b"1\n" + 600 * b"x" + b"\n"
-    explained(command(loaded, "backfill blogpost --ids -", stdin=lines), "Line 2", "512 bytes")
+    explained(loaded, "backfill blogpost --ids -", "Line 2", "512 bytes", stdin=lines)
     assert loaded.sql("SELECT id FROM syncer.job WHERE kind <> 'initial_load'") == []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -60,46 +59,40 @@ def endpoints(sandbox: Sandbox) -> Endpoints:
     return sandbox.start()
 
 
-NewWorld = Callable[[Path], World]
-
-
-@pytest.fixture(scope="session")
-def new_world(sandbox: Sandbox, endpoints: Endpoints) -> NewWorld:
-    """Makes a world that works in a folder."""
-    return partial(World, sandbox, endpoints)
-
-
 @pytest.fixture
-def empty_world(new_world: NewWorld, tmp_path: Path) -> Iterator[World]:
+def empty_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> Iterator[World]:
     """A world with nothing in its database."""
-    with made(new_world(tmp_path)) as world:
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path)) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
-def module_world(new_world: NewWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def module_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A world like `empty_world`, for all tests of a module."""
-    with made(new_world(tmp_path_factory.mktemp("module"))) as world:
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("module"))) as world:
         yield world
 
 
 @pytest.fixture(scope="session")
-def template(new_world: NewWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def template(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """What every `world` is a copy of; no test uses it."""
-    with made(new_world(tmp_path_factory.mktemp("template"))) as world:
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("template"))) as world:
         world.set_up()
         yield world
 
 
 @pytest.fixture
-def world(new_world: NewWorld, template: World, tmp_path: Path) -> Iterator[World]:
+def world(sandbox: Sandbox, endpoints: Endpoints, template: World, tmp_path: Path) -> Iterator[World]:
     """A world with the blog's tables, the syncer schema and the blogpost document active."""
-    with made(new_world(tmp_path), template=template) as world:
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path), template=template) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
-def shared_world(new_world: NewWorld, template: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def shared_world(
+    sandbox: Sandbox, endpoints: Endpoints, template: World, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     """A world like `world`, for all tests of a module that leave it as they found it."""
-    with made(new_world(tmp_path_factory.mktemp("shared")), template=template) as world:
+    folder = tmp_path_factory.mktemp("shared")
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=folder), template=template) as world:
         yield world

@@ -49,7 +49,7 @@ def require_holds(world: World, *, seconds: float = DEADLINE_SECONDS) -> None:
         wait_until(
             lambda: not model.unfinished(connection),
             what="every job is done",
-            detail=lambda: str(model.unfinished(connection)),
+            detail=lambda: str(model.unfinished(connection)) + world.last_words(),
         )
     assert world.differences() == []
     assert world.sql(DEAD_LETTERS) == []

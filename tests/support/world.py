@@ -176,10 +176,6 @@ class Daemon:
         """Return once its worker receives changes: it leads, or has partitions."""
         self.wait_for("worker.partitions_assigned" if USES_KAFKA else "relay.led")
 
-    def last_words(self) -> str:
-        """The end of its log."""
-        return f"--- {self.log_file.name}\n{self.log_file.read_text()[-3000:]}"
-
     def kill(self) -> None:
         """SIGKILL: nothing is finished, nothing is said."""
         self.process.kill()
@@ -576,7 +572,13 @@ class World:
             lambda: not self.differences(),
             what="every document equals its SELECT",
             seconds=seconds,
-            detail=lambda: "\n".join([*self.differences()[:10], *(daemon.last_words() for daemon in self.daemons)]),
+            detail=lambda: "\n".join(self.differences()[:10]) + self.last_words(),
+        )
+
+    def last_words(self) -> str:
+        """The ends of the daemons' logs."""
+        return "".join(
+            f"\n--- {daemon.log_file.name}\n{daemon.log_file.read_text()[-3000:]}" for daemon in self.daemons
         )
 
     def drain(self, relay: Relay, worker: Worker) -> None:

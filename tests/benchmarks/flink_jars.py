@@ -9,7 +9,7 @@ After another version below, regenerate the pins: ``python -m tests.benchmarks.f
 from __future__ import annotations
 
 import json
-import struct
+import re
 import tempfile
 import zipfile
 from dataclasses import asdict
@@ -37,9 +37,6 @@ _MOVED = {
     b"org/elasticsearch/common/unit/TimeValue": b"org/elasticsearch/core/TimeValue",
     b"org/elasticsearch/common/xcontent/XContentType": b"org/elasticsearch/xcontent/XContentType",
 }
-_UTF8, _LONG, _DOUBLE = 1, 5, 6
-_CONSTANT_BYTES = {tag: size for size, tags in ((2, (7, 8, 16, 19, 20)), (3, (15,)), (8, (5, 6))) for tag in tags}
-"""By tag, without it; what is not here has four, and text its own length."""
 
 
 def java_command() -> list[str]:
@@ -72,24 +69,17 @@ def _jars(cache: Path) -> list[Path]:
 
 
 def renamed(class_file: bytes) -> bytes:
-    """The same class, which names the moved classes where they are now: in the text among its constants."""
-    (count,) = struct.unpack_from(">H", class_file, 8)
-    parts, at, number = [class_file[:10]], 10, 1
-    while number < count:
-        tag = class_file[at]
-        if tag == _UTF8:
-            (length,) = struct.unpack_from(">H", class_file, at + 1)
-            text = class_file[at + 3 : at + 3 + length]
-            at += 3 + length
+    """The same class, which names the moved classes where they are now: each text follows a byte 1 and its length."""
+    names = b"|".join(_MOVED)
+    texts = list(re.finditer(rb"(?=\x01(..)([ -~]*(?:" + names + rb")[ -~]*))", class_file, re.DOTALL))
+    for found in reversed(texts):
+        text = found[2]
+        if int.from_bytes(found[1]) == len(text):  # otherwise this byte 1 is something else
             for before, after in _MOVED.items():
                 text = text.replace(before, after)
-            parts.append(struct.pack(">BH", _UTF8, len(text)) + text)
-        else:
-            end = at + 1 + _CONSTANT_BYTES.get(tag, 4)
-            parts.append(class_file[at:end])
-            at = end
-        number += 2 if tag in {_LONG, _DOUBLE} else 1
-    return b"".join(parts) + class_file[at:]
+            head = class_file[: found.start(1)] + len(text).to_bytes(2)
+            class_file = head + text + class_file[found.end(2) :]
+    return class_file
 
 
 def main() -> None:

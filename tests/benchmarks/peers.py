@@ -95,6 +95,13 @@ class Peer(Blog):
                 raise SkippedError(f"{self.title} does not start: {log_file.read_text()[-1500:]}")
             time.sleep(0.05)
 
+    def own_index(self) -> str:
+        """An index like syncer's, for a peer that makes none; searches find it by the alias."""
+        index = self.index_like_it("documents")
+        with self.elasticsearch() as client:
+            client.indices.put_alias(index=index, name=self.alias)
+        return index
+
     def stop(self, *, kill: bool = True) -> None:
         """Kill it, if it runs: how a peer ends is not measured."""
         super().stop(kill=kill)
@@ -185,10 +192,9 @@ class Flink(Peer):
         """From the start of the process until every document is right; the index has the document's id as a field."""
         for (table,) in self.sql("SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'"):
             self.sql(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
-        index = self.index_like_it("documents")
+        index = self.own_index()
         with self.elasticsearch() as client:
             client.indices.put_mapping(index=index, properties={"id": {"type": "long"}})
-            client.indices.put_alias(index=index, name=self.alias)
         return self.measured(self.started, self.posts, lambda: not self.wrong())
 
     def start(self) -> None:

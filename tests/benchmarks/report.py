@@ -85,11 +85,6 @@ class Run:
         return max(self.milliseconds) / 1000
 
     @property
-    def cores(self) -> float:
-        """Processor seconds a second, of all processes."""
-        return sum(self.cpu_seconds.values()) / self.seconds
-
-    @property
     def cost(self) -> float:
         """Milliseconds of processor time for each document, of all processes."""
         return sum(self.cpu_seconds.values()) * 1000 / self.documents

@@ -243,7 +243,7 @@ def application(bench: Bench) -> Iterator[Figure]:
     about = f"single rows updated by pgbench, {_CLIENTS} clients, and {blog.large:,} rows at once"
     report = bench.contest(about, contestants)
     blog.stop()
-    cores = report.of(_RUNNING, "cores")
+    cores = report.of(_RUNNING, "cost") * report.of(_RUNNING) / 1000
     report.remarks.append(
         f"daemon, Kafka, Elasticsearch and syncer's backends took {cores:.2f} of {os.cpu_count()} cores"
     )

@@ -30,7 +30,7 @@ from tests.benchmarks import flink_jars
 from tests.benchmarks.edits import Edits
 from tests.benchmarks.peers import PGSYNC_VERSION, Flink, Peer, PGSync, logical
 from tests.benchmarks.random_writers import OF_POST, WATCHED, Callback, callbacks
-from tests.benchmarks.report import Figure, SkippedError, percentile, say
+from tests.benchmarks.report import Figure, Run, SkippedError, percentile, say
 from tests.benchmarks.world import SCHEMAS, WAYS, Bench, Blog
 
 _SCHEMAS = ("blog", "links")
@@ -50,11 +50,9 @@ _UNANSWERED = (
 class Callbacks(Peer):
     """An application that keeps the index itself: what writes the index is what writes the rows."""
 
-    def filled(self) -> None:  # type: ignore[override]
+    def filled(self) -> Run:
         """Every document, as the SELECT has it."""
-        index = self.loaded_like_it("callbacks")
-        with self.elasticsearch() as client:
-            client.indices.put_alias(index=index, name=self.alias)
+        return self.bare_loop(self.own_index())
 
     def start(self) -> None:
         """Nothing runs beside the application."""

@@ -2,8 +2,7 @@
 
 PGSync runs in its WAL mode, since its default mode needs one more server, Redis. (With Redis it is faster where every
 change is a transaction of its own, and slower to show a single change.) That mode writes nothing but changes, so it is
-filled by a change of every post. Its Postgres decodes as text: the sandbox's lacks the plugin for that; one that the
-system has installed usually has it.
+filled by a change of every post. Its Postgres decodes as text, by a plugin.
 
 Flink runs a job of Flink SQL in one process, as its SQL client starts it on one machine. Its settings make it quick: a
 parallelism of one, a flush every 20 ms and a look at the log every 10 ms (by default 1 s and 500 ms). A job that starts
@@ -15,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,9 +28,8 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from syncer.sandbox import Sandbox
+from syncer.sandbox import Sandbox, Versions
 from syncer.sandbox.cache import Cache
-from syncer.sandbox.servers import PostgresServer
 from tests.benchmarks import flink_jars, references
 from tests.benchmarks.edits import OFTEN, edited
 from tests.benchmarks.report import Figure, Run, SkippedError, say
@@ -41,7 +38,8 @@ from tests.support.world import Daemon
 
 PGSYNC_VERSION = "7.3.0"
 _POSTS_MAX, _READY_SECONDS = 20_000, 600.0
-_DEBIANS_FOLDERS = "usr/lib/postgresql/*/bin"
+_POSTGRES = "17"
+"""It has the plugin ``test_decoding``, which the sandbox's default lacks."""
 _HAS_SLOT = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
 _FORGET = """
 SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) FROM pg_replication_slots
@@ -227,42 +225,14 @@ class Flink(Peer):
         self.launch(command, lambda: self.count() > 0, **environment)
 
 
-class _SystemPostgres(PostgresServer):
-    """The newest Postgres of this machine that has the plugin ``test_decoding``, with a data folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        on_path = shutil.which("pg_config")
-        found = [Path(on_path).resolve().parent] if on_path else []
-        found += sorted(Path("/").glob(_DEBIANS_FOLDERS), key=lambda programs: int(programs.parent.name), reverse=True)
-        for self._programs in found:
-            library = _asked(self._programs, "--pkglibdir")
-            if (self._programs / "initdb").exists() and (Path(library) / "test_decoding.so").exists():
-                break
-        else:
-            raise SkippedError("a Postgres with the plugin test_decoding is not installed here")
-        version = _asked(self._programs, "--version").split()[1].partition(".")[0]
-        super().__init__(folder, Cache(), version=version)
-        self.settings |= {"wal_level": "logical", "max_wal_size": "2GB"}
-
-    @property
-    def server_bin_folder(self) -> Path:
-        """Where its programs are."""
-        return self._programs
-
-
-def _asked(programs: Path, what: str) -> str:
-    """What a Postgres says of itself."""
-    command = [str(programs / "pg_config"), what]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 @contextmanager
 def logical(bench: Bench) -> Iterator[Bench]:
     """The same with a Postgres of its own that has what peers need."""
     with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(Path(folder))
-        sandbox.postgres = postgres = _SystemPostgres(sandbox.folder)
+        sandbox = Sandbox(Path(folder), versions=Versions(postgres=_POSTGRES))
+        postgres = sandbox.postgres
+        postgres.settings |= {"wal_level": "logical", "max_wal_size": "2GB"}
         sandbox.kafka, sandbox.elasticsearch = bench.sandbox.kafka, bench.sandbox.elasticsearch
         postgres.start()
         try:

@@ -22,6 +22,7 @@ from psycopg.sql import Composable
 
 from syncer.__main__ import main as syncer
 from tests.benchmarks.edits import Edits
+from tests.benchmarks.gauges import difference
 from tests.benchmarks.report import PROCESS, Figure, say
 from tests.benchmarks.world import QUIET, Bench, Blog
 from tests.support.world import wait_until
@@ -49,7 +50,7 @@ def one_edit(bench: Bench) -> Iterator[Figure]:
         _warm(blog)
         before = blog.cpu_seconds()
         time.sleep(_IDLE_SECONDS)
-        used = {name: seconds - before[name] for name, seconds in blog.cpu_seconds().items()}
+        used = difference(blog.cpu_seconds(), before)
         blog.stop()
         say("statements and functions")
         calls = blog.folder / "calls"
@@ -68,7 +69,7 @@ def one_edit(bench: Bench) -> Iterator[Figure]:
         totals = [0.0, 0.0]
         sent, sent_idle = busy["statement"][component], idle["statement"][component]
         for text in sent | sent_idle:
-            pair = sent[text] / edits, sent_idle[text] / _IDLE_SECONDS
+            pair = round(sent[text] / edits, 3), round(sent_idle[text] / _IDLE_SECONDS, 3)
             if max(pair) >= _RARE:
                 report.rows[f"{component}: {text[:100]}"] = {"an edit": pair[0], "a second, idle": pair[1]}
             if not _CONTROL.match(text):
@@ -86,7 +87,7 @@ def one_edit(bench: Bench) -> Iterator[Figure]:
         # What is called only now and then, such as a check of the topic, is not part of an edit.
         passed = {name: times for name, times in called.items() if times >= edits / 2 and name not in called_idle}
         for name, times in sorted(passed.items()):
-            report.rows[f"{component}: {name}"] = {"an edit": times / edits}
+            report.rows[f"{component}: {name}"] = {"an edit": round(times / edits, 3)}
         yield Figure(f"{component}: functions that an edit passes", len(passed), at_most=functions_max)
         files = len({name.split()[0] for name in passed})
         yield Figure(f"{component}: files that an edit passes", files, at_most=files_max)

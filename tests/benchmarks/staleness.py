@@ -15,6 +15,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -88,7 +89,7 @@ class Contestant:
             assert self.writers is not None
             process, self.writers = self.writers, None
             process.terminate()
-            if process.wait(30):
+            if process.wait(30) not in {0, -signal.SIGTERM}:  # a signal ends it before it has begun to write
                 raise RuntimeError(f"the writers failed: {(self.blog.folder / 'writers.log').read_text()[-1000:]}")
 
     def kill(self) -> None:

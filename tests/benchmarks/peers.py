@@ -105,6 +105,7 @@ class Peer(Blog):
         super().stop(kill=kill)
 
 
+@dataclass(kw_only=True)
 class PollingLoop(Peer):
     """The polling loop, on tables in which each edit says when it was made."""
 

@@ -157,7 +157,9 @@ class Reporter:
         before, written_before = self._written
         self._written = now, written
         rate = (written - written_before) / max(now - before, 0.001)
-        troubles = [asdict(trouble) for trouble in (*retry.troubles(), *self.hanging())]
+        # Several threads of a component may meet the same.
+        longest = {(each.component, each.server, each.kind): each for each in reversed(retry.troubles())}
+        troubles = [asdict(trouble) for trouble in (*longest.values(), *self.hanging())]
         return (*self._identity, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
 
     def hanging(self) -> list[CurrentTrouble]:

@@ -163,7 +163,7 @@ def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:
             f"{longest.error}, for {elapsed(longest.seconds)}.",
             longest.hint or "It is tried again until it succeeds.",
             "SyncerComponentTroubled",
-            detail="\n".join(dict.fromkeys(f"{trouble.component} of {_name(daemon)}" for daemon, trouble in found)),
+            detail="\n".join(f"{trouble.component} of {_name(daemon)}" for daemon, trouble in found),
             is_passing=longest.seconds < _BRIEF_SECONDS,
         )
 

@@ -53,11 +53,7 @@ _Timeout = Annotated[int, Field(ge=0, le=_WAIT_MAX)]
 
 
 def page(settings: Settings, *, stop: Stop, reporter: Reporter) -> WebServer | None:
-    """Bind the port, and return the component that answers; None if there is no port for it.
-
-    Raises:
-        ConfigError: The port is not available, or the token's file cannot be read.
-    """
+    """Bind the port, and return the component that answers; None if there is no port for it."""
     guard = Guard(host=settings.web.host, token=settings.web.secret())
     listening = listen(settings.web)
     if listening is None:
@@ -157,11 +153,7 @@ class Api:
         id_: Annotated[_Text, Field(alias="id")],
         values: bool = False,
     ) -> dict[str, Any]:
-        """Explain the state of a document; the values of fields are shown only with the token.
-
-        Raises:
-            ForbiddenError, UnauthorizedError: Values are requested without it.
-        """
+        """Explain the state of a document; the values of fields are shown only with the token."""
         if values:
             self._guard.require(Access.VALUES, access)
         with self._connection() as connection, elastic.connect(self._settings.elasticsearch) as elasticsearch:
@@ -177,12 +169,7 @@ class Api:
         return answer
 
     def wait(self, access: Access, token: _Text, timeout: _Timeout = _WAIT_MAX, searchable: bool = False) -> Any:
-        """Wait until the transaction of ``token`` is indexed, at most ``timeout`` seconds.
-
-        Raises:
-            TokenError, WaitTimeoutError: As `syncer.wait`.
-            UnavailableError: Too many clients are waiting already, or the daemon ends.
-        """
+        """Wait until the transaction of ``token`` is indexed, at most ``timeout`` seconds."""
         with _place(self._waits, patience=0):
             try:
                 waited = wait.wait(
@@ -195,11 +182,7 @@ class Api:
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection for one response.
-
-        Raises:
-            UnavailableError: Too many are in use.
-        """
+        """A connection for one response."""
         with (
             _place(self._connections, patience=_PLACE_SECONDS),
             migrations.connected(self._settings.postgres, name="web") as connection,
@@ -209,11 +192,7 @@ class Api:
 
 @contextmanager
 def _place(places: threading.BoundedSemaphore, *, patience: float) -> Iterator[None]:
-    """Take one of a limited number of places: a server that hangs leaves threads for other requests.
-
-    Raises:
-        UnavailableError: All are taken.
-    """
+    """Take one of a limited number of places: a server that hangs leaves threads for other requests."""
     if not places.acquire(timeout=patience):
         raise UnavailableError("Too many requests are waiting here", hint=_ELSEWHERE)
     try:

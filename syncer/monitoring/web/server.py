@@ -105,11 +105,7 @@ class Guard:
     token: str | None
 
     def access(self, headers: Headers) -> Access:
-        """What a request with these headers may have.
-
-        Raises:
-            UnauthorizedError: It has a wrong token.
-        """
+        """What a request with these headers may have; one with a wrong token is refused."""
         scheme, _, given = headers.get("Authorization", "").partition(" ")
         if not scheme or self.token is None:
             return Access.FIGURES if _is_loopback(self.host) else Access.HEALTH
@@ -118,11 +114,7 @@ class Guard:
         return Access.VALUES
 
     def require(self, needed: Access, access: Access) -> None:
-        """Refuse a request that may not have what it needs.
-
-        Raises:
-            ForbiddenError, UnauthorizedError: It may not.
-        """
+        """Refuse a request that may not have what it needs."""
         if access >= needed:
             return
         if self.token is None:
@@ -131,11 +123,7 @@ class Guard:
         raise UnauthorizedError("This requires the token", hint="Send it as: Authorization: Bearer TOKEN")
 
     def require_same_site(self, headers: Headers, *, is_page: bool) -> None:
-        """Refuse cross-site requests of browsers. A link from another site may lead to the page, which has no data yet.
-
-        Raises:
-            ForbiddenError: The request is cross-site.
-        """
+        """Refuse cross-site requests of browsers. A link may lead to the page, which has no data yet."""
         host = headers.get("Host", "")
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if _is_loopback(self.host) and not _is_loopback(name):
@@ -264,11 +252,7 @@ class WebServer:
 
 
 def listen(settings: WebSettings) -> socket.socket | None:
-    """Bind the port; None if none is free and none was configured.
-
-    Raises:
-        ConfigError: The configured port is not available.
-    """
+    """Bind the port; None if none is free. If one is configured and not available, it is an error."""
     if settings.port is None:
         return None
     is_chosen = "port" in settings.model_fields_set

@@ -63,6 +63,7 @@ _LIMITS: dict[str, Any] = {
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -173,7 +174,6 @@ class App:
         except Exception as error:  # noqa: BLE001 - reported to the client or in the log
             response = self._of_error(request, error)
         response.headers.extend(_HEADERS)
-        response.headers.setdefault("Cache-Control", "no-store")
         return response(environ, start)
 
     def _answer(self, request: Request) -> Response:
@@ -181,10 +181,7 @@ class App:
         endpoint, parameters = self._paths.bind_to_environ(request.environ).match()
         if isinstance(endpoint, Path):
             mimetype = "text/plain" if endpoint.suffix == ".md" else mimetypes.guess_type(endpoint)[0]
-            file = Response(endpoint.read_bytes(), mimetype=mimetype)
-            file.add_etag()
-            file.headers["Cache-Control"] = "no-cache"  # revalidated each time, and sent only if it has changed
-            return file.make_conditional(request)
+            return Response(endpoint.read_bytes(), mimetype=mimetype)
         answer, needed = endpoint
         access = self._guard.access(request.headers)
         self._guard.require(needed, access)

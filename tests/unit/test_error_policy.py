@@ -36,74 +36,37 @@ def kafka_error(name: str) -> KafkaException:
     return KafkaException(KafkaError(getattr(KafkaError, name)))
 
 
-# Each error, what a component does about it, and what is done about it in the work for a document.
+def instances(names: str, module: Any = pg) -> list[Exception]:
+    """An error of each of these classes."""
+    return [getattr(module, name)("what happened") for name in names.split()]
+
+
+def of_kafka(names: str) -> list[Exception]:
+    """Each of these errors of Kafka."""
+    return [kafka_error(name) for name in names.split()]
+
+
+# What a component does about an error, what is done about it in the work for a document, and such errors.
 DECISIONS: list[tuple[Action, Action, list[Exception]]] = [
-    (
-        RETRY,
-        RETRY,
-        [
-            *(
-                kind("what happened")
-                for kind in (
-                    *(pg.SerializationFailure, pg.DeadlockDetected, pg.QueryCanceled, pg.LockNotAvailable),
-                    *(pg.ObjectInUse, pg.AdminShutdown, pg.CannotConnectNow, pg.TooManyConnections, pg.DiskFull),
-                    *(pg.OutOfMemory, pg.IdleInTransactionSessionTimeout, pg.SnapshotTooOld),
-                    *(psycopg.OperationalError, psycopg.InterfaceError),
-                    *(errors.UnavailableError, errors.NotReadyError),
-                    *(elasticsearch.ConnectionError, elasticsearch.ConnectionTimeout, elasticsearch.SSLError),
-                    elasticsearch.SerializationError,
-                )
-            ),
-            *map(api_error, (401, 403, 408, 429, 500, 502, 503, 504)),
-            *(api_error(status, "<html>") for status in (200, 302, 400, 404, 405, 502)),  # a load balancer's page
-            *(
-                kafka_error(name)
-                for name in (
-                    *("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT"),
-                    *("_MAX_POLL_EXCEEDED", "NOT_ENOUGH_REPLICAS", "REBALANCE_IN_PROGRESS"),
-                )
-            ),
-        ],
-    ),
-    (
-        DEAD_LETTER,
-        SUSPEND,
-        [
-            kind("what happened")
-            for kind in (
-                *(pg.RaiseException, pg.ProgramLimitExceeded, pg.DivisionByZero, pg.InvalidTextRepresentation),
-                *(pg.UniqueViolation, pg.CardinalityViolation, pg.StatementTooComplex, pg.AssertFailure),
-            )
-        ],
-    ),
-    (
-        FATAL,
-        SUSPEND,
-        [
-            *(
-                kind("what happened")
-                for kind in (
-                    *(pg.InsufficientPrivilege, pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction),
-                    *(pg.SyntaxError, pg.DatatypeMismatch, psycopg.Error, errors.ComposeError, errors.IndexingError),
-                )
-            ),
-            *map(api_error, (400, 404, 409, 413)),
-        ],
-    ),
-    (
-        FATAL,
-        FATAL,
-        [
-            *(
-                kafka_error(name)
-                for name in (
-                    *("_AUTHENTICATION", "_INVALID_ARG"),
-                    *("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED"),
-                )
-            ),
-            *(errors.ConfigError("x"), errors.SourceError("x"), errors.TopicError("x"), ValueError("x")),
-        ],
-    ),
+    (RETRY, RETRY, instances("SerializationFailure DeadlockDetected QueryCanceled LockNotAvailable ObjectInUse")),
+    (RETRY, RETRY, instances("AdminShutdown CannotConnectNow TooManyConnections DiskFull OutOfMemory SnapshotTooOld")),
+    (RETRY, RETRY, instances("IdleInTransactionSessionTimeout")),
+    (RETRY, RETRY, instances("OperationalError InterfaceError", psycopg)),
+    (RETRY, RETRY, instances("UnavailableError NotReadyError", errors)),
+    (RETRY, RETRY, instances("ConnectionError ConnectionTimeout SSLError SerializationError", elasticsearch)),
+    (RETRY, RETRY, [*map(api_error, (401, 403, 408, 429, 500, 502, 503, 504))]),
+    # A load balancer's page.
+    (RETRY, RETRY, [api_error(status, "<html>") for status in (200, 302, 400, 404, 405, 502)]),
+    (RETRY, RETRY, of_kafka("UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC _TRANSPORT _ALL_BROKERS_DOWN _MSG_TIMED_OUT")),
+    (RETRY, RETRY, of_kafka("_MAX_POLL_EXCEEDED NOT_ENOUGH_REPLICAS REBALANCE_IN_PROGRESS")),
+    (DEAD_LETTER, SUSPEND, instances("RaiseException ProgramLimitExceeded DivisionByZero InvalidTextRepresentation")),
+    (DEAD_LETTER, SUSPEND, instances("UniqueViolation CardinalityViolation StatementTooComplex AssertFailure")),
+    (FATAL, SUSPEND, instances("InsufficientPrivilege UndefinedTable UndefinedColumn UndefinedFunction SyntaxError")),
+    (FATAL, SUSPEND, [pg.DatatypeMismatch("x"), psycopg.Error("x"), *instances("ComposeError IndexingError", errors)]),
+    (FATAL, SUSPEND, [*map(api_error, (400, 404, 409, 413))]),
+    (FATAL, FATAL, of_kafka("_AUTHENTICATION _INVALID_ARG TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED")),
+    (FATAL, FATAL, of_kafka("SASL_AUTHENTICATION_FAILED")),
+    (FATAL, FATAL, [*instances("ConfigError SourceError TopicError", errors), ValueError("x")]),
     (SUSPEND, SUSPEND, [DocumentError("its column is gone", document="post", revision=3)]),
 ]
 

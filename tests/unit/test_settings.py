@@ -17,6 +17,7 @@ from syncer.base.settings import PostgresSettings
 
 SECRET = "pa:ss'w\"o%s{}/@ß*&!rd"  # noqa: S105 - has whatever a URL, YAML, JSON, a format or a log might stumble over
 START = SECRET[:6]
+FILE_NAME = "syncer.yaml"
 FILE = """
 postgres: {dsn: host=db}
 kafka: {bootstrap_servers: "file:9092", properties: {security.protocol: SASL_SSL}}
@@ -32,7 +33,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name.startswith("SYNCER_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("SYNCER_CONFIG", str(tmp_path))
-    (tmp_path / "syncer.yaml").write_text(FILE)
+    (tmp_path / FILE_NAME).write_text(FILE)
     return tmp_path
 
 
@@ -66,64 +67,56 @@ def test_the_environment_goes_before_the_file(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_environment_alone_will_do(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a file, two variables are enough."""
-    (config / "syncer.yaml").unlink()
+    (config / FILE_NAME).unlink()
     assert f"{config / 'syncer.yaml'} does not exist" in refused()
     monkeypatch.setenv("SYNCER_POSTGRES_DSN", "postgresql:///blog")
     monkeypatch.setenv("SYNCER_ELASTICSEARCH_URL", "http://a:9200")
     assert settings.load().elasticsearch.url == "http://a:9200"
 
 
-WRONG = {
-    "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "valid integer")),
-    "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": ("1", ("worker.fan_out_documents_max: unknown", "batch_documents_max")),
-    "SYNCER_POSTGRES_PASSWORD": (SECRET, ("postgres.password: unknown setting", "connection string has the password")),
-    "SYNCER_KAFKA_SASL_PASSWORD": (SECRET, ("kafka.sasl_password: unknown", "properties of its client have the pass")),
-    "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": ("0", ("worker.batch_documents_max", "greater than 0")),
-    "SYNCER_RELAY_POLL_SECONDS": ("0", ("relay.poll_seconds", "greater than 0")),
-    "SYNCER_LOG_LEVEL": ("loud", ("log.level", "warning")),
-    "SYNCER_KAFKA_PROPERTIES": ("acks=all", ("SYNCER_KAFKA_PROPERTIES",)),
-    "SYNCER_ELASTICSEARCH_URL": ("http://a:9200,b:9200", ("elasticsearch.url", "http://localhost:9200")),
-    "SYNCER_POSTGRES_DSN": (f"host=127.0.0.1 password=a {SECRET}", ("SYNCER_POSTGRES_DSN", "postgresql://")),
-    "SYNCER_KAFKA_REPLICATION_FACTOR": ("-2", ("kafka.replication_factor",)),
-    "SYNCER_POSTGRES": ("localhost", ("postgres",)),
-}
+WRONG: list[tuple[str, str, tuple[str, ...]]] = [
+    ("SYNCER_WORKER_THREADS", "many", ("worker.threads", "valid integer")),
+    ("SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX", "1", ("worker.fan_out_documents_max: unknown", "batch_documents_max")),
+    ("SYNCER_POSTGRES_PASSWORD", SECRET, ("postgres.password: unknown setting", "connection string has the password")),
+    ("SYNCER_KAFKA_SASL_PASSWORD", SECRET, ("kafka.sasl_password: unknown", "properties of its client have the pass")),
+    ("SYNCER_WORKER_BATCH_DOCUMENTS_MAX", "0", ("worker.batch_documents_max", "greater than 0")),
+    ("SYNCER_RELAY_POLL_SECONDS", "0", ("relay.poll_seconds", "greater than 0")),
+    ("SYNCER_LOG_LEVEL", "loud", ("log.level", "warning")),
+    ("SYNCER_KAFKA_PROPERTIES", "acks=all", ("SYNCER_KAFKA_PROPERTIES",)),
+    ("SYNCER_ELASTICSEARCH_URL", "http://a:9200,b:9200", ("elasticsearch.url", "http://localhost:9200")),
+    ("SYNCER_POSTGRES_DSN", f"host=127.0.0.1 password=a {SECRET}", ("SYNCER_POSTGRES_DSN", "postgresql://")),
+    ("SYNCER_KAFKA_REPLICATION_FACTOR", "-2", ("kafka.replication_factor",)),
+    ("SYNCER_POSTGRES", "localhost", ("postgres",)),
+    (FILE_NAME, f"{FILE}workers:\n  threads: 2\n", ("workers: unknown setting", "sections are: postgres")),
+    (FILE_NAME, "postgres: here\n", ("postgres",)),
+    (FILE_NAME, "postgres: [\n", ("YAML",)),
+    (FILE_NAME, "- postgres\n", ("sections of settings",)),
+    (FILE_NAME, "postgres\n", ("sections of settings",)),
+    (FILE_NAME, "postgres:\n  dsn: x\n", ("elasticsearch.url is not set", "SYNCER_POSTGRES_DSN", "sandbox start")),
+    (FILE_NAME, "postgres: {}\n", ("postgres.dsn is not set",)),
+    (FILE_NAME, f"{FILE}more: *{SECRET}\n", ("YAML",)),
+    (FILE_NAME, f"{FILE}more: !{SECRET}\n", ("YAML",)),
+    (FILE_NAME, FILE.replace("host=db", f"postgresql://u:{SECRET}@h:port/x"), ()),
+    (FILE_NAME, FILE.replace("https://search:9200", f"https://u:{SECRET}@h:port"), ()),
+    (FILE_NAME, FILE.replace("https://search:9200", f"https://u:{SECRET}@h"), ()),
+    (FILE_NAME, FILE.replace("https://search:9200", f"u:{SECRET}@h:9200"), ()),
+    (FILE_NAME, FILE.replace("postgres: {dsn: host=db}", f"postgres:dsn:postgresql://u:{SECRET}@h"), ()),
+    (FILE_NAME, FILE.replace("postgres: {dsn: host=db}", f"postgres: postgresql://u:{SECRET}@h"), ()),
+    (FILE_NAME, FILE.replace("security.protocol: SASL_SSL", f'sasl.password: ["{START}"]'), ("kafka.properties",)),
+    (FILE_NAME, f'postgres: {{password: "{START}", dsn: [x]}}', ("postgres.password",)),
+]
+"""A variable or the file, what is in it, and parts of the refusal."""
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """An unknown one too, with what its section has instead."""
-    value, expected = WRONG[name]
-    monkeypatch.setenv(name, value)
-    refusal = refused()
-    assert [words for words in expected if words not in refusal] == [], refusal
-    assert START not in refusal
-
-
-FILES = {
-    "unknown_section": (f"{FILE}workers:\n  threads: 2\n", ("workers: unknown setting", "sections are: postgres")),
-    "section_is_a_word": ("postgres: here\n", ("postgres",)),
-    "not_yaml": ("postgres: [\n", ("YAML",)),
-    "a_list": ("- postgres\n", ("sections of settings",)),
-    "a_word": ("postgres\n", ("sections of settings",)),
-    "incomplete": ("postgres:\n  dsn: x\n", ("elasticsearch.url is not set", "SYNCER_POSTGRES_DSN", "sandbox start")),
-    "section_is_empty": ("postgres: {}\n", ("postgres.dsn is not set",)),
-    "alias": (f"{FILE}more: *{SECRET}\n", ("YAML",)),
-    "tag": (f"{FILE}more: !{SECRET}\n", ("YAML",)),
-    "dsn": (FILE.replace("host=db", f"postgresql://u:{SECRET}@h:port/x"), ()),
-    "url": (FILE.replace("https://search:9200", f"https://u:{SECRET}@h:port"), ()),
-    "url_without_port": (FILE.replace("https://search:9200", f"https://u:{SECRET}@h"), ()),
-    "url_without_scheme": (FILE.replace("https://search:9200", f"u:{SECRET}@h:9200"), ()),
-    "no_mapping": (FILE.replace("postgres: {dsn: host=db}", f"postgres:dsn:postgresql://u:{SECRET}@h"), ()),
-    "dsn_for_a_section": (FILE.replace("postgres: {dsn: host=db}", f"postgres: postgresql://u:{SECRET}@h"), ()),
-    "property": (FILE.replace("security.protocol: SASL_SSL", f'sasl.password: ["{START}"]'), ("kafka.properties",)),
-    "unknown_and_wrong": (f'postgres: {{password: "{START}", dsn: [x]}}', ("postgres.password",)),
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), FILES.values(), ids=FILES.keys())
-def test_a_wrong_file_is_named_and_not_quoted(config: Path, text: str, expected: tuple[str, ...]) -> None:
-    """Neither the error nor its traceback shows a secret that is in it."""
-    (config / "syncer.yaml").write_text(text)
+@pytest.mark.parametrize(("where", "text", "expected"), WRONG, ids=range(len(WRONG)))
+def test_what_is_wrong_is_named_and_no_secret_is_shown(
+    config: Path, monkeypatch: pytest.MonkeyPatch, where: str, text: str, expected: tuple[str, ...]
+) -> None:
+    """What is unknown too, with what its section has instead; neither the error nor its traceback quotes a secret."""
+    if where == FILE_NAME:
+        (config / where).write_text(text)
+    else:
+        monkeypatch.setenv(where, text)
     refusal = refused()
     assert [words for words in expected if words not in refusal] == [], refusal
     assert START not in refusal

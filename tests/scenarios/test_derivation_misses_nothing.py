@@ -70,14 +70,14 @@ PLACES = (
     "SELECT x.id AS _id, x.v AS f FROM r AS x WHERE x.id IN (SELECT s.c FROM ({query}) AS s)",
 )
 _COUNTED = (
-    "SELECT x.id AS _id, (SELECT count(*) FROM {one} AS y {side} JOIN {other} AS z ON {on}{where}) AS f FROM r AS x"
+    "SELECT x.id AS _id, (SELECT count(*) FROM {first} AS y {side} JOIN {second} AS z ON {on}{where}) AS f FROM r AS x"
 )
 JOINS = (
     _COUNTED.replace("{where}", " WHERE {this}.r_id = x.id"),
-    _COUNTED.replace("{one}", "(SELECT * FROM {one} WHERE r_id = x.id)").replace("{where}", ""),
-    _COUNTED.replace("{other}", "(SELECT * FROM {other} WHERE r_id = x.id)").replace("{where}", ""),
-    "SELECT x.id AS _id, z.v AS f FROM {one} y JOIN r x ON true {side} JOIN {other} z ON {on} AND z.r_id = x.id",
-    "SELECT x.id AS _id, z.v AS f FROM r x {side} JOIN {one} y ON y.r_id = x.id JOIN {other} z ON {loose} = z.r_id",
+    _COUNTED.replace("{first}", "(SELECT * FROM {first} WHERE r_id = x.id)").replace("{where}", ""),
+    _COUNTED.replace("{second}", "(SELECT * FROM {second} WHERE r_id = x.id)").replace("{where}", ""),
+    "SELECT x.id AS _id, z.v AS f FROM {first} y JOIN r x ON true {side} JOIN {second} z ON {on} AND z.r_id = x.id",
+    "SELECT x.id AS _id, z.v AS f FROM r x {side} JOIN {first} y ON y.r_id = x.id JOIN {second} z ON {loose} = z.r_id",
 )
 _Item = TypeVar("_Item")
 
@@ -129,14 +129,14 @@ class Author:
 
     def _trap(self) -> str:
         """A query of any shape in a place, or an outer join between what leads out and what does not."""
-        one, other = self._any("abl"), self._any("abl")
+        first, second = self._any("abl"), self._any("abl")
         if self._often(50):
             shape = self._any([text for _, text in SHAPES.values() if "{c}" in text])
-            d = self._any([name for name in COLUMNS[one] if name not in ("r_id", "n")])
-            return self._any(PLACES).format(query=shape.format(c="y.r_id", d=f"y.{d}", text=f" FROM {one} AS y"))
-        on = self._linked(Source("y", COLUMNS[one], one), Source("z", COLUMNS[other], other))
+            d = self._any([name for name in COLUMNS[first] if name not in ("r_id", "n")])
+            return self._any(PLACES).format(query=shape.format(c="y.r_id", d=f"y.{d}", text=f" FROM {first} AS y"))
+        on = self._linked(Source("y", COLUMNS[first], first), Source("z", COLUMNS[second], second))
         side, loose = self._any(["", "LEFT", "RIGHT", "FULL"]), self._any(["coalesce(y.v, 1)", "y.v"])
-        return self._any(JOINS).format(one=one, other=other, side=side, on=on, this=self._any("yz"), loose=loose)
+        return self._any(JOINS).format(first=first, second=second, side=side, on=on, this=self._any("yz"), loose=loose)
 
     # Dice
 
@@ -159,20 +159,20 @@ class Author:
         """A column; not n, since which of 1.0 and 1.00 an aggregate or a DISTINCT shows is not fixed."""
         return f"{source.alias}.{self._any([name for name in source.columns if name != 'n'])}"
 
-    def _linked(self, one: Source, other: Source) -> str:
-        """An equality of two sources: usually the one that the tables are made for."""
-        for left, right in ((one, other), (other, one)):
+    def _linked(self, first: Source, second: Source) -> str:
+        """An equality of two sources: usually that which the tables are made for."""
+        for left, right in ((first, second), (second, first)):
             link = LINKS.get((left.table or "", right.table or ""))
             if link and self._often(85):
                 return f"{left.alias}.{link[0]} = {right.alias}.{link[1]}"
-        if "n" in one.columns and "n" in other.columns and self._often(8):
-            return f"{one.alias}.n = {other.alias}.n"
+        if "n" in first.columns and "n" in second.columns and self._often(8):
+            return f"{first.alias}.n = {second.alias}.n"
         mine, yours = (
             f"{source.alias}.c" if source.table is None and self._often(90) else self._column(source)
-            for source in (one, other)
+            for source in (first, second)
         )
-        if other.table == "r" and self._often(60):
-            yours = f"{other.alias}.id"
+        if second.table == "r" and self._often(60):
+            yours = f"{second.alias}.id"
         kinds = {
             "equal": f"{mine} = {yours}",
             "coalesced": f"coalesce({mine}, 0) = {yours}",
@@ -217,25 +217,25 @@ class Author:
     def _item(self, own: list[Source], outer: list[Source], depth: int) -> tuple[str, list[Source]]:
         """An item of FROM, and what it brings into sight; a derived table sees what is around the SELECT only."""
         kind = self._pick(table=60, derived=30 if depth > 0 else 0, view=6, using=6, joined=8, handed=6 if own else 0)
-        (left, one), (right, other), source = self._table(), self._table(), Source(self._alias())
+        (left, first), (right, second), source = self._table(), self._table(), Source(self._alias())
         side = self._any(["", "LEFT ", "RIGHT ", "FULL "])
         match kind:
             case "table":
-                return left, [one]
+                return left, [first]
             case "view":
                 return f"{self._any(VIEWS)} AS {source.alias}", [source]
             case "derived":
                 return f"({self._query(outer, depth - 1)}) AS {source.alias}", [source]
             case "using":
-                name = self._any(sorted(set(one.columns) & set(other.columns) - {"n"}))
-                return f"({left} {side}JOIN {right} USING ({name}))", [one, other]
+                name = self._any(sorted(set(first.columns) & set(second.columns) - {"n"}))
+                return f"({left} {side}JOIN {right} USING ({name}))", [first, second]
             case "joined":
-                return f"({left} {side}JOIN {right} ON {self._linked(one, other)})", [one, other]
+                return f"({left} {side}JOIN {right} ON {self._linked(first, second)})", [first, second]
         # A row of an earlier item, by a LATERAL inside a join that may not match it.
         handed = self._column(self._any(own))
         lateral = f"(SELECT {handed} AS c, {handed} AS d) AS {source.alias}"
-        rows, on = f"generate_series(1, 1) AS {self._alias()}", f"{source.alias}.c = {self._column(other)}"
-        return f"({rows} JOIN LATERAL {lateral} ON true JOIN {right} ON {on})", [source, other]
+        rows, on = f"generate_series(1, 1) AS {self._alias()}", f"{source.alias}.c = {self._column(second)}"
+        return f"({rows} JOIN LATERAL {lateral} ON true JOIN {right} ON {on})", [source, second]
 
     def _joins(self, own: list[Source], outer: list[Source], depth: int, most: int) -> str:
         """Up to so many joins; what they bring is then in sight."""
@@ -259,7 +259,7 @@ class Author:
     def _query(self, outer: list[Source], depth: int) -> str:
         """A query with columns c and d."""
         shape = self._pick(**{name: weight for name, (weight, _) in SHAPES.items()})
-        one, other = self._alias(), self._alias()
+        first, second = self._alias(), self._alias()
         match shape:
             case "union":
                 mode = self._any(["UNION ALL", "UNION", "EXCEPT", "INTERSECT", "EXCEPT ALL"])
@@ -267,13 +267,13 @@ class Author:
                 return f"{queries}{' ORDER BY 1, 2 LIMIT 1' if self._often(15) else ''}"
             case "cte":
                 return (
-                    f"WITH {one}w AS ({self._query(outer, depth - 1)}) SELECT {one}.c, {other}.d "
-                    f"FROM {one}w AS {one} {self._any(['', '', 'LEFT '])}JOIN {one}w AS {other} "
-                    f"ON {one}.{self._any('cd')} = {other}.{self._any('cd')}"
+                    f"WITH {first}w AS ({self._query(outer, depth - 1)}) SELECT {first}.c, {second}.d "
+                    f"FROM {first}w AS {first} {self._any(['', '', 'LEFT '])}JOIN {first}w AS {second} "
+                    f"ON {first}.{self._any('cd')} = {second}.{self._any('cd')}"
                 )
             case "renamed":
                 renamed = self._any(["(d, c)", "(c, d)", ""])
-                return f"SELECT {one}.c, {one}.d FROM ({self._query(outer, depth - 1)}) AS {one}{renamed}"
+                return f"SELECT {first}.c, {first}.d FROM ({self._query(outer, depth - 1)}) AS {first}{renamed}"
         text, c, d = self._body(outer, depth)
         return SHAPES[shape][1].format(c=c, d=d, text=text, outer=self._column(self._any(outer)) if outer else c)
 

@@ -111,7 +111,10 @@ def test_two_that_migrate_at_once_both_succeed(empty_world: World) -> None:
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty_world: World, migrations: Path) -> None:
-    """What was applied before it in the same run is undone too; once it is fixed, all goes through."""
+    """What was applied before it in the same run is undone too; once it is fixed, all goes through.
+
+    What was applied in another form is refused.
+    """
     (migrations / "0001.good.sql").write_text("CREATE TABLE syncer.good (id int);")
     broken = migrations / "0002.broken.sql"
     broken.write_text("CREATE TABLE syncer.half (id int); INSERT INTO syncer.good VALUES ('not a number');")
@@ -123,6 +126,9 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty_world: World, migrat
         broken.write_text("CREATE TABLE syncer.half (id int);")
         assert base_migrations.migrate(connection) == ["0001.good", "0002.broken"]
     require_current(empty_world)
+    broken.write_text("CREATE TABLE syncer.half (id bigint);")
+    with pytest.raises(SourceError, match=r"0002\.broken is unknown here or"):
+        require_current(empty_world)
 
 
 DUTIES = ("relay", "worker", "operator", "reader")

@@ -1,4 +1,4 @@
-"""Any value, type and name is captured beside traffic; what can change past our triggers is refused."""
+"""Any value of any type is captured beside traffic; what can change past our triggers is refused."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from tests.support.world import World
 
 UPDATED: support.Change = ("public.things", "U", {"id": "1"}, {"id": "1"})
 
-
-# Values and names
 
 VALUES = [
     ("text", r"""'quote '' " \ back'"""),

@@ -70,8 +70,8 @@ def token() -> str:
 class Blog(World):
     """Posts in tables, the document ``blogpost``, and the process that keeps its index: a daemon, once it is started.
 
-    Of so many posts, the first `large` ones are of one author, and the next `middle` ones of another. The
-    others are dealt out among a thousand authors.
+    Of so many posts, the first `large` ones are of one author, and the next `middle` ones of another. The others are
+    dealt out among a thousand authors.
 
     Args:
         schema: A folder of `SCHEMAS`: data, and how applications change them. The blog's tables and its document are

@@ -53,15 +53,13 @@ class TablePreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentPreview:
-    """What apply would do to one document.
+    """What apply would do to one document: no outcome if its definition is refused. The worst problem is the first.
 
     Args:
         index: The alias that searches use; empty if its folder could not be read.
         suspended: Why it is suspended until apply.
-        outcome: None if the definition is refused.
         reason: Why it needs a new index, if it does.
         documents: How many there are; None if counting took too long or failed, in which case a problem says so.
-        problems: The worst first.
     """
 
     name: str

@@ -57,7 +57,6 @@ _LOCK_SECONDS_MAX = 0.2
 """How long to request a lock: a transaction that queues behind ours waits no longer."""
 _ARMING_SECONDS_MAX = 0.1
 _PAUSE_SECONDS = 0.5
-_LOCK = "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE"
 
 # A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
 # function for it waits for the lock of each partition.
@@ -219,11 +218,8 @@ def note(connection: Connection) -> list[str]:
     kind that was rewritten, possibly with other values, as by ALTER TABLE … TYPE … USING; and a trigger that was
     disabled for a while, or dropped and created. VACUUM FULL, CLUSTER and TRUNCATE look the same.
 
-    Each becomes a change in the outbox, as if the table had been truncated; relay and workers do the rest. Needs to
-    read the catalogue and to write the syncer schema. If several daemons run, at most one records each.
-
-    Returns:
-        The tables that it has noted.
+    Each becomes a change in the outbox, as if the table had been truncated. If several daemons run, at most one records
+    each. Returns the tables that it has noted.
     """
     return [relation for (relation,) in connection.execute(_NOTE)]
 
@@ -270,7 +266,7 @@ def install(
         if not has_triggers or capture != before:
             # A transaction that wrote under the previous function has ended, so loading sees what it left out. So it
             # does with partitions that are there by now: one that is attached later has the trigger, and is noted.
-            connection.execute(sql.SQL(_LOCK).format(sql.SQL(relation)))
+            connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(sql.SQL(relation)))
         _replace_function(connection, capture)
         if not has_triggers:
             for table, name in connection.execute(_TRIGGERS, (relation, function)).fetchall():
@@ -311,11 +307,7 @@ def remove(
     timeout_seconds: float = 60,
     waiting: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Remove the triggers of one table, if it has them.
-
-    Raises:
-        SourceError: The lock was not available in time.
-    """
+    """Remove the triggers of one table, if it has them; otherwise as `install`."""
 
     def change() -> None:
         connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(triggers.function(relation)))

@@ -23,13 +23,7 @@ _LOOKED_AT_MAX = 1000
 
 
 class OutboxRow(NamedTuple):
-    """A change as it is published.
-
-    Args:
-        key: Changes with the same key share a partition: those of a table that lead to the same documents.
-        value: The change as JSON.
-        changed_at: When it was made, in Unix time.
-    """
+    """A change as it is published, as JSON. Those of a table that lead to the same documents have the same key."""
 
     key: bytes
     value: bytes
@@ -38,12 +32,9 @@ class OutboxRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Changes that were read together.
+    """Changes that were read together, the last ones if no more are known to wait.
 
-    Args:
-        rows: The changes.
-        cursor: What to save once they, and those read before, are done; None in the middle of a transaction.
-        is_last: Whether no more are known to wait.
+    The cursor is to be saved once they, and those read before, are done; it is None in the middle of a transaction.
     """
 
     rows: list[OutboxRow]
@@ -143,10 +134,7 @@ def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
 def trim(connection: Connection, cursor: str) -> int:
     """Empty every segment whose rows the cursor has all seen, and direct writers to an empty one.
 
-    Never waits: a segment that a transaction still uses is left for the next time.
-
-    Returns:
-        How many segments were emptied.
+    Never waits: a segment that a transaction still uses is left for the next time. Returns how many were emptied.
     """
     [(current, has_rows)] = connection.execute(_SEGMENTS)
     others = [number for number in range(SEGMENTS) if number != current]

@@ -131,12 +131,9 @@ _NOT_COMMITTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A cursor as it is saved.
+    """A cursor as it is saved, of this database if it is valid, with the number of changes that were read so far.
 
-    Args:
-        numbers: By partition, the number of the last record that Kafka has acknowledged; empty without Kafka.
-        changes: How many changes have been read so far, in all.
-        is_valid: Whether it is of this database.
+    It has the number of the last record that Kafka has acknowledged, by partition; none without Kafka.
     """
 
     snapshot: str
@@ -165,11 +162,9 @@ class Transaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPlace:
-    """How far a partition is handled.
+    """How far a partition is handled: up to this number.
 
-    Args:
-        next_offset: Of the first record that is not; None to begin with the oldest, or if it is as saved.
-        number: The greatest number that is.
+    ``next_offset`` is that of the first record that is not; None to begin with the oldest, or if it is as saved.
     """
 
     next_offset: int | None
@@ -193,12 +188,9 @@ def read(connection: Connection) -> Cursor | None:
 
 
 def save(connection: Connection, cursor: Cursor, *, changed_at: float | None) -> None:
-    """Save a cursor; everything between it and the one before belongs to its numbers.
+    """Save a cursor, as the leader; everything between it and the one before belongs to its numbers.
 
-    Args:
-        connection: The leader's: a process that was replaced has lost its own.
-        cursor: The cursor.
-        changed_at: When the oldest change in between was made, in Unix time; None if there is none.
+    ``changed_at`` is when the oldest change in between was made, in Unix time; None if there is none.
     """
     connection.execute(_SAVE, (cursor.snapshot, changed_at, cursor.changes, Jsonb(cursor.numbers)), prepare=True)
 

@@ -50,8 +50,7 @@ _FOUND_VERSION = re.compile(r"current version \[(\d+)\]")
 _ITEM_FIELDS = "items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(NamedTuple):
     """One document that Elasticsearch did not write, with the item's HTTP status, error type and reason."""
 
     composition: Composition
@@ -144,9 +143,7 @@ class Index:
                 f"a request of {len(body)} bytes with nothing but this document is larger than Elasticsearch takes: "
                 "http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
             )
-            outcome.rejections.append(
-                Rejection(composition=part[0].composition, status=_TOO_LARGE, kind="too_large", reason=why)
-            )
+            outcome.rejections.append(Rejection(part[0].composition, _TOO_LARGE, "too_large", why))
             return
         items = response.body.get("items", []) if isinstance(response.body, dict) else []
         operations = sum(task.operations for task in part)
@@ -243,9 +240,9 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
         return True
     if composition.source is None:  # no document can have that id
         outcome.done[composition.id] = "deleted"
-        return False
-    why = f"an id has 1 to {ID_BYTES_MAX} bytes"
-    outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=why))
+    else:
+        why = f"an id has 1 to {ID_BYTES_MAX} bytes"
+        outcome.rejections.append(Rejection(composition, _BAD_REQUEST, "invalid_id", why))
     return False
 
 
@@ -257,15 +254,13 @@ def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcom
     if not failed:
         outcome.done[composition.id] = "deleted" if composition.source is None else "indexed"
         return
-    rejections = [_rejection(composition, item) for item in failed if item["status"] != _CONFLICT]
-    outcome.rejections += rejections
-    if rejections:
+    if rejections := [_rejection(composition, item) for item in failed if item["status"] != _CONFLICT]:
+        outcome.rejections += rejections
         return
     matches = [_FOUND_VERSION.search(str(item.get("error", {}).get("reason", ""))) for item in failed]
     found = [int(match[1]) if match else 0 for match in matches]
-    outcome.newer_version = max(
-        outcome.newer_version, *(version for version in found if version != composition.version), 0
-    )
+    newer = [version for version in found if version != composition.version]
+    outcome.newer_version = max(outcome.newer_version, *newer, 0)
     if any(version == composition.version or is_raised(version) for version in found):
         outcome.unsure.append(composition)
     else:
@@ -282,4 +277,4 @@ def _rejection(composition: Composition, item: Mapping[str, Any]) -> Rejection:
     why, cause = error.get("reason", ""), error.get("caused_by", {}).get("reason", "")
     if cause not in why:
         why = f"{why}: {cause}"
-    return Rejection(composition=composition, status=item["status"], kind=error.get("type", "unknown"), reason=why)
+    return Rejection(composition, item["status"], error.get("type", "unknown"), why)

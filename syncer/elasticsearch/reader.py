@@ -31,7 +31,6 @@ MODULO_SINCE = 9_064_000
 _DISK_BLOCK = "index.blocks.read_only_allow_delete"
 _BLOCKS = ("index.blocks.write", "index.blocks.read_only", _DISK_BLOCK)
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
-_IN_ORDER = [{"_seq_no": "asc"}]
 _HITS_MAX = 1000
 """More than a document has copies: one for each shard at most."""
 
@@ -133,9 +132,6 @@ class _Hits(msgspec.Struct, frozen=True):
     total: _Total = _Total(0)
 
 
-_NO_HITS = _Hits(hits=[])
-
-
 class _Answer(msgspec.Struct, frozen=True):
     hits: _Hits
     timed_out: bool = False
@@ -220,8 +216,10 @@ class Holdings:
         """As `read`, but as searches find them: without what was written since the last refresh."""
         # Elasticsearch has no copies with other ids, and refuses requests for them.
         valid = [id_ for id_ in ids if 1 <= len(id_.encode()) <= ID_BYTES_MAX]
+        if not valid:
+            return []
         request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}
-        found = self._search(target, request) if valid else _NO_HITS
+        found = self._search(target, request)
         if found.total.value <= len(found.hits):
             return list(found.hits)
         if len(valid) == 1:
@@ -262,9 +260,8 @@ class Holdings:
             last = -1
             while last < number:
                 rest = {"range": {"_seq_no": {"gt": last, "lte": number}}}
-                request: dict[str, Any] = {"query": rest, "sort": _IN_ORDER}
-                request |= {"size": page, "_source": False, "track_total_hits": False}
-                hits = self._search(target, request, shard=shard).hits
+                request = {"query": rest, "sort": [{"_seq_no": "asc"}], "size": page}
+                hits = self._search(target, {**request, "_source": False, "track_total_hits": False}, shard=shard).hits
                 if not hits:
                     break
                 yield [hit.place for hit in hits]

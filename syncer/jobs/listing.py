@@ -108,13 +108,10 @@ def create_listed(
     chunk: int,
     everywhere: bool = False,
 ) -> Job | None:
-    """Create a PARTIAL job of these ids, in one transaction or in the caller's; it has all of them at once.
+    """Create a PARTIAL job of these ids, in one transaction or in the caller's; None if the index is no longer active.
 
     The ids are read as they come, never whole in memory, and may come from the same connection. With ``everywhere``,
     copies on other shards are deleted, too.
-
-    Returns:
-        The job; None if the document's index is no longer active.
     """
     with connection.transaction():
         job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision)

@@ -102,17 +102,15 @@ def create(
     occasion: str | None = None,
     changed_at: float | None = None,
 ) -> Job | None:
-    """Create a job whose ids are yet to be listed, in the caller's transaction if there is one.
+    """Create a job that writes the whole document, in the caller's transaction if there is one.
 
     If a new job that is not paused does all that this one would, it is returned instead: two TRUNCATEs cost one
     refresh. If this one ``resumes``, so is an unfinished job of the same kind, which goes on. A load replaces all
     unfinished whole jobs of its index. Jobs of an older revision are cancelled.
 
     The occasion is what made a refresh necessary; it never quotes a row. A refresh that is joined gets it, too. The
-    oldest change that the job makes good was made at ``changed_at``, in Unix time.
-
-    Returns:
-        The job; None if the document's index is no longer active.
+    oldest change that the job makes good was made at ``changed_at``, in Unix time. None is returned if the document's
+    index is no longer active.
     """
     assert kind.is_whole  # ids that are at hand are for `listing.create_listed`
     with connection.transaction():
@@ -149,15 +147,11 @@ def create_fan_out(
     """Create a job for the documents that changed rows touch, in a time that does not depend on how many they are.
 
     The cause joins the newest fan-out of the document whose listing has not begun, if there is one: it is listed later,
-    so it finds the documents.
+    so it finds the documents. ``cause`` has the images of the changed rows by table, each once.
 
-    Read ``document`` after the changes were received. ``cause`` has the images of the changed rows by table, each once,
-    and the oldest was changed at ``changed_at``.
-
-    Returns:
-        The job, once it is committed. None if the document's revision is no longer active: the changes are then older
-        than the active revision, so its load sees them. None also if the document is suspended and stale: the refresh
-        with which it is resumed sees them.
+    Read ``document`` after the changes were received. None is returned if its revision is no longer active: the load of
+    the active one sees the changes. So it is if the document is suspended and stale: the refresh with which it is
+    resumed sees them.
     """
     # Rules: a-change-that-cannot-be-written-joins-a-fan-out, a-full-fan-out-becomes-a-refresh.
     with connection.transaction():
@@ -188,10 +182,9 @@ def _is_stale(connection: Connection, document: Document) -> bool:
 
 
 def lock_document(connection: Connection, index_name: str) -> int | None:
-    """Keep jobs of an index from being created or cancelled, and whole ones from beginning, until the transaction ends.
+    """Until the transaction ends, let no job of an index be created or cancelled, and no whole one begin.
 
-    Returns:
-        The active revision, if any.
+    The active revision is returned, if there is any.
     """
     row = connection.execute(_LOCK_DOCUMENT, (index_name,)).fetchone()
     return None if row is None else int(row[0])

@@ -165,21 +165,11 @@ def verify(
     values: bool = False,
     repair: Callable[[Sequence[str]], object] | None = None,
     progress: Callable[[int], None] = lambda _: None,
-    pause: Callable[[float], None] = time.sleep,
 ) -> VerifyReport:
-    """Compare every document in one index with its SELECT.
+    """Compare every document in one index with its SELECT; show differing ``values``, which may be secrets.
 
-    Threads read one side while this one reads the other. What is in hand is bounded.
-
-    Args:
-        connect: Opens a connection to Postgres.
-        document: The definition to compare, and so the index.
-        index: Elasticsearch.
-        settle_seconds: How long changes in flight, and jobs, may make no progress before their documents are busy.
-        values: Whether the report shows differing values, which may be secrets.
-        repair: If given, writes documents again, and returns when that is done.
-        progress: Called with the number of documents compared so far.
-        pause: Called to wait; may raise `Stopping`.
+    Threads read one side while this one reads the other. What is in hand is bounded. ``repair`` writes documents again,
+    and returns when that is done. ``progress`` is called with the number of documents compared so far.
 
     Raises:
         DocumentError: The document has to be suspended.
@@ -199,7 +189,6 @@ def verify(
             settle_seconds=settle_seconds,
             values=values,
             retries=True,
-            pause=pause,
         )
         with ThreadPoolExecutor(_SEARCHES_MAX) as threads, closing(_searches(walking, settler, stop)) as searches:
             try:
@@ -295,7 +284,6 @@ class Settler:
     settle_seconds: float = SETTLE_SECONDS
     values: bool = False
     retries: bool = False
-    pause: Callable[[float], None] = time.sleep
 
     def settle(self, ids: Collection[str]) -> Settled:
         """Return which of these documents differ, once that is known; the others equal their SELECT."""
@@ -329,7 +317,7 @@ class Settler:
         asked = list(ids)
         for page in (asked[at : at + _SETTLED_AT_ONCE] for at in range(0, len(asked), _SETTLED_AT_ONCE)):
             read = partial(self.index.holdings.read, self.document.target, page)
-            copies = retry(read, pause=self.pause, component="verify") if self.retries else read()
+            copies = retry(read, pause=time.sleep, component="verify") if self.retries else read()
             # Postgres casts the id 007 to 7, which was not asked for.
             rows = queries.current(self.connection, self.document, page)
             expected = {id_: rows[id_] for id_ in page if id_ in rows}
@@ -352,13 +340,13 @@ class Settler:
             since = since if state == before else time.monotonic()
             if time.monotonic() - since >= self.settle_seconds:
                 return False, {}
-            self.pause(backoff.next_seconds())
+            time.sleep(backoff.next_seconds())
         jobs, since = model.unfinished(self.connection, self.document.index_name), time.monotonic()
         while True:  # later jobs are of later changes
             holders = listing.held(self.connection, jobs, differing, orphans)
             if not holders or time.monotonic() - since >= self.settle_seconds:
                 return True, holders
-            self.pause(backoff.next_seconds())
+            time.sleep(backoff.next_seconds())
             jobs = [job for job in model.some(self.connection, [job.id for job in jobs]) if not job.state.is_finished]
 
     def _explained(self, drifts: Sequence[Drift]) -> list[Drift]:

@@ -1,8 +1,8 @@
 """Drift: how a document in Elasticsearch differs from its SELECT, field by field, and what to do about it.
 
 Values are compared as JSON: numbers by value, however long; key order and spelling do not matter. A document nested
-deeper than Python's parser allows, about 900 levels, is compared by its bytes. Its differences are not named: their
-path is `TOO_DEEP`.
+deeper than Python's parser allows, about 900 levels, or with an exponent beyond all bounds, is compared by its bytes.
+Its differences are not named: their path is `TOO_DEEP`.
 """
 
 from __future__ import annotations
@@ -34,29 +34,20 @@ _UNPARSED = (RecursionError, ValueError, InvalidOperation)
 class DriftKind(StrEnum):
     """How a document differs."""
 
-    MISSING = "missing"
-    """Postgres has it, Elasticsearch does not."""
-    EXTRA = "extra"
-    """Elasticsearch has it, Postgres does not."""
-    DIFFERENT = "different"
-    """Both have it, with other contents."""
-    MISPLACED = "misplaced"
-    """Elasticsearch has it, or a second copy of it, under another routing."""
+    MISSING = "missing"  # Postgres has it, Elasticsearch does not
+    EXTRA = "extra"  # Elasticsearch has it, Postgres does not
+    DIFFERENT = "different"  # both have it, with other contents
+    MISPLACED = "misplaced"  # Elasticsearch has it, or a second copy of it, under another routing
 
 
 class Cause(StrEnum):
     """Why a document differs, where that is known."""
 
-    DEAD_LETTERED = "dead_lettered"
-    """It could not be written: it is a dead letter."""
-    FOREIGN = "foreign"
-    """Another client wrote it, with a version that syncer's next one surpasses."""
-    FOREIGN_AHEAD = "foreign_ahead"
-    """Another client wrote it, with a version that no write of syncer's surpasses."""
-    INCOMPLETE = "incomplete"
-    """The document's definition has not been loaded yet."""
-    REORDERED = "reordered"
-    """Both have the same elements in another order."""
+    DEAD_LETTERED = "dead_lettered"  # it could not be written: it is a dead letter
+    FOREIGN = "foreign"  # another client wrote it, with a version that syncer's next one surpasses
+    FOREIGN_AHEAD = "foreign_ahead"  # another client wrote it, with a version that no write of syncer's surpasses
+    INCOMPLETE = "incomplete"  # the document's definition has not been loaded yet
+    REORDERED = "reordered"  # both have the same elements in another order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

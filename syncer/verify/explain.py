@@ -29,14 +29,10 @@ from syncer.verify.diff import Difference, Drift, DriftKind, advice, compare
 class State(StrEnum):
     """The state of a document in one index."""
 
-    EQUAL = "equal"
-    """It equals its SELECT."""
-    ABSENT = "absent"
-    """Neither side has it."""
-    BUSY = "busy"
-    """It differs, and may be about to be written."""
-    DIFFERENT = "different"
-    """It differs, and nothing is in flight to it."""
+    EQUAL = "equal"  # it equals its SELECT
+    ABSENT = "absent"  # neither side has it
+    BUSY = "busy"  # it differs, and may be about to be written
+    DIFFERENT = "different"  # it differs, and nothing is in flight to it
     UNKNOWN = "unknown"
     """Its definition is suspended, or one side cannot be read; how the sides differ is shown if both can be."""
 

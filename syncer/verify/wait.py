@@ -167,12 +167,10 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
-        """The time since the wait began."""
         return round(time.monotonic() - self.began, 6)
 
     @property
     def left(self) -> float:
-        """The seconds that are left; negative after the deadline."""
         return self.timeout_seconds - self.seconds
 
     def rest(self, component: str, what: str, hint: str = "", jobs: tuple[int, ...] = ()) -> None:

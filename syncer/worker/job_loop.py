@@ -343,7 +343,7 @@ def follow(
     command may be killed at any point: a daemon continues the job, or the next command that follows it.
 
     ``job_worker`` creates one for that; what it has in flight is finished in any case. ``progress`` is called with the
-    job several times a second.
+    job before each turn.
 
     Raises:
         JobError: The job no longer exists.

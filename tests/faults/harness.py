@@ -11,22 +11,28 @@ that. Modules are named after the process, the server or the data that the hazar
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
+import psycopg
+import pytest
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import ApiError, Elasticsearch
 
-from syncer.base.model import Composition, Target, WriteReport
+from syncer.base.model import Composition, Target
 from syncer.base.postgres import Connection
+from syncer.capture import progress
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.jobs import model, queue
 from syncer.jobs.model import Job, JobKind, JobState, find
-from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, USES_KAFKA, Daemon, World, wait_until
 
+needs_kafka = pytest.mark.skipif(not USES_KAFKA, reason="needs Kafka")
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g"
 SUSPENDED = "SELECT name, suspended FROM syncer.document WHERE suspended IS NOT NULL"
@@ -36,6 +42,52 @@ DEAD_LETTERS = "SELECT id, kind FROM syncer.dead_letter ORDER BY id"
 def add_posts(world: World, number: int) -> None:
     """One user with so many posts."""
     world.sql(USER + POSTS.format(number))
+
+
+# What follows the application, in this process
+
+
+@dataclass(frozen=True)
+class Follower:
+    """A worker and, with Kafka, a relay, which turn only when the test says so; neither knows of a job worker.
+
+    Args:
+        turn: Lets each turn once; returns what the worker has handled.
+    """
+
+    world: World
+    index: Index
+    turn: Callable[[], int]
+
+    def handle(self) -> None:
+        """Turn until what is committed is handled: written, or noted in a job."""
+        with self.world.connect() as connection:
+            moment = progress.moment(connection)
+            wait_until(
+                lambda: self.turn() >= 0 and progress.is_handled(connection, moment), what="every change is handled"
+            )
+
+    def drain(self) -> None:
+        """Handle what is committed, and do every job; every document equals its SELECT then."""
+        self.handle()
+        self.world.refresh(self.index)
+        assert self.world.differences() == []
+
+
+@contextmanager
+def following(world: World, *, index: Index | None = None, many: int | None = None) -> Iterator[Follower]:
+    """What follows the application, in both ways of running; more documents than so many are many to it."""
+    with ExitStack() as stack:
+        index = index or stack.enter_context(world.index())
+        relay = stack.enter_context(world.relay()) if world.uses_kafka else None
+        worker = stack.enter_context(world.worker(index, many=many))
+
+        def turn() -> int:
+            if relay is not None:
+                relay.run_once()
+            return worker.run_once()
+
+        yield Follower(world, index, turn)
 
 
 # What must hold
@@ -103,6 +155,30 @@ def two_documents(world: World) -> World:
     return world
 
 
+# Commands and transactions
+
+
+def begin_rebuild(world: World) -> subprocess.Popen[bytes]:
+    """``syncer index rebuild blogpost`` in a process of its own."""
+    with (world.folder / "rebuild.log").open("ab") as log:
+        command = [sys.executable, "-m", "syncer", "index", "rebuild", "blogpost"]
+        return subprocess.Popen(command, env=world.environment, stdout=log, stderr=log)
+
+
+def require_done(world: World, process: subprocess.Popen[bytes]) -> None:
+    """It ends, and well."""
+    assert process.wait(2 * DEADLINE_SECONDS) == 0, (world.folder / "rebuild.log").read_text()
+
+
+def committed(world: World, query: str, *parameters: object) -> str:
+    """Commit a transaction; its token."""
+    with psycopg.connect(world.dsn) as connection:
+        connection.execute(query, parameters or None)
+        row = connection.execute("SELECT syncer.token()").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
 # What happens to a write
 
 Write = Callable[[Target, Sequence[Composition]], BulkOutcome]
@@ -127,39 +203,16 @@ def spoilt(world: World, spoil: Spoil) -> Iterator[Index]:
         yield _Spoilt(client, spoil)
 
 
-class Hold:
-    """Holds requests, whose documents have been read, until they are released."""
+def after(act: Callable[[], object]) -> Spoil:
+    """Before the first request, whose documents have been read, something happens: its writer is late."""
+    acts = iter([act])
 
-    def __init__(self) -> None:
-        self.is_held, self.release = threading.Event(), threading.Event()
-
-    def __call__(self, write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-        """Write once released."""
-        self.is_held.set()
-        assert self.release.wait(DEADLINE_SECONDS)
+    def write_late(write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        for each in acts:
+            each()
         return write(target, compositions)
 
-
-@contextmanager
-def stalled_writer(world: World, spoil: Hold, id_: str = "2") -> Iterator[Callable[[], WriteReport]]:
-    """A writer that has read a post and stalls; call what is yielded to let it write, and for its report."""
-    reports: list[WriteReport] = []
-
-    def write() -> None:
-        with spoilt(world, spoil) as index, world.writer(index) as writer:
-            reports.append(writer.write(world.index_of(), [id_]))
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    assert spoil.is_held.wait(DEADLINE_SECONDS)
-
-    def resume() -> WriteReport:
-        spoil.release.set()
-        thread.join(DEADLINE_SECONDS)
-        return reports[0] if reports else WriteReport()
-
-    yield resume
-    resume()
+    return write_late
 
 
 def too_many_requests() -> ApiError:

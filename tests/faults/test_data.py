@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 from syncer.capture import triggers
 from syncer.documents import registry
 from syncer.indexing import compose
-from syncer.indexing.writer import Slice
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind, JobState, find, unfinished
 from syncer.verify.compare import verify
@@ -19,10 +18,7 @@ from syncer.verify.diff import DriftKind
 from tests.faults import harness
 from tests.faults.harness import DEAD_LETTERS, POSTS, SUSPENDED, USER, require_holds
 from tests.support.capture import install, written
-from tests.support.world import BLOG_SCHEMA, World, wait_until
-
-TOO_OLD = "UPDATE posts SET created = 'infinity' WHERE id = {}"
-"""What the mapping refuses."""
+from tests.support.world import BLOG_SCHEMA, World
 
 
 def letters(world: World) -> dict[str, str]:
@@ -68,32 +64,6 @@ def test_rows_and_documents_at_fault_are_dead_lettered(dividing: World) -> None:
     assert letters(dividing) == {}
 
 
-# A refusal or a failure that comes late
-
-
-@pytest.fixture
-def blog(world: World) -> World:
-    """A blog with one post, whose age is too great for the mapping."""
-    harness.add_posts(world, 1)
-    world.sql(TOO_OLD.format(1))
-    return world
-
-
-def test_a_refusal_that_comes_late_dead_letters_nothing(blog: World) -> None:
-    """A slow writer sends what a quick one has overtaken: Elasticsearch refuses it, and nothing is wrong."""
-    name = blog.index_of()
-    with blog.index() as index, blog.writer(index) as slow, blog.writer(index) as quick:
-        slow.build(attempt := Slice(index_name=name, ids=["1"]))
-        blog.sql("DELETE FROM posts")
-        quick.write(name, ["1"])
-        slow.send(attempt)
-        assert attempt.outcome.rejections
-        again = slow.settle(attempt)
-        assert again == ["1"]
-        slow.write(name, again)
-    require_holds(blog)
-
-
 # Changes that cannot be followed
 
 
@@ -121,22 +91,14 @@ def noted(empty_world: World) -> World:
 def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
     """The document goes on, and a job writes all of it, with what the others in the batch changed."""
     noted.sql("INSERT INTO notes (ref) VALUES ('2'), ('x3'), ('1')")
-    with noted.index() as index, noted.relay() as relay, noted.worker(index) as worker, noted.connect() as connection:
-
-        def turn() -> bool:
-            relay.run_once()
-            worker.run_once()
-            return bool(unfinished(connection))
-
-        with capture_logs() as logs:
-            wait_until(turn, what="a job is made")
+    with capture_logs() as logs, harness.following(noted) as follower, noted.connect() as connection:
+        follower.handle()
         (job,) = unfinished(connection)
         assert job.kind is JobKind.REFRESH
         failed = "the query from a change of public.notes to documents failed on the data: InvalidTextRepresentation"
         assert failed in job.reason
-        noted.refresh(index)
-    assert noted.differences() == []
-    assert noted.sql(SUSPENDED) == []
+        noted.refresh(follower.index)
+    require_holds(noted)
     assert "x3" not in json.dumps(logs, default=str)
 
 
@@ -178,31 +140,19 @@ DOCS = {
 
 def test_whatever_an_application_commits_reaches_its_documents(empty_world: World) -> None:
     """The documents of the row as it was and as it is are written, whether its image can be carried or not."""
-    _set_up(empty_world, PAPERS, NUMBER_OF_PAPERS)
+    (empty_world.document_folder / "select.sql").write_text(NUMBER_OF_PAPERS)
+    empty_world.sql(PAPERS)
+    empty_world.set_up()
     back = "UPDATE papers SET doc = format('{\"file\": %s}', id)::text::jsonb"
-    with (
-        capture_logs() as logs,
-        empty_world.index() as index,
-        empty_world.relay() as relay,
-        empty_world.worker(index) as worker,
-    ):
+    with capture_logs() as logs, harness.following(empty_world) as follower:
         for name, doc in DOCS.items():
             moved = f"UPDATE papers SET doc = {doc}::jsonb WHERE id = 1;"
             moved += "UPDATE papers SET doc = '{\"file\": 1}' WHERE id = 2"
             for change in (moved, back):
                 empty_world.sql(change)
                 assert len(empty_world.differences()) > 1, name
-                empty_world.drain(relay, worker)
+                follower.drain()
     assert not [event for event in logs if event["event"] == "topic.records_lost"]
-
-
-def _set_up(world: World, tables: str, select: str) -> None:
-    """One document over these tables, loaded."""
-    (world.document_folder / "select.sql").write_text(select)
-    for file in (world.document_folder / "affects").glob("*.sql"):
-        file.unlink()
-    world.sql(tables)
-    world.set_up()
 
 
 VALUES = {

@@ -1,8 +1,12 @@
-"""An Elasticsearch that refuses, lies, has no room, is restored or is changed by hand costs time, never a document."""
+"""Elasticsearch refuses, lies, has no room, is restored or overtakes a writer: it costs time, never a document."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -10,11 +14,25 @@ from typing import Any
 import pytest
 from elasticsearch import ApiError, Elasticsearch
 
+from syncer.base.model import Composition, Target
+from syncer.base.settings import WorkerSettings
+from syncer.elasticsearch.bulk import BulkOutcome
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.servers import ElasticsearchServer
-from tests.faults.harness import DEAD_LETTERS, require_holds, require_quiet, wait_for_trouble
+from syncer.worker.job_loop import JobWorker
+from tests.faults import harness
+from tests.faults.harness import (
+    DEAD_LETTERS,
+    Write,
+    after,
+    require_holds,
+    require_quiet,
+    spoilt,
+    wait_for_trouble,
+)
 from tests.support.elasticsearch_proxy import Proxy, cut, emptied, page, refused, swallowed
-from tests.support.world import World, elsewhere, sandbox_of_its_own, wait_until
+from tests.support.routing import put_routing, put_shards, shards, users_on_two_shards, verified
+from tests.support.world import World, elsewhere, running, sandbox_of_its_own, wait_until
 from tests.support.writers import fill, writing
 
 _REQUEST_BYTES_MAX = 1024 * 1024
@@ -95,7 +113,7 @@ def test_whatever_becomes_of_a_request_it_is_made_again(narrow: World, proxy: Pr
     narrow.wait_until_level()
     with writing(narrow, writers=2), narrow.elasticsearch() as client:
         for name, fault in ANSWERS.items():
-            with proxy.spoiling(fault, times=2):
+            with proxy.spoiling(fault, times=1):
                 wait_until(lambda: proxy.left == 0, what=name, detail=daemon.log_file.read_text)
         for trouble in (no_room, read_only):
             with trouble(client) as words:
@@ -161,38 +179,150 @@ def test_an_older_snapshot_is_found_and_made_good(narrow: World) -> None:
     require_holds(narrow)
 
 
-# It is changed by hand
+# Writers stall, are overtaken or refused: the greater version wins, and nothing counts before it is written
 
 
 @pytest.fixture
 def blog(world: World) -> World:
-    """A world with users and posts, which Elasticsearch has too."""
-    fill(world)
-    world.backfill()
+    """Posts 1 to 3, in Postgres only."""
+    harness.add_posts(world, 3)
     return world
 
 
-def delete_alias(client: Elasticsearch, world: World) -> None:
-    """Searches find nothing any more."""
-    client.indices.delete_alias(index=world.index_of(), name=world.alias)
+# A writer has read a document, and others write it before it does
 
 
-def delete_write_alias(client: Elasticsearch, world: World) -> None:
-    """Nothing can be written any more."""
-    client.indices.delete_alias(index=world.index_of(), name=f"{world.index_of()}-syncer-write")
+@pytest.fixture
+def routed(empty_world: World) -> World:
+    """Posts that are routed by their author, in an index of three shards."""
+    put_shards(empty_world, 3)
+    put_routing(empty_world, "p.user_id")
+    empty_world.set_up()
+    empty_world.sql("INSERT INTO users (id, name, email) SELECT g, 'name', '' FROM generate_series(0, 99) AS g")
+    return empty_world
 
 
-@pytest.mark.parametrize("by_hand", [delete_alias, delete_write_alias])
-def test_an_alias_that_is_deleted_is_given_back(blog: World, by_hand: Callable[[Elasticsearch, World], None]) -> None:
-    """`syncer apply` gives the alias back, and writes what was missed meanwhile."""
-    daemon = blog.daemon()
-    with blog.elasticsearch() as client, writing(blog, writers=2):
-        by_hand(client, blog)
-        blog.sql("UPDATE users SET name = 'while it is away' WHERE id = 3")
-        if by_hand is delete_write_alias:
-            daemon.wait_for("document.suspended")
-        applied = blog.syncer("apply", "--yes")
-    assert applied.returncode == 0, applied.stderr
-    assert "aliases" in applied.stdout + applied.stderr
+MOVE, BACK = "UPDATE posts SET user_id = {there} WHERE id = {id}", "UPDATE posts SET user_id = {here} WHERE id = {id}"
+GO = "DELETE FROM posts WHERE id = {id}"
+MOVES = {"moves": (MOVE,), "is deleted": (GO,), "moves and is deleted": (MOVE, GO), "moves and returns": (MOVE, BACK)}
+
+
+def test_a_writer_that_stalls_before_a_move_leaves_no_copy_on_the_other_shard(routed: World) -> None:
+    """What was read under the old routing does not come back beside what was written under the new one."""
+    with routed.index() as index, routed.writer(index) as prompt:
+        here, there = users_on_two_shards(shards(routed, index))
+        for id_, (name, changes) in enumerate(MOVES.items()):
+            routed.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, 'old', '')", id_, here)
+
+            def change(id_: int = id_, changes: Sequence[str] = changes) -> None:
+                for each in changes:
+                    routed.sql(each.format(here=here, there=there, id=id_))
+                    prompt.write(routed.index_of(), [str(id_)])
+
+            with spoilt(routed, after(change)) as overtaken, routed.writer(overtaken) as late:
+                assert late.write(routed.index_of(), [str(id_)]).skipped == 1, name
+            assert routed.differences() == [], name
+    assert verified(routed).holds
+
+
+# Another client raises versions
+
+
+def test_a_version_that_another_client_raises_keeps_no_change_from_being_written(blog: World) -> None:
+    """On a quiet system, _update_by_query gives a document the versions that come next; also while it is written."""
+    ids = ["1", "2", "3"]
+
+    def raise_versions() -> None:
+        for _ in range(2):  # a query finds what searches find, else versions that are no longer there
+            client.indices.refresh(index=blog.alias)
+        client.update_by_query(index=blog.alias)
+
+    with blog.index() as index, blog.elasticsearch() as client, blog.writer(index) as writer:
+        writer.write(blog.index_of(), ids)
+        raise_versions()
+        blog.sql("UPDATE posts SET title = 'raised before'")
+        assert writer.write(blog.index_of(), ids).indexed == 3
+        blog.sql("UPDATE posts SET title = 'raised in flight' WHERE id = 2")
+        with spoilt(blog, after(raise_versions)) as overtaken, blog.writer(overtaken) as late:
+            assert late.write(blog.index_of(), ["2"]).indexed == 1
     require_holds(blog)
-    assert daemon.stop() == 0
+
+
+def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
+    """Not even one that is earlier than a state whose change nobody has handled yet."""
+    over = threading.Event()
+    seen: list[int] = []
+    blog.sql("UPDATE posts SET title = '0' WHERE id = 2")
+
+    def write() -> None:
+        with blog.index() as index, blog.writer(index) as writer:
+            while not over.is_set():
+                writer.write(blog.index_of(), ["2"])
+
+    def look() -> None:
+        with blog.elasticsearch() as client:
+            while not over.is_set():
+                found = client.options(ignore_status=404).get(index=blog.alias, id="2")
+                seen.extend([int(found["_source"]["title"])] if found["found"] else [])
+
+    with ThreadPoolExecutor(4) as threads, blog.connect() as connection:
+        racing = [threads.submit(work) for work in (write, write, write, look)]
+        states = itertools.count(1)
+
+        def is_enough() -> bool:
+            for state in itertools.islice(states, 50):
+                connection.execute("UPDATE public.posts SET title = $1 WHERE id = 2", (str(state),))
+            return len(set(seen)) > 20 or any(each.done() for each in racing)
+
+        try:
+            wait_until(is_enough, what="twenty states are seen")
+        finally:
+            over.set()
+        for each in racing:
+            each.result()
+    assert seen == sorted(seen)
+
+
+# Progress
+
+
+def test_what_a_busy_elasticsearch_refuses_is_sent_again(world: World) -> None:
+    """Whole requests, and single documents of others: neither workers nor jobs lose one, or count it twice."""
+    harness.add_posts(world, 60)
+    seen: set[str] = set()
+    turn = itertools.count()
+
+    def busy(write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        if next(turn) % 3 == 0:
+            raise harness.too_many_requests()
+        new = [each for each in compositions if each.id not in seen]
+        seen.update(each.id for each in new)
+        outcome = write(target, [each for each in compositions if each not in new])
+        outcome.rejections += harness.refused(new, "es_rejected_execution_exception")
+        return outcome
+
+    with spoilt(world, busy) as index, world.connect() as connection:
+        with harness.following(world, index=index) as follower:
+            follower.drain()
+        seen.clear()
+        with running(JobWorker(connect=world.connect, index=index, settings=WorkerSettings(batch_documents_max=20))):
+            job = harness.wait_done(connection, harness.create(connection))
+    assert (job.indexed + job.skipped, job.dead_lettered) == (60, 0)
+    assert next(turn) > 5
+    require_holds(world)
+
+
+def test_a_document_at_which_elasticsearch_fails_holds_up_no_other(blog: World) -> None:
+    """Its siblings are written at once; after some attempts it is dead-lettered, so that those behind it continue."""
+
+    def failing(write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        outcome = write(target, [each for each in compositions if each.id != "2"])
+        at_fault = [each for each in compositions if each.id == "2"]
+        outcome.rejections += harness.refused(at_fault, "null_pointer_exception", status=500)
+        return outcome
+
+    with spoilt(blog, failing) as index, blog.writer(index) as writer:
+        report = writer.write(blog.index_of(), ["1", "2", "3"])
+    assert (report.indexed, report.dead_lettered) == (2, 1)
+    assert blog.sql(harness.DEAD_LETTERS) == [("2", "null_pointer_exception")]
+    assert json.loads(blog.syncer("status", "--json").stdout)["documents"][0]["dead_letters"] == 1

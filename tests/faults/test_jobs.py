@@ -1,30 +1,43 @@
-"""Jobs beside crowds of job workers, late writers, other jobs and failures: each document counts once."""
+"""Jobs and rebuilds beside late writers, other jobs, full disks and failures: nothing comes back, nothing waits."""
 
 from __future__ import annotations
 
+import json
+import random
 import subprocess
 import sys
 import threading
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
+import psycopg
 import pytest
 
-from syncer.base.postgres import Connection
+from syncer.base.errors import WaitTimeoutError
+from syncer.base.model import Role
+from syncer.base.postgres import AdvisoryLock, Connection
 from syncer.base.settings import WorkerSettings
-from syncer.jobs import listing, queue
-from syncer.jobs.model import Job, JobKind, JobState, find
+from syncer.jobs import listing
+from syncer.jobs.model import JobKind, JobState, find
+from syncer.verify import compare
+from syncer.verify.compare import VerifyReport, verify
+from syncer.verify.wait import Waiter
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
-from tests.faults.harness import Hold, add_posts, create, the_document
-from tests.support.job_worker import ChunkWorker
+from tests.faults.harness import (
+    add_posts,
+    begin_rebuild,
+    committed,
+    create,
+    following,
+    require_done,
+    require_holds,
+    the_document,
+)
+from tests.scenarios.test_fan_outs import BLOG, MANY
 from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
-
-JOB_WORKERS = 6
+from tests.support.writers import QUICK_FAILOVER, SECONDS, altering, at_work, fill, writing
 
 
 @pytest.fixture
@@ -33,77 +46,6 @@ def connection(world: World) -> Iterator[Connection]:
     world.sql("DELETE FROM syncer.job")
     with world.connect() as made:
         yield made
-
-
-# Chunks, and a crowd that takes them
-
-
-def listed(world: World, connection: Connection, *, chunks: int) -> Job:
-    """A backfill of so many chunks of ten posts, listed."""
-    add_posts(world, chunks * 10)
-    document = the_document(connection)
-    job = queue.create(connection, document, JobKind.BACKFILL)
-    assert job is not None
-    while not find(connection, job.id).is_listed:
-        assert listing.step(connection, find(connection, job.id), document, chunk=10)
-    return find(connection, job.id)
-
-
-def left(world: World, job: Job) -> tuple[int, int, int]:
-    """What the job says of its chunks left and documents left, and the chunks that are there."""
-    [(chunks, documents, there)] = world.sql(
-        "SELECT j.chunks_left, j.documents_listed - j.documents_done, count(c) "
-        "FROM syncer.job AS j LEFT JOIN syncer.job_chunk AS c ON c.job = j.id WHERE j.id = %s GROUP BY j.id",
-        job.id,
-    )
-    return chunks, documents, there
-
-
-@contextmanager
-def crowd_of(world: World, number: int = JOB_WORKERS) -> Iterator[list[ChunkWorker]]:
-    """So many job workers, with connections of their own."""
-    connections = [world.connect(f"job_worker-{each}") for each in range(number)]
-    try:
-        yield [ChunkWorker(each) for each in connections]
-    finally:
-        for each in connections:
-            each.close()
-
-
-def together(work: list[Callable[[], None]]) -> None:
-    """Do all of it at the same time; fail if any of it does."""
-    begin = threading.Barrier(len(work))
-
-    def start(act: Callable[[], None]) -> None:
-        begin.wait(DEADLINE_SECONDS)
-        act()
-
-    with ThreadPoolExecutor(len(work)) as threads:
-        for future in [threads.submit(start, act) for act in work]:
-            future.result()
-
-
-def test_a_crowd_takes_each_chunk_once(world: World, connection: Connection) -> None:
-    """No chunk in two hands, none forgotten, all counted once, though each is finished by two; others' are left."""
-    job = listed(world, connection, chunks=150)
-    with crowd_of(world) as crowd:
-        kept = crowd[0].take(20)
-        crowd[0].chunks.finish([(chunk, None) for chunk in crowd[0].take(10)])  # they are given up
-        together([each.drain for each in crowd[1:]])
-        assert left(world, job)[0] >= 20
-        wait_until(lambda: not any(each.turn() for each in crowd[1:]) and left(world, job)[0] == 20, what="20 are left")
-
-        def finish(job_worker: ChunkWorker) -> None:
-            for chunk in kept * 2:
-                job_worker.finish([chunk])
-
-        together([partial(finish, each) for each in crowd])
-        taken = Counter(id_ for each in crowd[1:] for chunk in each.taken for id_ in chunk.ids)
-        assert sum(each.counted for each in crowd) == 150
-        assert set(taken.values()) == {1}
-    after = find(connection, job.id)
-    assert (after.documents_total, after.documents_done, after.indexed) == (1500, 1500, 1500)
-    assert left(world, job) == (0, 0, 0)
 
 
 # Late writers, whose documents no change names
@@ -129,11 +71,15 @@ def test_a_writer_that_is_late_does_not_bring_back_what_no_change_names(
 ) -> None:
     """What it read is gone by a job that had nothing to delete yet; it writes after the cleanup, and takes it back."""
     add_posts(world, 3)
-    with world.index() as index, harness.stalled_writer(world, Hold()) as resume:
-        remove(world)
-        world.refresh(index)
-        resume()
-        assert world.differences() == []
+    with world.index() as index:
+
+        def remove_and_clean_up() -> None:
+            remove(world)
+            world.refresh(index)
+
+        with harness.spoilt(world, harness.after(remove_and_clean_up)) as overtaken, world.writer(overtaken) as late:
+            late.write(world.index_of(), ["2"])
+    assert world.differences() == []
 
 
 # Jobs beside one another
@@ -156,45 +102,123 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
 # Steps that fail
 
 
-def break_the_session(connection: Connection, patch: pytest.MonkeyPatch) -> Job:
-    """Its listing ends the session each time."""
-    step, job = listing.step, create(connection)
+def test_a_step_that_fails_ends_no_job_worker(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody foresaw: the failed job gives the reason, and the next one is done."""
 
-    def end_session(asking: Connection, listed: Job, *arguments: Any, **options: Any) -> Job | None:
-        if listed.id == job.id:
-            asking.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        return step(asking, listed, *arguments, **options)
-
-    patch.setattr(listing, "step", end_session)
-    return job
-
-
-def fail_otherwise(connection: Connection, patch: pytest.MonkeyPatch) -> Job:
-    """An error that nobody foresaw."""
-
-    def fail(*arguments: Any, **options: Any) -> Job | None:
-        patch.undo()
+    def fail(*arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
         raise OverflowError(arguments, options, "nobody foresaw it")
 
-    job = create(connection)
-    patch.setattr(listing, "step", fail)
-    return job
-
-
-@pytest.mark.parametrize("fail", [break_the_session, fail_otherwise])
-def test_a_step_that_fails_ends_no_job_worker(
-    world: World, connection: Connection, fail: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next job is done; the failed one gives the reason."""
     harness.two_documents(world)
     add_posts(world, 3)
-    first = fail(connection, monkeypatch)
+    first = create(connection)
+    monkeypatch.setattr(listing, "step", fail)
     with world.index() as index, running(JobWorker(connect=world.connect, index=index)):
         other = create(connection, JobKind.BACKFILL, "user")
         wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the next one is done")
-        if fail is fail_otherwise:
-            wait_until(lambda: find(connection, first.id).state is JobState.FAILED, what="the first one has failed")
-            assert "nobody foresaw it" in (find(connection, first.id).error or "")
+        wait_until(lambda: find(connection, first.id).state is JobState.FAILED, what="the first one has failed")
+    assert "nobody foresaw it" in (find(connection, first.id).error or "")
+
+
+# A rebuild: searches never see half an index
+
+KEPT = 300
+"""So many posts exist throughout."""
+DISK_FULL = "index.blocks.read_only_allow_delete"
+
+
+@pytest.fixture
+def blog(world: World) -> World:
+    """A blog with some posts that stay."""
+    add_posts(world, KEPT)
+    return world
+
+
+def roles(world: World) -> dict[str, str]:
+    """What each of the document's indices is for."""
+    return dict(world.sql("SELECT role, index_name FROM syncer.document WHERE name = 'blogpost'"))
+
+
+def search(world: World, stop: threading.Event) -> None:
+    """Search through the alias all the while: what was there throughout is found once, each time."""
+    query = {"match": {"title": "title"}}
+    with world.elasticsearch() as client:
+        while not stop.wait(0.02):
+            answer = client.search(index=world.alias, query=query, size=0, track_total_hits=True)
+            assert answer["hits"]["total"]["value"] == KEPT
+
+
+def test_a_rebuild_of_a_suspended_document_begins_only_if_it_can_end(blog: World) -> None:
+    """If its tables are at fault, nothing is created; if its index is, a new one is the way out."""
+    blog.backfill()
+    blog.sql("TRUNCATE syncer.outbox")  # as if all were handled
+    blog.sql("UPDATE syncer.document SET suspended = 'a shard is gone'")
+    rebuilt = blog.syncer("index", "rebuild", "blogpost")
+    assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
+    events = blog.syncer("events").stdout
+    assert "Applied blogpost" in events
+    assert "resumed" not in events, "the index before stayed suspended until the new one was searched"
+    before = roles(blog)
+    blog.sql("ALTER TABLE posts RENAME title TO heading")
+    refused = blog.syncer("index", "rebuild", "blogpost")
+    assert (refused.returncode, "public.posts.title" in refused.stderr) == (1, True), refused.stderr
+    assert roles(blog) == before
+    with blog.elasticsearch() as client:
+        assert list(client.indices.get(index=f"{blog.alias}*").body) == [before[Role.CURRENT]]
+
+
+def test_a_full_disk_amid_a_rebuild_leaves_the_old_index_live(blog: World) -> None:
+    """The rebuild suspends and says so; changes go on reaching what is searched; later it is done by one command."""
+    blog.daemon()
+    require_holds(blog)
+    before = blog.index_of()
+    with at_work(blog, [lambda stop, *_: search(blog, stop)]):
+        with altering(blog):  # nothing is written before the disk is full
+            process = begin_rebuild(blog)
+            wait_until(lambda: Role.BUILDING in roles(blog), what="a new index is active")
+            new = roles(blog)[Role.BUILDING]
+            with blog.elasticsearch() as client:
+                client.indices.put_settings(index=new, settings={DISK_FULL: True})
+        assert process.wait(DEADLINE_SECONDS) == 1
+        output = (blog.folder / "rebuild.log").read_text()
+        assert f"{new} is suspended" in output
+        assert "syncer index rebuild blogpost" in output
+        blog.sql("UPDATE posts SET body = 'written while the rebuild is suspended'")
+        blog.wait_until_level()
+        assert blog.index_of() == before
+        require_done(blog, begin_rebuild(blog))
+    require_holds(blog)
+    assert roles(blog).keys() == {Role.CURRENT}
+    assert blog.index_of() not in (before, new)
+    with blog.elasticsearch() as client:
+        assert not client.indices.exists(index=new)
+
+
+def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -> None:
+    """The command says how many, and why; with --despite-dead-lettered the new index serves without them."""
+    file = blog.document_folder / "index.json"
+    body = json.loads(file.read_text())
+    body["mappings"]["properties"]["title"] = {"type": "date"}
+    file.write_text(json.dumps(body))
+    blog.sql("UPDATE posts SET title = '2020-01-01'")
+    blog.apply()
+    before = blog.index_of()
+    blog.sql("UPDATE posts SET title = 'no date' WHERE id IN (1, 2); DELETE FROM syncer.outbox")
+    rebuilt = blog.syncer("index", "rebuild", "blogpost")
+    assert rebuilt.returncode == 1
+    assert "2 documents of blogpost could not be written" in rebuilt.stderr
+    assert "parsing" in rebuilt.stderr
+    assert blog.index_of() == before
+    left = f"{roles(blog)[Role.BUILDING]} is being built, but no command goes on with it"
+    assert left in blog.syncer("status").stdout
+    with blog.connect() as connection:
+        connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
+        assert left not in blog.syncer("status").stdout
+    despite = blog.syncer("index", "rebuild", "blogpost", "--despite-dead-lettered")
+    assert despite.returncode == 0, despite.stdout + despite.stderr
+    assert blog.index_of() != before
 
 
 # Memory
@@ -227,3 +251,96 @@ def test_memory_does_not_grow_with_the_size_of_documents(empty_world: World) -> 
     [peak] = [int(row.split()[1]) for row in ended.stdout.splitlines() if row.startswith("peak")]
     assert peak < 200
     assert world.sql("SELECT documents_done, indexed FROM syncer.job WHERE kind = 'backfill'") == [(1200, 1200)]
+
+
+# Beside them, `wait` ends once a transaction is indexed, and `verify` finds no drift
+
+
+def test_a_wait_lasts_until_the_job_is_done(world: World) -> None:
+    """That of a change which makes a fan-out, and of one that joins it."""
+    world.sql(BLOG)
+    world.backfill()
+    with following(world, many=MANY) as follower, Waiter(world.settings) as waiter:
+        follower.drain()
+        world.sql("DELETE FROM syncer.job")
+        tokens = []
+        for user in (1, 2):
+            tokens.append(committed(world, "UPDATE users SET name = 'renamed' WHERE id = %s", user))
+            follower.handle()
+        for token in tokens:
+            with pytest.raises(WaitTimeoutError) as late:
+                waiter.wait(token, timeout_seconds=0.01)
+            assert late.value.component == "jobs"
+        assert len(world.sql("SELECT id FROM syncer.job")) == 1
+        world.refresh(follower.index)
+        assert [waiter.wait(token).is_complete for token in tokens] == [True, True]
+    assert world.differences() == []
+
+
+def test_random_writers_read_what_they_wrote(world: World) -> None:
+    """After each wait a read by id, or a search, shows the writer's own last commit, while daemons die."""
+    world.worker_settings = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "5", "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER}
+    world.sql(
+        "INSERT INTO users (id, name, email) SELECT g, '0', '' FROM generate_series(0, 3) AS g;"
+        "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 4, '0', '' FROM generate_series(1, 60) AS g"
+    )
+    post = "INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, '')"
+    users, words = iter(range(4)), iter(range(10**9))
+    done: list[str] = []
+
+    def write_and_read(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+        user = next(users)
+        own, posts = 1000 + user, [str(id_) for id_ in range(1, 61) if id_ % 4 == user]
+        while not stop.is_set():
+            word, is_searchable = str(next(words)), dice.random() < 0.3
+            connection.execute("UPDATE users SET name = %s WHERE id = %s", (word, user))
+            connection.execute(post, (own, user, word))
+            wait(connection, "SELECT syncer.token()", searchable=is_searchable)
+            found = client.mget(index=world.alias, ids=[*posts, str(own)])["docs"]
+            if is_searchable:
+                query = {"term": {"user.id": user}}
+                found += client.search(index=world.alias, query=query, size=100)["hits"]["hits"]
+                assert len(found) == 2 * len(posts) + 2
+            assert {each["_source"]["user"]["name"] for each in found} == {word}
+            connection.execute("DELETE FROM posts WHERE id = %s", (own,))
+            wait(connection, "SELECT pg_current_xact_id()::text")
+            assert not client.exists(index=world.alias, id=str(own))
+            done.append(word)
+
+    def wait(connection: psycopg.Connection[Any], token: str, *, searchable: bool = False) -> None:
+        [(transaction,)] = connection.execute(token).fetchall()
+        connection.commit()
+        assert waiter.wait(transaction, timeout_seconds=DEADLINE_SECONDS, searchable=searchable).is_complete
+
+    def read_on() -> None:
+        before = len(done)
+        wait_until(lambda: len(done) > before + 4, what="they have read on")
+
+    daemons = [world.daemon(), world.daemon()]
+    with Waiter(world.settings) as waiter, world.elasticsearch() as client, at_work(world, [write_and_read] * 4):
+        read_on()
+        for daemon in daemons:
+            daemon.kill()
+            world.daemon()
+            read_on()
+
+
+def test_verify_takes_nothing_that_is_in_flight_for_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again, while everything changes on both sides; a busy machine may hold a change up for long."""
+    monkeypatch.setattr(compare, "PAGE", 7)
+    monkeypatch.setattr(compare, "FIRST_ROWS", 7)  # so that much happens between small ranges
+    fill(world)
+    world.daemon()
+    deadline = time.monotonic() + SECONDS
+    with world.index() as index, world.connect() as connection:
+        blogpost = the_document(connection)
+
+        def verified() -> VerifyReport:
+            return verify(world.connect, blogpost, index=index, settle_seconds=30)
+
+        with writing(world):
+            while time.monotonic() < deadline:
+                report = verified()
+                assert not report.has_drifted, report
+        require_holds(world)
+        assert verified().holds

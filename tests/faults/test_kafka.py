@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any
 from uuid import UUID
 
 import pytest
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from structlog.testing import capture_logs
 
 from syncer.base.errors import LossError
@@ -21,13 +21,15 @@ from syncer.kafka import producer
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.kafka.topic import INSTALLATION
 from syncer.worker import source
-from tests.faults.harness import require_holds
+from tests.faults.harness import needs_kafka, require_holds
 from tests.support.in_process import admin, ends, following, handle, handling, let_expire, publish, refreshes
 from tests.support.world import World, wait_until
 from tests.support.writers import fill
 
+pytestmark = needs_kafka
 UPDATE, DELETE = "UPDATE posts SET title = 'lost'", "DELETE FROM posts WHERE id % 10 = 0"
-NEW = "UPDATE posts SET title = 'new'"
+NEW = "UPDATE posts SET title = 'new' WHERE id = 1"
+"""So little that a topic that is created anew does not get longer than the one before was."""
 
 
 @pytest.fixture
@@ -41,56 +43,97 @@ def blog(world: World) -> World:
 # It loses records: a gap in their numbers is noticed, and every document is written again
 
 
-def make_anew(world: World) -> None:
-    """Delete the topic, and make another one of the same name."""
+def delete(world: World) -> None:
+    """Delete the topic; the relay creates it again."""
     client, name = admin(world), world.settings.kafka.topic
     client.delete_topics([name])[name].result()
-    wait_until(lambda: _is_made(client, name), what="another topic is there")
+    wait_until(lambda: name not in client.list_topics(timeout=10).topics, what="it is gone")
+
+
+def create_anew(world: World) -> None:
+    """Delete the topic, and make another one of the same name."""
+    client, name = admin(world), world.settings.kafka.topic
+    delete(world)
+
+    def is_created() -> bool:
+        with suppress(KafkaException):  # it is being deleted yet
+            client.create_topics([NewTopic(name, num_partitions=4)])[name].result()
+            return True
+        return False
+
+    wait_until(is_created, what="another topic is there")
     ends(world)  # each of its partitions has a leader
 
 
-def _is_made(client: AdminClient, name: str) -> bool:
-    with suppress(KafkaException):  # it is being deleted yet
-        client.create_topics([NewTopic(name, num_partitions=4)])[name].result()
-        return True
-    return False
-
-
-def make_anew_and_longer(world: World) -> None:
+def create_anew_and_longer(world: World) -> None:
     """The same, and more changes in it than the workers had handled of the one before: they would pass over them."""
-    make_anew(world)
+    create_anew(world)
     with world.relay() as relay:
         for number in range(8):
             world.sql("UPDATE posts SET title = %s", str(number))
             assert relay.run_once().published
 
 
-def test_what_is_lost_before_it_is_handled_is_written_by_a_refresh(blog: World) -> None:
-    """Updates and deletes that no worker has read; new changes arrive as ever. What was handled costs nothing."""
-    let_expire(blog)
-    with following(blog):
-        blog.sql(NEW)
-        require_holds(blog)
-    assert refreshes(blog) == 0
-    publish(blog, UPDATE, DELETE)
-    make_anew_and_longer(blog)
+def cut_off_the_end(world: World) -> None:
+    """A replica that had the earlier half of the records leads, as after an unclean election."""
+    name, there = world.settings.kafka.topic, world.endpoints.kafka_bootstrap_servers
+    kept: list[Message] = []
+    with closing(Consumer({"bootstrap.servers": there, "group.id": name + ".reader"})) as reader:
+        for partition, end in ends(world).items():
+            reader.assign([TopicPartition(name, partition, 0)])
+            earlier: list[Message] = []
+            while len(earlier) < end // 2:
+                earlier += reader.consume(end // 2 - len(earlier), 1)
+            kept += earlier
+    create_anew(world)
+    replica = Producer({"bootstrap.servers": there})
+    for each in kept:
+        replica.produce(name, each.value(), each.key(), partition=each.partition() or 0, headers=each.headers())
+    replica.flush()
+
+
+def add_partitions(world: World) -> None:
+    """The topic has twice as many; the keys of changes lead to others."""
+    client, name, number = admin(world), world.settings.kafka.topic, len(ends(world))
+    client.create_partitions([NewPartitions(name, 2 * number)])[name].result()
+
+
+HAZARDS = {
+    "it is deleted": (delete, False, True),
+    "it is created anew": (create_anew, False, True),
+    "it is created anew, and grows longer": (create_anew_and_longer, True, True),
+    "an unclean election cuts off its end": (cut_off_the_end, False, True),
+    "its records expire": (let_expire, False, True),
+    "partitions are added": (add_partitions, False, False),
+}
+"""What happens to the topic, and whether every document is refreshed: if all was handled, and if changes wait in it."""
+
+
+@pytest.mark.parametrize(("happens", "if_handled", "if_waiting"), HAZARDS.values(), ids=HAZARDS)
+def test_a_loss_is_made_good(
+    blog: World,
+    happens: Callable[[World], None],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    if_handled: bool,
+    if_waiting: bool,
+) -> None:
+    """Also a lost end behind which nothing changes: a quiet partition gets an empty record. A loss is an error."""
+    monkeypatch.setattr(producer, "QUIET_SECONDS", 0.5)
+    happens(blog)
     with capture_logs() as logs, following(blog):
         blog.sql(NEW)
         require_holds(blog)
-    assert refreshes(blog) > 0
-    lost = [event for event in logs if event["event"] == "topic.records_lost"]
-    assert {event["log_level"] for event in lost} == {"error"}
-    assert lost[0]["documents"] == ["blogpost"]
-
-
-def test_a_lost_end_is_noticed_though_nothing_changes(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quiet partition gets an empty record, whose predecessor is missing."""
-    monkeypatch.setattr(producer, "QUIET_SECONDS", 0.5)
+    before = refreshes(blog)
+    assert (before > 0) is if_handled
     publish(blog, UPDATE, DELETE)
-    make_anew(blog)
-    with following(blog):
+    happens(blog)
+    with capture_logs() as logs, following(blog):
         require_holds(blog)
-    assert refreshes(blog) > 0
+    assert (refreshes(blog) > before) is if_waiting
+    lost = [event for event in logs if event["event"] == "topic.records_lost"]
+    assert {(event["log_level"], *event["documents"]) for event in lost} <= {("error", "blogpost")}
+    assert bool(lost) is if_waiting
 
 
 NESTED = b'{"id":1,"changed_at":1,"relation":"public.posts","operation":"I","old":null,"new":{"id":%s%s%s}}'
@@ -108,21 +151,22 @@ GARBAGE = (
 )
 
 
+def put(world: World, *values: bytes, installation: str) -> None:
+    """Put records into the topic that the relay did not publish."""
+    client = Producer({"bootstrap.servers": world.settings.kafka.bootstrap_servers})
+    for each in values:
+        client.produce(world.settings.kafka.topic, each, partition=0, headers=[(INSTALLATION, installation)])
+    client.flush()
+
+
 def test_records_that_cannot_be_read_are_made_good_by_a_refresh(blog: World) -> None:
     """Changes before, between and behind them are written, and so is what they may have changed."""
-
-    def put(*values: bytes) -> None:
-        kafka = blog.settings.kafka
-        client = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-        for each in values:
-            client.produce(kafka.topic, each, b"key", partition=0, headers=[(INSTALLATION, kafka.installation)])
-        client.flush()
-
     with blog.relay() as relay:
-        put(*GARBAGE[:4])
+        ours = blog.settings.kafka.installation
+        put(blog, *GARBAGE[:4], installation=ours)
         blog.sql("UPDATE posts SET title = 'other' WHERE id = 1")
         assert relay.run_once().published
-        put(*GARBAGE[4:])
+        put(blog, *GARBAGE[4:], installation=ours)
     blog.sql("SET session_replication_role = replica; UPDATE posts SET title = 'not captured' WHERE id = 2")
     with capture_logs() as logs, handling(blog):
         require_holds(blog)
@@ -130,6 +174,18 @@ def test_records_that_cannot_be_read_are_made_good_by_a_refresh(blog: World) -> 
     assert {(event["log_level"], event["documents"][0]) for event in lost} == {("error", "blogpost")}
     assert "a newer version of syncer" in lost[0]["cause"]
     assert refreshes(blog) == 1
+
+
+def test_records_of_another_database_are_refused(blog: World) -> None:
+    """The daemon ends and says why, rather than take what another one waits for; later, nothing is missing."""
+    put(blog, b"hello", installation=str(UUID(int=0)))
+    daemon = blog.daemon(until="component.failed")
+    assert "of another database" in daemon.wait_for("component.failed")["error"]
+    assert daemon.exit_code() == 1
+    blog.sql(NEW)
+    create_anew(blog)
+    with following(blog):
+        require_holds(blog)
 
 
 # A client that fetches nothing
@@ -146,38 +202,39 @@ class Deaf(ChangeConsumer):
         self.numbers |= {partition: number for partition, number in before.items() if partition in self.numbers}
 
 
-def test_a_client_that_fetches_nothing_is_replaced(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka has records that do not arrive: the worker joins its group with another client."""
+@pytest.fixture
+def deaf(blog: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A blog whose first client is deaf, and soon at fault."""
     clients = iter([Deaf])
 
     def client(*what: Any, **how: Any) -> ChangeConsumer:
         return next(clients, ChangeConsumer)(*what, **how)
 
     monkeypatch.setattr(source, "ChangeConsumer", client)
-    monkeypatch.setattr(source, "SILENT_SECONDS", 2.0)
-    with capture_logs() as logs, following(blog):
-        blog.sql(UPDATE)
-        require_holds(blog)
-    assert [event["event"] for event in logs].count("worker.consumer_renewed") == 1
+    monkeypatch.setattr(source, "SILENT_SECONDS", 0.5)
+    yield blog
     assert refreshes(blog) == 0
 
 
-def test_a_worker_that_is_busy_for_long_keeps_its_client(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It receives nothing meanwhile, since it asks for nothing: its client is not at fault."""
-    monkeypatch.setattr(source, "SILENT_SECONDS", 0.1)
-    monkeypatch.setattr(source, "_KEEP_ALIVE_SECONDS", 0.0)
-    with capture_logs() as logs, closing(Link(blog.connect)) as link, closing(blog.source(link, time.sleep)) as topic:
-        publish(blog, UPDATE)
-        wait_until(lambda: topic.receive(records_max=1, wait_seconds=0.01) is not None, what="it is behind")
+def test_a_client_that_fetches_nothing_is_replaced(deaf: World) -> None:
+    """Kafka has records that do not arrive: the worker joins its group with another client."""
+    with capture_logs() as logs, following(deaf):
+        deaf.sql(UPDATE)
+        require_holds(deaf)
+    assert [event["event"] for event in logs].count("worker.consumer_renewed") == 1
+
+
+def test_a_worker_that_is_busy_for_long_keeps_its_client(deaf: World) -> None:
+    """It receives nothing meanwhile, since it does not wait for anything: its client is not at fault."""
+    with capture_logs() as logs, closing(Link(deaf.connect)) as link, closing(deaf.source(link, time.sleep)) as topic:
+        publish(deaf, UPDATE)
         for _ in range(4):
-            time.sleep(0.2)
-            topic.keep_alive()
-            topic.receive(records_max=1, wait_seconds=0)
+            topic.receive(records_max=1, wait_seconds=0.01)
+            time.sleep(0.6)
     assert "worker.consumer_renewed" not in [event["event"] for event in logs]
 
 
 # It refuses records that are too large
-
 
 TABLES = """
 CREATE TABLE shelves (word text, label text);
@@ -191,14 +248,6 @@ SELECT b.id AS _id, (SELECT max(s.label) FROM shelves AS s WHERE s.word = b.word
 LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 1500) AS g)"
 
 
-def limit_records(world: World, bytes_max: int) -> None:
-    """Have the topic take no larger records, nor batches of records."""
-    client = admin(world)
-    limit = ConfigEntry("max.message.bytes", str(bytes_max), incremental_operation=AlterConfigOpType.SET)
-    topic = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic, incremental_configs=[limit])
-    client.incremental_alter_configs([topic])[topic].result()
-
-
 def test_a_change_or_a_batch_is_too_large(empty_world: World) -> None:
     """The documents that read a change's table are written again; records that are small enough arrive as they are."""
     world = empty_world
@@ -207,7 +256,10 @@ def test_a_change_or_a_batch_is_too_large(empty_world: World) -> None:
     world.sql(TABLES)
     world.migrate()
     world.apply()
-    limit_records(world, 20_000)
+    limit = ConfigEntry("max.message.bytes", "20000", incremental_operation=AlterConfigOpType.SET)
+    topic = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic, incremental_configs=[limit])
+    client = admin(world)  # answers only as long as it lives
+    client.incremental_alter_configs([topic])[topic].result()
     with capture_logs() as logs, following(world):
         world.sql(f"INSERT INTO books SELECT 1, {LARGE}")
         world.sql(f"INSERT INTO shelves (id, word, label) SELECT 1, {LARGE}, 'found'")
@@ -219,21 +271,3 @@ def test_a_change_or_a_batch_is_too_large(empty_world: World) -> None:
     assert world.held()["1"] == {"label": "found"}
     shortened = [event["relations"] for event in logs if event["event"] == "relay.changes_shortened"]
     assert shortened[0] == ["public.shelves"]
-
-
-# It is shared
-
-
-def test_a_topic_that_has_records_of_another_database_is_refused(blog: World) -> None:
-    """The daemon ends and says why, rather than take what another one waits for; later, nothing is missing."""
-    kafka = blog.settings.kafka
-    client = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-    client.produce(kafka.topic, b"hello", headers=[(INSTALLATION, str(UUID(int=0)))])
-    client.flush()
-    daemon = blog.daemon(until="component.failed")
-    assert "of another database" in daemon.wait_for("component.failed")["error"]
-    assert daemon.exit_code() == 1
-    blog.sql(NEW)
-    make_anew(blog)
-    with following(blog):
-        require_holds(blog)

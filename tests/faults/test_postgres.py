@@ -1,36 +1,34 @@
-"""Postgres crashes, fills its disk, refuses or ends sessions, or is behind a pooler: syncer waits and loses nothing."""
+"""Postgres crashes, refuses sessions, is set back, or is behind a pooler: syncer waits and loses nothing."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-from collections import deque
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
-from syncer.base import postgres
-from syncer.base.errors import SourceError
+from syncer.base import migrations, postgres
+from syncer.base.errors import SourceError, SyncerError
 from syncer.base.settings import ElasticsearchSettings, PostgresSettings
 from syncer.elasticsearch.client import connect
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.servers import PostgresServer
-from tests.faults.harness import GRANTS, require_holds, require_quiet, wait_for_trouble
+from tests.faults.harness import GRANTS, following, require_holds, require_quiet, wait_for_trouble
 from tests.support.breakpoints import Plan
+from tests.support.doctor import fix, is_well, look
 from tests.support.elasticsearch_proxy import Forward, Proxy
 from tests.support.network import Pooler
 from tests.support.standbys import ask, standbys
-from tests.support.world import DEADLINE_SECONDS, World, elsewhere, wait_until
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, elsewhere, wait_until
 from tests.support.writers import fill
 
 ROLE = "syncer_worker"
@@ -68,6 +66,25 @@ def operate(world: World, statement: str) -> None:
     """What an operator does, or the superuser."""
     with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
         connection.execute(statement)
+
+
+def dump(world: World) -> str:
+    """The database as it is."""
+    program = [str(world.sandbox.postgres.bin_folder / "pg_dump"), world.dsn]
+    return subprocess.run(program, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS).stdout
+
+
+def restore(world: World, dumped: str) -> None:
+    """The database as it was, or as much of it."""
+    operate(world, f'DROP DATABASE "{world.name}" WITH (FORCE)')
+    operate(world, f'CREATE DATABASE "{world.name}"')
+    execute(world, dumped)
+
+
+def execute(world: World, dumped: str) -> None:
+    """What a dump does."""
+    psql = [str(world.sandbox.postgres.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
+    subprocess.run(psql, input=dumped, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS)
 
 
 # It refuses sessions
@@ -115,54 +132,18 @@ def test_a_database_that_refuses_sessions_is_waited_for(own: World) -> None:
     assert daemon.stop() == 0
 
 
-TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
-"""What an operator may set for a role that should do nothing for long."""
-
-
-def test_timeouts_of_the_role_do_not_end_our_sessions(own: World) -> None:
-    """They have none, whatever is set; but a question that arrives nowhere is not sent for a quarter of an hour."""
-    for timeout in TIMEOUTS:
-        operate(own, f"ALTER ROLE postgres SET {timeout} = '2s'")
-    try:
-        with own.connect() as connection, socket.socket(fileno=os.dup(connection.fileno())) as wire:
-            assert [connection.execute(f"SHOW {each}").fetchone() for each in TIMEOUTS] == [("0",)] * len(TIMEOUTS)
-            assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
-    finally:
-        operate(own, "ALTER ROLE postgres RESET ALL")
-
-
-def test_a_client_that_takes_nothing_of_an_answer_holds_no_locks(own: World) -> None:
-    """A relay that is stopped amid a great many changes does not stay the leader for as long as it is stopped."""
-    everything = sql.SQL("SELECT repeat('x', 1000) FROM generate_series(1, 1000000)")
-    with (
-        postgres.connect(own.settings.postgres, name="test", idle_seconds_max=1) as connection,
-        closing(postgres.copied(connection, everything)) as rows,
-    ):
-        next(rows)
-        pid = connection.info.backend_pid
-        wait_until(lambda: not own.sql("SELECT FROM pg_stat_activity WHERE pid = %s", pid), what="its session is over")
-        with suppress(psycopg.Error):  # what had been sent by then may be the rest of a message, or end with one
-            deque(rows, maxlen=0)
-
-
-def test_a_database_that_is_being_restored_is_waited_for(own: World, server: PostgresServer) -> None:
+def test_a_database_that_is_being_restored_is_waited_for(own: World) -> None:
     """The daemon meets it half full, and keeps out of the way until all of it is there."""
     daemon = own.daemon()
     own.wait_until_level()
-    dump = subprocess.run(
-        [server.bin_folder / "pg_dump", own.dsn], capture_output=True, check=True, timeout=DEADLINE_SECONDS
-    ).stdout.decode()
+    dumped = dump(own)
     own.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
     own.wait_until_level()
-    operate(own, f'DROP DATABASE "{own.name}" WITH (FORCE)')
-    operate(own, f'CREATE DATABASE "{own.name}"')
-    half = dump.index("COPY syncer.cursor")
-    restrict = "".join(row for row in dump.splitlines(keepends=True) if row.startswith("\\restrict"))
-    psql = [str(server.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", own.dsn]
-    subprocess.run(psql, input=dump[:half].encode(), capture_output=True, check=True, timeout=DEADLINE_SECONDS)
+    half = dumped.index("COPY syncer.cursor")
+    restrict = "".join(row for row in dumped.splitlines(keepends=True) if row.startswith("\\restrict"))
+    restore(own, dumped[:half])
     wait_for_trouble(daemon, "no syncer schema")
-    rest = (restrict + dump[half:]).encode()
-    subprocess.run(psql, input=rest, capture_output=True, check=True, timeout=DEADLINE_SECONDS)
+    execute(own, restrict + dumped[half:])
     require_holds(own)
     require_quiet(daemon, lines=10)
     assert daemon.stop() == 0
@@ -174,42 +155,35 @@ NO_TEMPORARY_FILES = "SET temp_file_limit = 0; SET work_mem = '64kB'"
 NO_WAIT = "SET synchronous_commit = 'local'; SET lock_timeout = '1ms'"
 
 
+@contextmanager
+def standby_is_away(world: World) -> Iterator[None]:
+    """Commits wait for a synchronous standby that does not answer, while the block lasts."""
+    operate(world, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
+    operate(world, "SELECT pg_reload_conf()")
+    try:
+        yield
+    finally:
+        operate(world, "ALTER SYSTEM RESET synchronous_standby_names")
+        operate(world, "SELECT pg_reload_conf()")
+
+
 def test_a_writer_with_narrow_limits_is_captured(own: World) -> None:
-    """Neither temporary files, nor locks of the relay that trims, nor a synchronous standby that is away matter."""
-    relay = own.daemon("--only", "relay", environment={"SYNCER_LOG_LEVEL": "debug"}, program=TRIMS.program)
-    relay.wait_for("relay.led")
+    """Neither temporary files, nor locks of the leader that trims, nor a synchronous standby that is away matter."""
+    daemon = own.daemon(environment={"SYNCER_LOG_LEVEL": "debug"}, program=TRIMS.program)
+    daemon.wait_for("relay.led")
     with own.application() as writer:
         own.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, 1, '', '' FROM generate_series(100, 9999) AS g")
         writer.execute(NO_TEMPORARY_FILES)
         writer.execute("UPDATE posts SET title = title || '!'")
         writer.commit()
-        operate(own, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
-        operate(own, "SELECT pg_reload_conf()")
-        try:
+        with standby_is_away(own):
             writer.execute(NO_WAIT)
             writer.commit()
             for number in range(1000):
                 writer.execute("UPDATE users SET name = %s WHERE id = 1", (str(number),))
                 writer.commit()
-        finally:
-            operate(own, "ALTER SYSTEM RESET synchronous_standby_names")
-            operate(own, "SELECT pg_reload_conf()")
-    relay.wait_for("relay.outbox_trimmed")
-
-
-def test_a_synchronous_standby_that_is_away_is_named(own: World) -> None:
-    """Nothing fails and nothing is retried: commits just wait."""
-    own.daemon().wait_for_worker()
-    operate(own, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
-    operate(own, "SELECT pg_reload_conf()")
-    try:
-        with own.application() as writer:
-            writer.execute(NO_WAIT)
-            writer.execute("INSERT INTO posts (id, user_id, title, body) VALUES (77, 1, '', '')")
-        wait_until(lambda: "synchronous standby" in own.syncer("status").stdout, what="status names it")
-    finally:
-        operate(own, "ALTER SYSTEM RESET synchronous_standby_names")
-        operate(own, "SELECT pg_reload_conf()")
+            wait_until(lambda: "synchronous standby" in own.syncer("status").stdout, what="status names it")
+    daemon.wait_for("relay.outbox_trimmed")
     require_holds(own)
 
 
@@ -244,17 +218,15 @@ def lazily(world: World, query: str) -> None:
 
 def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(own: World, server: PostgresServer) -> None:
     """What a document shows is on disk before the change that led to it is let go of."""
-    with own.relay() as relay, own.index() as index:
-        with own.worker(index) as worker:
-            own.drain(relay, worker)
-            lazily(own, "UPDATE posts SET title = 'on no disk' WHERE id = 1")
-            relay.run_once()
-            wait_until(lambda: worker.run_once() > 0, what="the change is done")
-            assert own.held()["1"]["title"] == "on no disk"
+    with following(own) as follower:
+        follower.drain()
+        lazily(own, "UPDATE posts SET title = 'on no disk' WHERE id = 1")
+        wait_until(lambda: follower.turn() > 0, what="the change is done")
+        assert own.held()["1"]["title"] == "on no disk"
         crash(server)
-    with own.relay() as relay, own.index() as index, own.worker(index) as worker:
+    with following(own) as follower:
         own.sql("UPDATE posts SET title = 'another' WHERE id = 2")
-        own.drain(relay, worker)
+        follower.drain()
 
 
 def test_a_prepared_transaction_outlives_a_crash(own: World, server: PostgresServer) -> None:
@@ -273,6 +245,66 @@ def test_a_prepared_transaction_outlives_a_crash(own: World, server: PostgresSer
         connection.execute(f"COMMIT PREPARED '{own.name}'")
     require_holds(own)
     assert own.held()["1"]["title"] == "prepared"
+
+
+# It is set back to an earlier state, and loses commits that documents show
+
+MANY_NUMBERS = "SELECT count(nextval('syncer.version')) FROM generate_series(1, 300000)"
+"""More than a new writer skips."""
+
+
+def test_files_that_are_put_back_do_not_freeze_documents(
+    sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """The first write that meets a version of the lost life fixes all documents, in a greater epoch."""
+    epoch = "SELECT epoch FROM syncer.cluster_identity"
+    with (
+        standbys(sandbox) as servers,
+        elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=servers.primary.address) as world,
+    ):
+        fill(world)
+        world.daemon()
+        go_back = servers.keep_files()
+        world.sql(MANY_NUMBERS)
+        world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
+        world.sql("DELETE FROM posts WHERE id < 10; UPDATE users SET name = 'lost' WHERE id = 3")
+        world.wait_until_level()
+        [(before,)] = world.sql(epoch)
+        go_back()
+        world.sql("UPDATE users SET name = 'found' WHERE id = 3")
+        require_holds(world)
+        assert world.sql(epoch) == [(before + 1,)]
+
+
+@pytest.mark.parametrize("is_migrated", [False, True], ids=["before migrate", "before apply"])
+def test_a_database_that_knows_of_no_document(empty_world: World, *, is_migrated: bool) -> None:
+    """Its own index is reported, and taken up again with greater versions; another database's is not touched."""
+    world = empty_world
+    world.sql(BLOG_SCHEMA.read_text())
+    fill(world)
+    if is_migrated:
+        world.migrate()
+    before = dump(world)
+    world.migrate()
+    world.apply()
+    world.sql(MANY_NUMBERS)
+    world.sql("UPDATE users SET name = 'lost'; DELETE FROM posts WHERE id = 3")
+    world.backfill()
+    held, index = world.held(), world.index_of()
+    restore(world, before)
+    if is_migrated:
+        (forgotten,) = look(world, "elasticsearch.orphans")
+        assert f"Searches of {world.alias} find {index}, made for blogpost" in forgotten.found
+        fix(world, forgotten)
+        world.wait_until_level()
+        assert is_well(look(world, "elasticsearch.orphans"))
+        return
+    with pytest.raises(SourceError, match="no syncer schema"), world.connect() as connection:
+        migrations.require_current(connection)
+    world.migrate()
+    with pytest.raises(SyncerError, match="not this database's"):
+        world.apply()
+    assert world.held() == held
 
 
 # It is behind a pooler

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -16,11 +17,10 @@ from urllib.parse import urlsplit
 import psycopg.conninfo
 import pytest
 
-from syncer.base.postgres import AdvisoryLock
 from syncer.capture.reader import LEASE_SECONDS
-from syncer.jobs.model import JobState, find
+from syncer.jobs.model import find
 from tests.faults import harness
-from tests.faults.harness import require_holds
+from tests.faults.harness import needs_kafka, require_holds
 from tests.support.breakpoints import REACHED, Plan, Point
 from tests.support.network import line
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
@@ -32,9 +32,8 @@ QUICK = {
     "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "5",
 }
 MANY = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "1000"}
+ONLY_JOBS = {"SYNCER_WORKER_THREADS": "0", "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "10"}
 WRITE = "syncer.elasticsearch.bulk:Index.write"
-FEWEST = 10
-"""So many posts exist throughout, whatever random writers do."""
 
 
 @pytest.fixture
@@ -46,15 +45,10 @@ def blog(world: World) -> World:
     return world
 
 
-def witness(world: World, number: int) -> None:
-    """A post that no later change would make good, if this one were lost."""
-    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, 100, 'witness', '')", 1000 + number)
-
-
-def wait_until_dead(daemon: Daemon, point: Point) -> None:
-    """It has come to its point."""
-    wait_until(lambda: daemon.process.poll() is not None, what=f"it dies at {point}", detail=daemon.log_file.read_text)
-    assert daemon.process.returncode == -signal.SIGKILL, daemon.log_file.read_text()
+def witness(world: World, number: int = 20) -> None:
+    """Posts that no later change would make good, if these were lost."""
+    many = "SELECT 1000 + g, 100, 'witness', '' FROM generate_series(1, %s) AS g"
+    world.sql(f"INSERT INTO posts (id, user_id, title, body) {many}", number)
 
 
 def finish(world: World) -> None:
@@ -64,6 +58,42 @@ def finish(world: World) -> None:
 
 
 # Daemons are killed
+
+
+def die(world: World, *points: Point, environment: dict[str, str]) -> None:
+    """A daemon for each point, until all are dead; their clocks are hours apart. Without Kafka, one at a time leads."""
+    plans = [Plan(points=(point,), clock_hours=6 * hours) for hours, point in enumerate(points, -1)]
+    for group in [plans] if world.uses_kafka else [[plan] for plan in plans]:
+        daemons = [world.daemon("--only", "workers", environment=environment, program=plan.program) for plan in group]
+        for daemon in daemons:
+            wait_until_dead(daemon)
+
+
+def wait_until_dead(daemon: Daemon) -> None:
+    """It has come to its point."""
+    wait_until(lambda: daemon.process.poll() is not None, what="it dies", detail=daemon.log_file.read_text)
+    assert daemon.process.returncode == -signal.SIGKILL, daemon.log_file.read_text()
+
+
+def make_fan_out(world: World) -> None:
+    """Rename the author of many posts."""
+    witness(world)
+    world.sql("UPDATE users SET name = 'renamed' WHERE id = 100")
+
+
+def make_backfill(world: World) -> None:
+    """A job of many chunks, with an orphan to remove; nothing else is left to do."""
+    witness(world, 100)
+    world.sql("DELETE FROM syncer.outbox")
+    with world.elasticsearch() as client, world.connect() as connection:
+        client.index(index=world.alias, id="5000", document={"title": "orphan"}, version=1, version_type="external")
+        harness.create(connection)
+
+
+def enter_epoch(world: World) -> None:
+    """The server is another one now."""
+    world.sql("UPDATE syncer.cluster_identity SET timeline = 0")
+
 
 WORKER = (
     Point(at="syncer.worker.resolve:Resolver.resolve"),
@@ -80,57 +110,31 @@ JOB_WORKER = (
     Point(at=WRITE, seconds=1),
     Point(at="syncer.jobs.chunks:Chunks.finish"),
 )
+EPOCH = (Point(at="syncer.elasticsearch.bulk:Index.write_epoch", when="after"),)
+KILLED: dict[str, tuple[Callable[[World], None], tuple[Point, ...], dict[str, str]]] = {
+    "workers": (witness, WORKER, MANY),
+    "a worker that enters an epoch": (enter_epoch, EPOCH, QUICK),
+    "workers over a fan-out": (make_fan_out, FAN_OUT, QUICK),
+    "job workers": (make_backfill, JOB_WORKER, ONLY_JOBS),
+}
+"""Who is killed: what it is given to do, at which steps of that it dies, and its settings."""
 
 
-def test_workers_are_killed_at_each_step(blog: World) -> None:
-    """Up to four workers die at once, each at its own step; the next owner of a partition does the work again."""
-    blog.daemon("--only", "relay")
+@pytest.mark.parametrize(("begin", "points", "environment"), KILLED.values(), ids=KILLED)
+def test_daemons_are_killed_at_each_step(
+    blog: World, begin: Callable[[World], None], points: tuple[Point, ...], environment: dict[str, str]
+) -> None:
+    """Beside writers: the next owner does the work again, leaves nothing out, and counts each document once."""
+    if blog.uses_kafka:
+        blog.daemon("--only", "relay")
     with writing(blog, writers=3):
-        blog.sql("UPDATE syncer.cluster_identity SET timeline = 0")  # it is another one now
-        die_together(blog, Point(at="syncer.elasticsearch.bulk:Index.write_epoch", when="after"))
-        for number in range(40):
-            witness(blog, number)
-        die_together(blog, *WORKER, environment=MANY)
-    finish(blog)
-
-
-def die_together(world: World, *points: Point, environment: dict[str, str] | None = None) -> None:
-    """A daemon for each point, all at once, until all are dead; their clocks are hours apart."""
-    plans = [Plan(points=(point,), clock_hours=6 * hours) for hours, point in enumerate(points, -1)]
-    daemons = [world.daemon("--only", "workers", environment=environment, program=plan.program) for plan in plans]
-    for daemon, point in zip(daemons, points, strict=True):
-        wait_until_dead(daemon, point)
-
-
-def test_a_worker_is_killed_over_a_fan_out(blog: World) -> None:
-    """Offsets are saved only once the job is there: the successor makes it, or adds to it what it has already."""
-    blog.daemon("--only", "relay")
-    for number in range(20):
-        witness(blog, number)
-    finish(blog)
-    blog.daemons[-1].stop()
-    for number, point in enumerate(FAN_OUT):
-        blog.sql("UPDATE users SET name = %s WHERE id = 100", f"renamed {number}")
-        die_together(blog, point)
-    finish(blog)
-
-
-def test_a_job_worker_is_killed_at_each_step(blog: World) -> None:
-    """The job goes on where it was, with nothing left out, and counts each document once."""
-    for number in range(100):
-        witness(blog, number)
-    blog.sql("DELETE FROM syncer.outbox")
-    with blog.elasticsearch() as client:
-        client.index(index=blog.alias, id="5000", document={"title": "orphan"}, version=1, version_type="external")
-    only_the_job_worker = {"SYNCER_WORKER_THREADS": "0", "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "10"}
-    with blog.connect() as connection, writing(blog, writers=3):
-        job = harness.create(connection)
-        for point in JOB_WORKER:
-            program = Plan(points=(point,)).program
-            wait_until_dead(blog.daemon("--only", "workers", environment=only_the_job_worker, program=program), point)
+        begin(blog)
+        die(blog, *points, environment=environment)
         blog.daemon()
-        harness.wait_done(connection, job)
-    finish(blog)
+        with blog.connect() as connection:
+            for (job,) in blog.sql("SELECT id FROM syncer.job WHERE kind = 'backfill'"):
+                harness.wait_done(connection, find(connection, job))
+    require_holds(blog, seconds=2 * DEADLINE_SECONDS)
 
 
 # Commands are killed
@@ -166,7 +170,6 @@ def physical(world: World) -> set[str]:
 
 SWITCH = (
     Point(at="syncer.documents.registry:put_document"),
-    Point(at="syncer.elasticsearch.indices:Indices.swap"),
     Point(at="syncer.elasticsearch.indices:Indices.swap", when="after"),
     Point(at="syncer.documents.registry:make_current"),
 )
@@ -180,7 +183,7 @@ def test_a_switch_to_another_index_is_killed_at_each_step(blog: World) -> None:
     with writing(blog, writers=1):
         for point in SWITCH:
             run_killed(blog, "apply", "--yes", point=point)
-            assert len(blog.held()) > FEWEST
+            assert len(blog.held()) > 10  # whatever random writers do
         run(blog, "apply", "--yes")
         assert blog.index_of() not in ("", f"{blog.alias}-000001")
         want_another_index(blog, "keyword")
@@ -204,17 +207,7 @@ def test_a_rebuild_that_was_killed_is_given_up(blog: World) -> None:
 
 # Daemons are told to end
 
-LEADER = f"""
-SELECT pid FROM pg_locks
-WHERE locktype = 'advisory' AND granted AND (classid::bigint << 32 | objid::bigint) = {AdvisoryLock.RELAY:d}
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
 HANGS = Point(at=WRITE, seconds=3600)
-STARTING = (
-    Point(at="syncer.recovery.lost_records:require_original", send="SIGTERM"),
-    Point(at="syncer.daemon:run", send="SIGTERM"),
-    Point(at="syncer.capture.progress:places", send="SIGTERM"),
-)
 
 
 def wait_until_reached(daemon: Daemon, point: Point) -> None:
@@ -233,20 +226,13 @@ def test_a_daemon_that_hangs_ends_when_it_is_told_to(blog: World) -> None:
     assert re.search(r"\b(worker-1|job_worker)\b.* did not end within", daemon.log_file.read_text())
     patient = blog.daemon(program=Plan(points=(HANGS,)).program)
     wait_until_reached(patient, HANGS)
-    wait_until(lambda: blog.sql(LEADER) != [], what="its relay leads")
-    patient.process.send_signal(signal.SIGINT)
-    # Two signals that come at once are one.
-    wait_until(lambda: blog.sql(LEADER) == [], what="it ends what can be ended")
-    patient.process.send_signal(signal.SIGINT)
-    assert patient.process.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
-    finish(blog)
 
+    def interrupt() -> bool:  # two signals that come at once are one
+        patient.process.send_signal(signal.SIGINT)
+        return patient.process.poll() is not None
 
-def test_a_daemon_is_told_to_end_while_it_starts(blog: World) -> None:
-    """It leaves with exit code 0, and the next one does it all."""
-    for point in STARTING:
-        done = blog.syncer("run", program=Plan(points=(point,)).program)
-        assert (done.returncode, "Traceback" in done.stderr) == (0, False), (point, done.stderr)
+    wait_until(interrupt, what="it ends")
+    assert patient.process.returncode == 128 + signal.SIGINT
     finish(blog)
 
 
@@ -285,10 +271,9 @@ def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
             wait_until(lambda: "1001" not in blog.held(), what="the post is gone")
             wait_until(lambda: is_forgotten(blog, "1001"), what="its tombstone is forgotten")
         sleeping.process.send_signal(signal.SIGCONT)
-        sleeping.wait_for("worker.batch_indexed")
-        blog.wait_until_level()
-    assert sleeping.stop() == 0
-    finish(blog)
+        sleeping.wait_for("worker.batch_indexed" if blog.uses_kafka else "relay.stood_by")
+        assert sleeping.stop() == 0
+        require_holds(blog)
 
 
 def is_forgotten(world: World, id_: str) -> bool:
@@ -299,21 +284,6 @@ def is_forgotten(world: World, id_: str) -> bool:
             index=world.index_of(), id=id_, version=1, version_type="external"
         )
     return bool(answer.meta.status == 404)
-
-
-def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> None:
-    """Postgres ends the session of a process that is stopped: a command that follows the job takes its chunks."""
-    stops = Plan(points=(Point(at="syncer.jobs.chunks:Chunks.take", when="after", send="SIGSTOP"),), constants=LEASES)
-    sleeping = blog.daemon(program=stops.program, environment=MANY)
-    with blog.connect() as connection:
-        job = harness.create(connection)
-        wait_until_stopped(sleeping)
-        done = blog.syncer("backfill", "blogpost", program=Plan(constants=LEASES).program)
-        assert done.returncode == 0, done.stderr
-        assert find(connection, job.id).state is JobState.DONE
-    sleeping.process.send_signal(signal.SIGCONT)
-    assert sleeping.stop() == 0
-    assert blog.differences() == []
 
 
 def test_a_leader_that_stands_still_is_replaced(blog: World) -> None:
@@ -358,7 +328,7 @@ def answer(port: int, path: str) -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
-@pytest.mark.parametrize("server", ["Postgres", "Elasticsearch", "Kafka"])
+@pytest.mark.parametrize("server", ["Postgres", "Elasticsearch", pytest.param("Kafka", marks=needs_kafka)])
 def test_a_daemon_starts_while_a_server_is_away(world: World, server: str) -> None:
     """It lives, is not ready, says once what it waits for, and goes on when the server answers, or when told to end."""
     fill(world)

@@ -26,76 +26,62 @@ BULK_BYTES_MAX = 8_000_000
 # Sources
 
 
-class Counting:
-    """A source that hands everything on, and counts what is saved."""
+class Spoiled:
+    """A source that does something to what the real one has received."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.saved = 0
+        self.save, self.keep_alive, self.close = source.save, source.keep_alive, source.close
 
     def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Receive from the real source."""
-        return self.source.receive(records_max=records_max, wait_seconds=wait_seconds)
+        batch = self.source.receive(records_max=records_max, wait_seconds=wait_seconds)
+        return None if batch is None else self.spoil(batch)
 
-    def save(self, batch: ChangeBatch) -> None:
-        """Save to the real source."""
-        self.source.save(batch)
-        self.saved += 1
-
-    def keep_alive(self) -> None:
-        """Keep the real source."""
-        self.source.keep_alive()
-
-    def close(self) -> None:
-        """Close the real source."""
-        self.source.close()
+    def spoil(self, batch: ChangeBatch) -> ChangeBatch:
+        """Break the rule."""
+        raise NotImplementedError
 
 
-class SavesFirst(Counting):
+def spoiled(kind: type[Spoiled], source: Callable[..., Source]) -> Callable[..., Spoiled]:
+    """To take the place of a source where the daemon makes it."""
+    return lambda **arguments: kind(source(**arguments))
+
+
+class SavesFirst(Spoiled):
     """Saves the progress before the documents are written."""
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
-        """Receive and save."""
-        batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
-        if batch is not None:
-            self.source.save(batch)
+    def spoil(self, batch: ChangeBatch) -> ChangeBatch:
+        """Save it."""
+        self.source.save(batch)
         return batch
 
 
-class CursorIsAnId(Counting):
+class CursorIsAnId(Spoiled):
     """Remembers the greatest id that it has seen, and takes only what is beyond it for new."""
 
     last = 0
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
-        """Receive changes with greater ids."""
-        batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
-        if batch is None:
-            return None
+    def spoil(self, batch: ChangeBatch) -> ChangeBatch:
+        """Keep changes with greater ids."""
         new = [change for change in batch.changes if change.id > self.last]
         self.last = max([self.last, *(change.id for change in new)])
         return replace(batch, changes=new)
 
 
-class NewRowsOnly(Counting):
+class NewRowsOnly(Spoiled):
     """Leaves out the old image of each change, so that documents are sought by the new row alone."""
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
-        """Receive changes without old images."""
-        batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
-        if batch is None:
-            return None
+    def spoil(self, batch: ChangeBatch) -> ChangeBatch:
+        """Keep the last image."""
         return replace(batch, changes=[replace(change, images=change.images[-1:]) for change in batch.changes])
 
 
-class SkipsTruncates(Counting):
+class SkipsTruncates(Spoiled):
     """Passes over what names no row."""
 
-    def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
-        """Receive changes of rows."""
-        batch = super().receive(records_max=records_max, wait_seconds=wait_seconds)
-        if batch is None:
-            return None
+    def spoil(self, batch: ChangeBatch) -> ChangeBatch:
+        """Keep changes of rows."""
         rows = [change for change in batch.changes if change.operation is not Operation.TRUNCATE]
         return replace(batch, changes=rows)
 
@@ -240,16 +226,5 @@ def reads_first(connect: Callable[[], Connection]) -> Callable[[], Connection]:
     return lambda: connection
 
 
-OLD_IS_NEW = """
-CREATE FUNCTION old_is_new() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.old := NEW.new; RETURN NEW; END $$;
-CREATE TRIGGER old_is_new BEFORE INSERT ON syncer.outbox
-FOR EACH ROW WHEN (NEW.operation = 'U') EXECUTE FUNCTION old_is_new()
-"""
-"""A capture that does not know the row before the change."""
-LAST_IDS_ARE_LOST = """
-CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.ids := NEW.ids[:10]; RETURN NEW; END $$;
-CREATE TRIGGER lose BEFORE INSERT ON syncer.job_chunk FOR EACH ROW EXECUTE FUNCTION lose()
-"""
-"""A listing that keeps the first ids of each chunk only."""
 EVERY_NUMBER_IS_HANDLED = "UPDATE syncer.partition SET number = 9223372036854775807"
 """Workers that meet no gap: no record's predecessor is greater than what they believe to have handled."""

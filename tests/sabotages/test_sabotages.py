@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from syncer.base.postgres import Link
 from syncer.elasticsearch.bulk import Index
+from syncer.indexing.writer import Writer
 from syncer.kafka import producer
 from syncer.relay import loop as relay_loop
-from syncer.worker.loop import Worker
+from syncer.worker.source import OutboxSource
+from tests.faults.harness import following, needs_kafka
 from tests.sabotages import parts
-from tests.sabotages.parts import Counting, KilledError
+from tests.sabotages.parts import KilledError, Spoiled
 from tests.support.in_process import handling, let_expire, publish
 from tests.support.world import World, wait_until
 from tests.support.writers import fill
@@ -33,14 +34,32 @@ def is_sabotaged(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def plain(world: World) -> World:
+def judged(world: World, is_sabotaged: bool) -> Iterator[World]:
+    """A world in which the oracle finds a difference in the end if the rule was broken, and none if it was not."""
+    yield world
+    assert bool(world.differences()) == is_sabotaged, world.differences()
+
+
+@pytest.fixture
+def plain(judged: World) -> World:
     """A blog without Kafka, all of it handled."""
-    world.uses_kafka = False
-    fill(world)
-    world.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (1, 2, 'John', 'a comment')")
-    handle(world)
-    assert world.differences() == []
-    return world
+    judged.uses_kafka = False
+    fill(judged)
+    judged.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (1, 2, 'John', 'a comment')")
+    handle(judged)
+    assert judged.differences() == []
+    return judged
+
+
+@pytest.fixture
+def receive(is_sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Spoiled]], None]:
+    """From now on workers receive changes from a source that breaks a rule, if it is to be broken."""
+
+    def spoil(kind: type[Spoiled]) -> None:
+        if is_sabotaged:
+            monkeypatch.setattr("syncer.daemon.OutboxSource", parts.spoiled(kind, OutboxSource))
+
+    return spoil
 
 
 @contextmanager
@@ -50,58 +69,27 @@ def index_of(world: World, kind: type[Index] = Index) -> Iterator[Any]:
         yield kind(client, bulk_bytes_max=parts.BULK_BYTES_MAX)
 
 
-@contextmanager
-def worker_of(world: World, index: Index, kind: type[Counting] = Counting) -> Iterator[tuple[Worker, Counting]]:
-    """A worker, and its source."""
-    made: list[Counting] = []
-
-    def source(link: Link, pause: Callable[[float], None]) -> Counting:
-        made.append(kind(world.source(link, pause)))
-        return made[0]
-
-    worker = Worker(connect=world.connect, source=source, index=index, settings=world.settings.worker)
-    try:
-        yield worker, made[0]
-    finally:
-        worker.close()
-
-
-def handle(world: World, kind: type[Counting] = Counting, *, index: type[Index] = Index) -> None:
+def handle(world: World, *, index: type[Index] = Index) -> None:
     """Handle all changes, and do every job."""
-    with index_of(world, index) as seen, worker_of(world, seen, kind) as (worker, source):
-        finish(world, worker, source)
+    with index_of(world, index) as seen, following(world, index=seen) as follower:
+        follower.handle()
         world.refresh(seen)
-
-
-def finish(world: World, worker: Worker, source: Counting) -> None:
-    """Turn a worker until it has saved what is committed."""
-    before, newest = source.saved, world.sql("SELECT pg_snapshot_xmin(pg_current_snapshot())")[0][0]
-
-    def is_saved() -> bool:
-        worker.run_once()
-        (saved,) = world.sql("SELECT pg_snapshot_xmax(snapshot) FROM syncer.cursor ORDER BY id DESC LIMIT 1")[0]
-        return source.saved > before and int(saved) >= int(newest)
-
-    wait_until(is_saved, what="what is committed is saved")
-
-
-def check(world: World, *, is_sabotaged: bool) -> None:
-    """The oracle finds a difference if the rule was broken, and none if it was not."""
-    assert bool(world.differences()) == is_sabotaged, world.differences()
 
 
 # What is received
 
+Receive = Callable[[type[Spoiled]], None]
 
-def test_progress_is_saved_after_the_write(plain: World, is_sabotaged: bool) -> None:
+
+def test_progress_is_saved_after_the_write(plain: World, receive: Receive) -> None:
     """A worker dies between receiving a change and writing it."""
     plain.sql(POST, "new")
-    source = parts.SavesFirst if is_sabotaged else Counting
-    with index_of(plain, parts.Killing) as index, worker_of(plain, index, source) as (worker, _):
+    receive(parts.SavesFirst)
+    with index_of(plain, parts.Killing) as index, following(plain, index=index) as follower:
 
         def dies() -> bool:
             try:
-                worker.run_once()
+                follower.turn()
             except KilledError:
                 return True
             return False
@@ -109,56 +97,45 @@ def test_progress_is_saved_after_the_write(plain: World, is_sabotaged: bool) -> 
         wait_until(dies, what="the worker dies")
     plain.sql("UPDATE posts SET title = 'another' WHERE id = 3")
     handle(plain)
-    check(plain, is_sabotaged=is_sabotaged)
 
 
-def test_the_cursor_is_a_snapshot(plain: World, is_sabotaged: bool) -> None:
+def test_the_cursor_is_a_snapshot(plain: World, receive: Receive) -> None:
     """A transaction takes its id first, and commits last."""
-    source = parts.CursorIsAnId if is_sabotaged else Counting
-    with index_of(plain) as index, worker_of(plain, index, source) as (worker, counting):
+    receive(parts.CursorIsAnId)
+    with following(plain) as follower:
         with plain.application() as early:
             early.execute("UPDATE posts SET title = 'early' WHERE id = 1")
             plain.sql(POST, "late")
-            wait_until(lambda: worker.run_once() > 0, what="the other one is handled")
-        finish(plain, worker, counting)
-    check(plain, is_sabotaged=is_sabotaged)
+            wait_until(lambda: follower.turn() > 0, what="the other one is handled")
+        follower.handle()
 
 
-def test_the_old_row_leads_to_documents(plain: World, is_sabotaged: bool) -> None:
+def test_the_old_row_leads_to_documents(plain: World, receive: Receive) -> None:
     """A comment moves from one post to another."""
-    plain.sql("UPDATE comments SET post_id = 3 WHERE id = 1")
-    handle(plain, parts.NewRowsOnly if is_sabotaged else Counting)
-    check(plain, is_sabotaged=is_sabotaged)
-
-
-def test_triggers_capture_the_old_row(plain: World, is_sabotaged: bool) -> None:
-    """The same, as far as the outbox tells."""
-    if is_sabotaged:
-        plain.sql(parts.OLD_IS_NEW)
+    receive(parts.NewRowsOnly)
     plain.sql("UPDATE comments SET post_id = 3 WHERE id = 1")
     handle(plain)
-    check(plain, is_sabotaged=is_sabotaged)
 
 
-def test_a_truncate_touches_every_document(plain: World, is_sabotaged: bool) -> None:
+def test_a_truncate_touches_every_document(plain: World, receive: Receive) -> None:
     """Rows go without being named."""
+    receive(parts.SkipsTruncates)
     plain.sql("TRUNCATE comments")
-    handle(plain, parts.SkipsTruncates if is_sabotaged else Counting)
-    check(plain, is_sabotaged=is_sabotaged)
+    handle(plain)
 
 
 # What Kafka has
 
 
 @pytest.fixture
-def published(world: World) -> World:
+def published(judged: World) -> World:
     """A blog whose changes are all published and handled."""
-    fill(world)
-    publish(world, "UPDATE posts SET body = 'handled'")
-    with handling(world):
-        world.wait_until_level()
-        wait_until(world.is_handled, what="everything is handled")
-    return world
+    fill(judged)
+    publish(judged, "UPDATE posts SET body = 'handled'")
+    with handling(judged):
+        judged.wait_until_level()
+        wait_until(judged.is_handled, what="everything is handled")
+    return judged
 
 
 def lose(world: World) -> None:
@@ -175,9 +152,9 @@ def handle_next(world: World, *, is_sabotaged: bool) -> None:
         wait_until(world.is_handled, what="everything counts as handled")
         if not is_sabotaged:
             world.wait_until_level()
-    check(world, is_sabotaged=is_sabotaged)
 
 
+@needs_kafka
 def test_a_gap_in_the_numbers_is_a_loss(published: World, is_sabotaged: bool) -> None:
     """Kafka loses records before they are handled, and the next one arrives."""
     lose(published)
@@ -186,6 +163,7 @@ def test_a_gap_in_the_numbers_is_a_loss(published: World, is_sabotaged: bool) ->
     handle_next(published, is_sabotaged=is_sabotaged)
 
 
+@needs_kafka
 def test_no_number_is_used_twice(published: World, is_sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay dies before it saves the numbers of its records; Kafka loses a record of the next one."""
     numbers = "SELECT sum(number) FROM syncer.partition"
@@ -203,6 +181,7 @@ def test_no_number_is_used_twice(published: World, is_sabotaged: bool, monkeypat
     handle_next(published, is_sabotaged=is_sabotaged)
 
 
+@needs_kafka
 def test_the_cursor_is_saved_after_the_acknowledgement(
     published: World, is_sabotaged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,73 +206,56 @@ def test_a_version_belongs_to_a_snapshot(plain: World, is_sabotaged: bool) -> No
         plain.sql(POST, "new")
         prompt.write(plain.index_of(), ["2"])
         late.write(plain.index_of(), ["2"])
-    check(plain, is_sabotaged=is_sabotaged)
+
+
+@contextmanager
+def overtaken(world: World, kind: type[parts.Slow]) -> Iterator[tuple[parts.Slow, Writer]]:
+    """A writer that writes a document late, in the end, and another one, which does not."""
+    with (
+        index_of(world, kind) as slow,
+        world.index() as index,
+        world.writer(slow) as late,
+        world.writer(index) as prompt,
+    ):
+        yield slow, prompt
+        late.write(world.index_of(), ["2"])
 
 
 def test_a_late_write_does_not_win(plain: World, is_sabotaged: bool) -> None:
     """A writer is overtaken between its read and its write."""
-    kind = parts.SlowIgnoringVersions if is_sabotaged else parts.Slow
-    with (
-        index_of(plain, kind) as slow,
-        index_of(plain) as index,
-        plain.writer(slow) as late,
-        plain.writer(index) as prompt,
-    ):
+    with overtaken(plain, parts.SlowIgnoringVersions if is_sabotaged else parts.Slow) as (slow, prompt):
         slow.meanwhile = lambda: (plain.sql(POST, "new"), prompt.write(plain.index_of(), ["2"]))
-        late.write(plain.index_of(), ["2"])
-    check(plain, is_sabotaged=is_sabotaged)
 
 
 def test_a_late_creation_is_checked(plain: World, is_sabotaged: bool) -> None:
     """A writer is delayed until Elasticsearch has forgotten that its document was deleted."""
     name = plain.index_of()
-    with (
-        index_of(plain, parts.HidesCreations if is_sabotaged else parts.Slow) as slow,
-        index_of(plain) as index,
-        plain.writer(slow) as late,
-        plain.writer(index) as prompt,
-        plain.elasticsearch() as client,
-    ):
+    with overtaken(plain, parts.HidesCreations if is_sabotaged else parts.Slow) as (slow, prompt):
 
         def delete_and_forget() -> None:
-            plain.sql("DELETE FROM posts WHERE id = 3")
-            prompt.write(name, ["3"])
-            client.indices.close(index=name)
-            client.indices.open(index=name, wait_for_active_shards=1)
+            plain.sql("DELETE FROM posts WHERE id = 2")
+            prompt.write(name, ["2"])
+            with plain.elasticsearch() as client:
+                client.indices.close(index=name)
+                client.indices.open(index=name, wait_for_active_shards=1)
 
         slow.meanwhile = delete_and_forget
-        late.write(name, ["3"])
-    check(plain, is_sabotaged=is_sabotaged)
 
 
 def test_a_failed_request_is_sent_again(plain: World, is_sabotaged: bool) -> None:
     """Elasticsearch does not get a request."""
     plain.sql(POST, "new")
     handle(plain, index=parts.SwallowsFailures if is_sabotaged else parts.FailsOnce)
-    check(plain, is_sabotaged=is_sabotaged)
 
 
 # Jobs
 
 
-def test_a_listing_is_complete(plain: World, is_sabotaged: bool) -> None:
-    """A backfill repairs documents whose changes were not captured."""
-    if is_sabotaged:
-        plain.sql(parts.LAST_IDS_ARE_LOST)
-    plain.sql("SET session_replication_role = replica; UPDATE posts SET body = 'not captured'")
-    plain.backfill()
-    check(plain, is_sabotaged=is_sabotaged)
-
-
 def test_a_job_removes_orphans(plain: World, is_sabotaged: bool) -> None:
     """Documents go without being named."""
     plain.sql("TRUNCATE posts CASCADE")
-    with index_of(plain) as index, worker_of(plain, index) as (worker, source):
-        finish(plain, worker, source)
+    with plain.elasticsearch() as client, following(plain) as follower:
+        follower.handle()
         if is_sabotaged:
-            with plain.elasticsearch() as client:
-                index.holdings = parts.FindsNoOrphans(client)
-                plain.refresh(index)
-        else:
-            plain.refresh(index)
-    check(plain, is_sabotaged=is_sabotaged)
+            follower.index.holdings = parts.FindsNoOrphans(client)
+        plain.refresh(follower.index)

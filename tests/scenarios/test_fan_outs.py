@@ -14,8 +14,7 @@ from syncer.documents.affected import AffectedReader
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
 from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
-from tests.faults.harness import the_document
-from tests.faults.test_rebuild import begin, require_done
+from tests.faults.harness import begin_rebuild, require_done, the_document
 from tests.scenarios.test_jobs import list_
 from tests.support.job_worker import hold
 from tests.support.routing import verified
@@ -263,7 +262,7 @@ def test_a_search_never_goes_back_to_an_older_name(world: World, database: Conne
     log = world.folder / "rebuild.log"
     with world.connect() as lister:
         hold(lister, late.id)
-        process = begin(world)
+        process = begin_rebuild(world)
         wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
         queue.pause(database, late.id)
     wait_until(lambda: f"syncer jobs resume {late.id}" in log.read_text(), what="it says how to go on")

@@ -14,7 +14,7 @@ from syncer.base.errors import TokenError, WaitTimeoutError
 from syncer.capture import progress
 from syncer.capture.reader import OutboxReader
 from syncer.verify.wait import wait
-from tests.faults.test_waiting import committed
+from tests.faults.harness import committed
 from tests.support.in_process import following, handling
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 

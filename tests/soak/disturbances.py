@@ -5,7 +5,6 @@ A disturbance undoes what it did, if the servers let it; `heal` makes good what 
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import subprocess
@@ -75,32 +74,16 @@ _AWAY = (
 )
 """What a disturbance meets if a server is away."""
 
-Disturbance = Callable[[Soak, random.Random], None]
+Disturbance = Callable[[Soak, random.Random], object]
 
 
 # Daemons
-
-
-def _kill(soak: Soak, dice: random.Random) -> None:
-    soak.fleet.kill(dice)
-
-
-def _kill_all(soak: Soak, _: random.Random) -> None:
-    soak.fleet.kill_all()
-
-
-def _terminate(soak: Soak, dice: random.Random) -> None:
-    soak.fleet.terminate(dice)
 
 
 def _stop(soak: Soak, dice: random.Random) -> None:
     soak.fleet.stop(dice)
     time.sleep(dice.choice((1, 4, 12)))
     soak.fleet.resume()
-
-
-def _switch_kafka(soak: Soak, _: random.Random) -> None:
-    soak.fleet.switch_kafka()
 
 
 def _go_deaf(name: str, direction: Direction, soak: Soak, dice: random.Random) -> None:
@@ -187,16 +170,9 @@ def _add_partition(soak: Soak, _: random.Random) -> None:
 # An operator
 
 
-def _backfill(soak: Soak, dice: random.Random) -> None:
-    _run(soak, dice, "backfill", dice.choice(soak.world.documents))
-
-
-def _rebuild(soak: Soak, dice: random.Random) -> None:
-    _run(soak, dice, "index", "rebuild", dice.choice(soak.world.documents))
-
-
-def _verify(soak: Soak, dice: random.Random) -> None:
-    _run(soak, dice, "verify", dice.choice(soak.world.documents), "--repair")
+def _manage(*arguments: str) -> Disturbance:
+    """A command that does something to one of the documents."""
+    return lambda soak, dice: _run(soak, dice, *arguments, dice.choice(soak.world.documents))
 
 
 def _look(soak: Soak, dice: random.Random) -> None:
@@ -210,10 +186,8 @@ def _cancel_job(soak: Soak, dice: random.Random) -> None:
     document = dice.choice(soak.world.documents)
     with _command(soak, "backfill", document):
         time.sleep(dice.uniform(0, 0.5))
-        listed = json.loads(_run(soak, dice, "jobs", "list", "--json") or "{}")
-        jobs = listed.get("jobs", []) if isinstance(listed, dict) else listed
-        backfills = [job for job in jobs if (job["document"], job["kind"]) == (document, "backfill")]
-        for job in [job["id"] for job in backfills if not job["finished_at"]]:
+        unfinished = "SELECT id FROM syncer.job WHERE document = %s AND kind = 'backfill' AND finished_at IS NULL"
+        for (job,) in soak.world.sql(unfinished, document):
             with suppress(RefusedError):  # it is done meanwhile
                 _run(soak, dice, "jobs", "cancel", str(job), "--yes")
 
@@ -263,37 +237,34 @@ def fix_rows(world: World) -> None:
 @contextmanager
 def _command(soak: Soak, *arguments: str) -> Iterator[preloaded.Command]:
     """A command that runs beside the block, and is interrupted after it."""
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as nothing:
         environment = {**soak.world.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console"}
-        process = preloaded.Command(arguments, environment=environment, streams=[output] * 3)
+        process = preloaded.Command(arguments, environment=environment, streams=[nothing, output, output])
         try:
             yield process
         finally:
             _end(soak, process, arguments, signal.SIGINT)
-        output.seek(0)
-        _check(soak, arguments, process.wait(), output.read().decode(errors="replace"))
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+            soak.record.note("command ended", command=arguments, code=process.returncode, output=text[-400:])
+            if "Traceback" in text:  # it may fail, but it explains why
+                soak.record.find(f"{arguments} shows a traceback\n{text[-3000:]}")
 
 
-def _run(soak: Soak, dice: random.Random, *arguments: str) -> str:
-    """Run a command and return its output; sometimes it is killed, or interrupted, in the middle.
+def _run(soak: Soak, dice: random.Random, *arguments: str) -> None:
+    """Run a command; sometimes it is killed, or interrupted, in the middle.
 
     Raises:
         RefusedError: It failed.
     """
     ends = dice.choice((None, None, None, signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as nothing:
-        environment = {**soak.world.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console"}
-        process = preloaded.Command(arguments, environment=environment, streams=[nothing, output, output])
+    with _command(soak, *arguments) as process:
         try:
             process.wait(_COMMAND_SECONDS if ends is None else dice.uniform(0.5, 5))
         except subprocess.TimeoutExpired:
             _end(soak, process, arguments, ends or signal.SIGINT)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-        _check(soak, arguments, process.wait(), text)
-        if process.returncode == 1:
-            raise RefusedError(" ".join(arguments))
-        return text
+    if process.returncode == 1:
+        raise RefusedError(" ".join(arguments))
 
 
 def _end(soak: Soak, process: preloaded.Command, arguments: Sequence[str], how: signal.Signals) -> None:
@@ -303,23 +274,17 @@ def _end(soak: Soak, process: preloaded.Command, arguments: Sequence[str], how: 
         process.wait(_COMMAND_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
         soak.record.find(f"{arguments} does not end when it is interrupted")
-
-
-def _check(soak: Soak, arguments: Sequence[str], code: int, text: str) -> None:
-    """A command may fail, but it explains why."""
-    soak.record.note("command ended", command=arguments, code=code, output=text[-400:])
-    if "Traceback" in text:
-        soak.record.find(f"{arguments} shows a traceback\n{text[-3000:]}")
 
 
 DECKS: dict[str, dict[str, Disturbance]] = {
     "daemons": {
-        "kill": _kill,
-        "kill all": _kill_all,
-        "terminate": _terminate,
+        "kill": lambda soak, dice: soak.fleet.kill(dice),
+        "kill all": lambda soak, _: soak.fleet.kill_all(),
+        "terminate": lambda soak, dice: soak.fleet.terminate(dice),
         "stop and continue": _stop,
-        "switch Kafka on or off": _switch_kafka,
+        "switch Kafka on or off": lambda soak, _: soak.fleet.switch_kafka(),
         **{
             f"{name} deaf towards the {direction}": partial(_go_deaf, name, direction)
             for name in ("postgres", "elasticsearch")
@@ -336,7 +301,7 @@ DECKS: dict[str, dict[str, Disturbance]] = {
         "restore a backup": partial(_set_back, Standbys.keep_backup),
     },
     "definitions": {
-        "rebuild": _rebuild,
+        "rebuild": _manage("index", "rebuild"),
         "apply another SELECT": _apply_select,
         "apply another mapping": _apply_mapping,
         "alter a table": _alter_table,
@@ -345,8 +310,8 @@ DECKS: dict[str, dict[str, Disturbance]] = {
         "close an index": _close_index,
     },
     "jobs": {
-        "backfill": _backfill,
-        "verify and repair": _verify,
+        "backfill": _manage("backfill"),
+        "verify and repair": _manage("verify", "--repair"),
         "status and doctor": _look,
         "cancel a job": _cancel_job,
         "lose the topic": _lose_topic,

@@ -115,12 +115,14 @@ def _check(soak: Soak) -> None:
     heal(soak)
     began = time.monotonic()
     record.note("round over")
-    applied = world.syncer("apply", "--yes")
-    wait_until(
-        lambda: applied.returncode == 0 or world.syncer("apply", "--yes").returncode == 0,
-        what="apply succeeds",
-        detail=lambda: applied.stdout + applied.stderr,
-    )
+    printed = [""]
+
+    def is_applied() -> bool:
+        done = world.syncer("apply", "--yes")
+        printed.append(done.stdout + done.stderr)
+        return done.returncode == 0
+
+    wait_until(is_applied, what="apply succeeds", detail=printed.pop)
     wait_until(
         lambda: not _differences(world),
         what="every document equals its SELECT",

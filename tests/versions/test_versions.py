@@ -35,7 +35,7 @@ SCENARIOS = (
     "tests/scenarios/test_versions_never_go_back.py",
     "tests/scenarios/test_indices_of_a_rebuild.py",
     "tests/scenarios/test_documents_with_routing.py",
-    "tests/faults/test_writes.py",
+    "tests/faults/test_elasticsearch.py",
     "tests/faults/test_processes.py",
 )
 _SECONDS = 1800

@@ -14,7 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from syncer.base.errors import WaitTimeoutError
+from syncer.apply import activate, reindex
+from syncer.base.errors import ConfigError, WaitTimeoutError
 from syncer.base.model import Role
 from syncer.base.postgres import AdvisoryLock, Connection
 from syncer.base.settings import WorkerSettings
@@ -36,7 +37,7 @@ from tests.faults.harness import (
     the_document,
 )
 from tests.scenarios.test_fan_outs import BLOG, MANY
-from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, planned, running, wait_until
 from tests.support.writers import QUICK_FAILOVER, SECONDS, altering, at_work, fill, writing
 
 
@@ -219,6 +220,21 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
     despite = blog.syncer("index", "rebuild", "blogpost", "--despite-dead-lettered")
     assert despite.returncode == 0, despite.stdout + despite.stderr
     assert blog.index_of() != before
+
+
+def test_a_plan_that_is_out_of_date_is_not_carried_out(blog: World) -> None:
+    """The index that was being built serves by now: it stays, and nothing is changed."""
+    select = blog.document_folder / "select.sql"
+    with blog.connect() as connection, blog.indices() as indices:
+        reindex.begin(connection, indices, "blogpost", report=lambda _: None)
+        select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
+        decided = planned(connection, indices, blog.config)
+        blog.sql("DELETE FROM syncer.outbox")
+        require_done(blog, begin_rebuild(blog))
+        now = roles(blog)
+        with pytest.raises(ConfigError, match="changed the active definitions"):
+            activate.carry_out(connection, indices, decided)
+    assert roles(blog) == now
 
 
 # Memory

@@ -34,6 +34,7 @@ from tests.support.writers import fill
 ROLE = "syncer_worker"
 PASSWORD = "one"  # noqa: S105 - of a server that ends with the test
 OURS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'syncer %%' AND datname = %s"
+REPEATS = Plan(constants={"syncer.base.retry:REPEAT_SECONDS": 5})
 TRIMS = Plan(constants={"syncer.capture.reader:TRIM_SECONDS": 0.05})
 SERVER = {"max_prepared_transactions": "10", "autovacuum": "off"}
 """Transactions can be prepared, and nobody commits beside us."""
@@ -111,9 +112,10 @@ def passwords(world: World, password: str) -> str:
 
 
 def test_a_database_that_refuses_sessions_is_waited_for(own: World) -> None:
-    """The daemon logs what the server says, once for each component, and continues when it may."""
+    """The daemon logs what the server says, in a few lines, and continues when it may."""
     dsn = own.dsn.replace("postgres@", f"{ROLE}@")
-    daemon = own.daemon(environment={"SYNCER_POSTGRES_DSN": dsn, "PGPASSFILE": passwords(own, PASSWORD)})
+    environment = {"SYNCER_POSTGRES_DSN": dsn, "PGPASSFILE": passwords(own, PASSWORD)}
+    daemon = own.daemon(environment=environment, program=REPEATS.program)
     own.wait_until_level()
     for number, (refuse, words, allow) in enumerate(REFUSALS):
         operate(own, refuse.format(own.name))

@@ -30,9 +30,12 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.jobs import model, queue
 from syncer.jobs.model import Job, JobKind, JobState, find
+from tests.support.breakpoints import Plan
 from tests.support.world import DEADLINE_SECONDS, USES_KAFKA, Daemon, World, wait_until
 
 needs_kafka = pytest.mark.skipif(not USES_KAFKA, reason="needs Kafka")
+REPEATS = Plan(constants={"syncer.base.retry:REPEAT_SECONDS": 5})
+"""A daemon that says again after some seconds, and not after a minute, what troubles it."""
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g"
 SUSPENDED = "SELECT name, suspended FROM syncer.document WHERE suspended IS NOT NULL"

@@ -23,6 +23,7 @@ from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
 from tests.faults.harness import (
     DEAD_LETTERS,
+    REPEATS,
     Write,
     after,
     require_holds,
@@ -109,7 +110,7 @@ def read_only(client: Elasticsearch) -> Iterator[str]:
 
 def test_whatever_becomes_of_a_request_it_is_made_again(narrow: World, proxy: Proxy) -> None:
     """Nothing is lost, no document is suspended, and the log says each trouble once."""
-    daemon = narrow.daemon()
+    daemon = narrow.daemon(program=REPEATS.program)
     narrow.wait_until_level()
     with writing(narrow, writers=2), narrow.elasticsearch() as client:
         for name, fault in ANSWERS.items():
@@ -120,7 +121,7 @@ def test_whatever_becomes_of_a_request_it_is_made_again(narrow: World, proxy: Pr
                 wait_for_trouble(daemon, words)
     require_holds(narrow)
     daemon.wait_for("component.recovered")
-    require_quiet(daemon, lines=2 * len(ANSWERS) + 6)
+    require_quiet(daemon, lines=2 * len(ANSWERS) + 10)
     assert daemon.stop() == 0
 
 

@@ -22,7 +22,7 @@ from syncer.base.settings import ElasticsearchSettings, PostgresSettings
 from syncer.elasticsearch.client import connect
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.servers import PostgresServer
-from tests.faults.harness import GRANTS, following, require_holds, require_quiet, wait_for_trouble
+from tests.faults.harness import GRANTS, REPEATS, following, require_holds, require_quiet, wait_for_trouble
 from tests.support.breakpoints import Plan
 from tests.support.doctor import fix, is_well, look
 from tests.support.elasticsearch_proxy import Forward, Proxy
@@ -34,7 +34,6 @@ from tests.support.writers import fill
 ROLE = "syncer_worker"
 PASSWORD = "one"  # noqa: S105 - of a server that ends with the test
 OURS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'syncer %%' AND datname = %s"
-REPEATS = Plan(constants={"syncer.base.retry:REPEAT_SECONDS": 5})
 TRIMS = Plan(constants={"syncer.capture.reader:TRIM_SECONDS": 0.05})
 SERVER = {"max_prepared_transactions": "10", "autovacuum": "off"}
 """Transactions can be prepared, and nobody commits beside us."""

@@ -17,7 +17,7 @@ from syncer.documents.definition import Definition
 from tests.faults import harness
 from tests.support.capture import capture_only, install, written
 from tests.support.in_process import assign
-from tests.support.world import World, wait_until
+from tests.support.world import World
 
 # A body that notes as whom it is run.
 NOTES = """
@@ -70,16 +70,9 @@ def test_a_function_of_another_role_has_no_part_in_what_syncer_does(
     world.set_up()
     harness.add_posts(world, 2)
     world.sql("UPDATE posts SET title = 't'")
-    with world.connect() as connection, world.index() as index:
+    with world.connect() as connection, harness.following(world) as follower:
         mallory(JOINS_WORDS + ASSIGNS_ALIKE)
-        with world.relay() as relay, world.worker(index) as worker:
-
-            def is_written() -> bool:
-                relay.run_once()
-                worker.run_once()
-                return len(world.held()) == 2
-
-            wait_until(is_written, what="the documents are written")
+        follower.handle()
         assert {each["title"] for each in world.held().values()} == {"tt"}
         assert caught(world) == []
         assert assign(connection) < assign(connection)

@@ -23,7 +23,7 @@ from syncer.jobs import listing
 from syncer.jobs.model import JobKind, JobState, find
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
-from syncer.verify.wait import Waiter
+from syncer.verify.wait import wait
 from syncer.worker.job_loop import JobWorker
 from tests.faults import harness
 from tests.faults.harness import (
@@ -276,7 +276,7 @@ def test_a_wait_lasts_until_the_job_is_done(world: World) -> None:
     """That of a change which makes a fan-out, and of one that joins it."""
     world.sql(BLOG)
     world.backfill()
-    with following(world, many=MANY) as follower, Waiter(world.settings) as waiter:
+    with following(world, many=MANY) as follower:
         follower.drain()
         world.sql("DELETE FROM syncer.job")
         tokens = []
@@ -285,11 +285,11 @@ def test_a_wait_lasts_until_the_job_is_done(world: World) -> None:
             follower.handle()
         for token in tokens:
             with pytest.raises(WaitTimeoutError) as late:
-                waiter.wait(token, timeout_seconds=0.01)
+                wait(world.settings, token, timeout_seconds=0.01)
             assert late.value.component == "jobs"
         assert len(world.sql("SELECT id FROM syncer.job")) == 1
         world.refresh(follower.index)
-        assert [waiter.wait(token).is_complete for token in tokens] == [True, True]
+        assert [wait(world.settings, token).is_complete for token in tokens] == [True, True]
     assert world.differences() == []
 
 
@@ -311,7 +311,7 @@ def test_random_writers_read_what_they_wrote(world: World) -> None:
             word, is_searchable = str(next(words)), dice.random() < 0.3
             connection.execute("UPDATE users SET name = %s WHERE id = %s", (word, user))
             connection.execute(post, (own, user, word))
-            wait(connection, "SELECT syncer.token()", searchable=is_searchable)
+            commit_and_wait(connection, "SELECT syncer.token()", searchable=is_searchable)
             found = client.mget(index=world.alias, ids=[*posts, str(own)])["docs"]
             if is_searchable:
                 query = {"term": {"user.id": user}}
@@ -319,21 +319,22 @@ def test_random_writers_read_what_they_wrote(world: World) -> None:
                 assert len(found) == 2 * len(posts) + 2
             assert {each["_source"]["user"]["name"] for each in found} == {word}
             connection.execute("DELETE FROM posts WHERE id = %s", (own,))
-            wait(connection, "SELECT pg_current_xact_id()::text")
+            commit_and_wait(connection, "SELECT pg_current_xact_id()::text")
             assert not client.exists(index=world.alias, id=str(own))
             done.append(word)
 
-    def wait(connection: psycopg.Connection[Any], token: str, *, searchable: bool = False) -> None:
+    def commit_and_wait(connection: psycopg.Connection[Any], token: str, *, searchable: bool = False) -> None:
         [(transaction,)] = connection.execute(token).fetchall()
         connection.commit()
-        assert waiter.wait(transaction, timeout_seconds=DEADLINE_SECONDS, searchable=searchable).is_complete
+        seconds = DEADLINE_SECONDS
+        assert wait(world.settings, transaction, timeout_seconds=seconds, searchable=searchable).is_complete
 
     def read_on() -> None:
         before = len(done)
         wait_until(lambda: len(done) > before + 4, what="they have read on")
 
     daemons = [world.daemon(), world.daemon()]
-    with Waiter(world.settings) as waiter, world.elasticsearch() as client, at_work(world, [write_and_read] * 4):
+    with world.elasticsearch() as client, at_work(world, [write_and_read] * 4):
         read_on()
         for daemon in daemons:
             daemon.kill()

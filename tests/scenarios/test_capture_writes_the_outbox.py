@@ -245,6 +245,11 @@ def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(world
     affects.unlink()
     world.apply()
     assert ("public.posts", "U", {"id": "2"}, {"id": "2"}) in written(world)
+    select.write_text("SELECT p.id AS _id, p.title FROM posts AS p")
+    world.apply()
+    forget(world)
+    world.sql("UPDATE posts SET body = 'no document reads it' WHERE id = 2")
+    assert written(world) == [], "once a narrower definition is active, no more is captured than it reads"
 
 
 TABLES = """

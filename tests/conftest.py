@@ -38,6 +38,9 @@ def pytest_configure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What is asked of a run."""
     parser.addoption("--soak-seconds", type=float, default=1800, help="how long the long soak takes (-m soak)")
+    parser.addoption(
+        "--soak-kafka", choices=("switched", "always", "never"), default="switched", help="how changes go in a soak"
+    )
     parser.addoption("--soak-sabotage", metavar="NAME", help="which of tests.sabotages the soak is to find")
     parser.addoption("--soak-seed", type=int, help="repeats the choices of a soak, which has printed it")
 

@@ -28,12 +28,16 @@ class Fleet:
     Args:
         world: Whose documents they keep.
         record: Where their starts and ends are recorded.
+        switches_kafka: Whether `switch_kafka` does more than restart them.
         sabotage: Which of `tests.sabotages` they run with, if any.
     """
 
-    def __init__(self, world: World, record: Record, *, sabotage: str | None = None) -> None:
+    def __init__(
+        self, world: World, record: Record, *, switches_kafka: bool = True, sabotage: str | None = None
+    ) -> None:
         self._world = world
         self._record = record
+        self._switches_kafka = switches_kafka
         self._sabotage = sabotage
         self._lock = threading.RLock()
         self._daemons: list[Daemon] = []
@@ -93,7 +97,7 @@ class Fleet:
     def switch_kafka(self) -> None:
         """Restart every daemon without Kafka; with it, if they run without."""
         with self._lock:
-            self._world.uses_kafka = not self._world.uses_kafka
+            self._world.uses_kafka ^= self._switches_kafka
             for daemon in self._daemons:
                 daemon.process.send_signal(signal.SIGTERM)
 

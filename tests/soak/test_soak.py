@@ -53,7 +53,8 @@ def soak(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Soak]:
         standbys = Standbys(sandbox, folder / "standbys", {}, primary=sandbox.postgres)
         stack.callback(standbys.stop_replicas)
         applications.set_up(world)
-        world.uses_kafka = random.Random(seed).random() < 0.5
+        way = request.config.getoption("--soak-kafka")
+        world.uses_kafka = {"always": True, "never": False}.get(way, random.Random(seed).random() < 0.5)
         lines = {
             "postgres": stack.enter_context(line(sandbox.postgres.port)),
             "elasticsearch": stack.enter_context(line(sandbox.elasticsearch.port)),
@@ -67,7 +68,8 @@ def soak(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Soak]:
         }
         preloaded.run("--version", environment=world.environment, seconds=60)  # before several threads use it
         record = Record(tmp_path / "soak.jsonl", seed=seed)
-        fleet = Fleet(world, record, sabotage=request.config.getoption("--soak-sabotage"))
+        sabotage = request.config.getoption("--soak-sabotage")
+        fleet = Fleet(world, record, switches_kafka=way == "switched", sabotage=sabotage)
         yield Soak(world=world, standbys=standbys, lines=lines, fleet=fleet, record=record)
 
 

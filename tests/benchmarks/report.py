@@ -80,11 +80,6 @@ class Run:
         return self.documents / self.seconds
 
     @property
-    def longest_seconds(self) -> float:
-        """The longest of `milliseconds`."""
-        return max(self.milliseconds) / 1000
-
-    @property
     def cost(self) -> float:
         """Milliseconds of processor time for each document, of all processes."""
         return sum(self.cpu_seconds.values()) * 1000 / self.documents

@@ -11,10 +11,12 @@ from syncer.base.errors import IndexingError, SourceError
 from syncer.elasticsearch import client
 
 
-def test_postgres_from_14_on_is_supported() -> None:
-    """An older one is refused."""
+def test_postgres_from_14_and_elasticsearch_from_8_on_are_supported() -> None:
+    """Also what comes after 9, or 18. An older Postgres is refused."""
     for version in (140000, 180000, 190000):
         postgres.require_supported(version)
+    for number in ("8.0.0", "8.19.0-SNAPSHOT", "9.2.1", "10.0.0"):
+        client.require_supported(info(number, build_flavor="default"))
     with pytest.raises(SourceError, match="Postgres 13 is not supported") as refused:
         postgres.require_supported(139999)
     assert "14 or newer" in refused.value.hint
@@ -23,12 +25,6 @@ def test_postgres_from_14_on_is_supported() -> None:
 def info(number: str, **more: Any) -> dict[str, Any]:
     """What ``GET /`` answers."""
     return {"name": "node", "version": {"number": number, "lucene_version": "9", **more}, "tagline": "…"}
-
-
-@pytest.mark.parametrize("number", ["8.0.0", "8.19.0-SNAPSHOT", "9.2.1", "10.0.0"])
-def test_elasticsearch_from_8_on_is_supported(number: str) -> None:
-    """Also what comes after 9."""
-    client.require_supported(info(number, build_flavor="default"))
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ class ChangeConsumer:
                 "auto.offset.reset": "earliest",
                 # librdkafka's own thread sends heartbeats: only a dead process loses its session.
                 "session.timeout.ms": 10_000,
-                # How long a rebalance waits for a late member; the default is five minutes. A busy member is never
-                # that late: see `keep_alive`.
-                "max.poll.interval.ms": 120_000,
+                # How long a rebalance waits for a late member, and for one that ended while it joined; the default is
+                # five minutes. A busy member is never that late: see `keep_alive`.
+                "max.poll.interval.ms": 60_000,
                 # Members learn about a rebalance from the answer to a heartbeat.
                 "heartbeat.interval.ms": 500,
                 "fetch.queue.backoff.ms": 5,

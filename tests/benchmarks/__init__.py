@@ -8,7 +8,7 @@ runs. All runs are rows of one table, which is shown and kept. ``docs/benchmarks
     report        runs, figures beside their goals, and the kept history
     gauges        processor time, memory, and when an index was written
     edits         single edits at an even pace, and when each is seen
-    references    the bare loop, the ceiling, the polling loop
+    references    the bare loop, the polling loop
 
     bulk_work     fill, backfill, rebuild, verify, sources, drain, fan-out, growth
     single_edits  latency, load, isolation, recovery, application

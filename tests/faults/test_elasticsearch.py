@@ -193,6 +193,20 @@ def blog(world: World) -> World:
 # A writer has read a document, and others write it before it does
 
 
+@pytest.mark.parametrize("alias", ["{alias}", "{index}-syncer-write"])
+def test_an_alias_that_is_deleted_is_given_back(blog: World, alias: str) -> None:
+    """`syncer apply` gives it back, and writes what was missed meanwhile."""
+    daemon, index = blog.daemon(), blog.index_of()
+    with blog.elasticsearch() as client, writing(blog, writers=2):
+        client.indices.delete_alias(index=index, name=alias.format(alias=blog.alias, index=index))
+        blog.sql("UPDATE users SET name = 'while it is away' WHERE id = 3")
+        if alias.endswith("write"):
+            daemon.wait_for("document.suspended")
+        applied = blog.syncer("apply", "--yes")
+    assert (applied.returncode, "aliases" in applied.stdout + applied.stderr) == (0, True), applied.stderr
+    require_holds(blog)
+
+
 @pytest.fixture
 def routed(empty_world: World) -> World:
     """Posts that are routed by their author, in an index of three shards."""

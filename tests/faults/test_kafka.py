@@ -121,7 +121,7 @@ def test_a_loss_is_made_good(
     """Also a lost end behind which nothing changes: a quiet partition gets an empty record. A loss is an error."""
     monkeypatch.setattr(producer, "QUIET_SECONDS", 0.5)
     happens(blog)
-    with capture_logs() as logs, following(blog):
+    with following(blog):
         blog.sql(NEW)
         require_holds(blog)
     before = refreshes(blog)

@@ -231,21 +231,22 @@ class Outage:
 
     Args:
         away: While this lasts.
+        event: What the timeline says afterwards.
         says: Words of the problem, which is named within ten seconds; none if nothing has failed yet.
         lags: How long the change waits.
-        event: What the timeline says afterwards.
     """
 
     away: Callable[[Operator], AbstractContextManager[None]]
+    event: str
     says: tuple[str, ...] = ()
     lags: float = 2
-    event: str = ""
 
 
 OUTAGES = {
     "Elasticsearch refuses connections": Outage(
         away=lambda operator: operator.proxy.closed(),
         says=("Elasticsearch is down: connection refused at 127.0.0.1:", ", for", "1 change is waiting."),
+        event="Elasticsearch did not answer for",
     ),
     # The only request waits, and succeeds: nothing is retried, and yet the outage is an event.
     "Elasticsearch answers late": Outage(

@@ -17,8 +17,11 @@ from urllib.parse import urlsplit
 import psycopg.conninfo
 import pytest
 
+from syncer.apply import reindex
+from syncer.base.model import Role
 from syncer.capture.reader import LEASE_SECONDS
-from syncer.jobs.model import find
+from syncer.documents import registry
+from syncer.jobs.model import JobState, find
 from tests.faults import harness
 from tests.faults.harness import needs_kafka, require_holds
 from tests.support.breakpoints import REACHED, Plan, Point
@@ -210,6 +213,22 @@ def test_a_rebuild_that_was_killed_is_given_up(blog: World) -> None:
 HANGS = Point(at=WRITE, seconds=3600)
 
 
+def test_a_move_that_a_failover_has_taken_back_is_recorded_by_the_next_apply(blog: World) -> None:
+    """Postgres no longer knows that the new index serves, and the one before is gone."""
+    blog.daemon()
+    with blog.connect() as connection, blog.indices() as indices:
+        new = reindex.begin(connection, indices, "blogpost", report=lambda _: None).document
+        wait_until(lambda: registry.by_role(connection, "blogpost")[Role.BUILDING].is_loaded, what="it is loaded")
+        indices.swap(blog.alias, new.target)
+        indices.drop(registry.current(connection)["blogpost"].target)
+    blog.sql("UPDATE posts SET title = 'changed' WHERE id = 1")
+    wait_until(lambda: bool(blog.sql(harness.SUSPENDED)), what="the index that is gone is suspended")
+    applied = blog.syncer("apply", "--yes")
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    assert blog.sql("SELECT role, index_name FROM syncer.document") == [("current", new.index_name)]
+    require_holds(blog)
+
+
 def wait_until_reached(daemon: Daemon, point: Point) -> None:
     """It has come to its point, and stays there."""
     reached = f"{REACHED} {point.at}"
@@ -284,6 +303,21 @@ def is_forgotten(world: World, id_: str) -> bool:
             index=world.index_of(), id=id_, version=1, version_type="external"
         )
     return bool(answer.meta.status == 404)
+
+
+def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> None:
+    """Postgres ends the session of a process that is stopped: a command that follows the job takes its chunks."""
+    stops = Plan(points=(Point(at="syncer.jobs.chunks:Chunks.take", when="after", send="SIGSTOP"),), constants=LEASES)
+    sleeping = blog.daemon(program=stops.program)
+    with blog.connect() as connection:
+        job = harness.create(connection)
+        wait_until_stopped(sleeping)
+        done = blog.syncer("backfill", "blogpost", program=Plan(constants=LEASES).program)
+        assert done.returncode == 0, done.stderr
+        assert find(connection, job.id).state is JobState.DONE
+    sleeping.process.send_signal(signal.SIGCONT)
+    assert sleeping.stop() == 0
+    assert blog.differences() == []
 
 
 def test_a_leader_that_stands_still_is_replaced(blog: World) -> None:

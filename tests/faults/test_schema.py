@@ -111,6 +111,18 @@ CHANGES = {
         "INSERT INTO comments SELECT * FROM before WHERE id % 2 = 0",
         says=("public.comments", "are not captured", "syncer apply"),
     ),
+    "triggers are disabled": Change(
+        sql="ALTER TABLE posts DISABLE TRIGGER USER",
+        says=("public.posts", "disabled", "resumes by itself"),
+        fix="ALTER TABLE posts ENABLE TRIGGER USER",
+        resumes=True,
+    ),
+    "a privilege is revoked": Change(
+        as_role=True,
+        sql="REVOKE SELECT ON comments FROM {role}",
+        says=("permission denied", "comments", "SELECT", "syncer apply"),
+        fix="GRANT SELECT ON comments TO {role}",
+    ),
     "a policy hides rows": Change(
         as_role=True,
         sql="ALTER TABLE comments ENABLE ROW LEVEL SECURITY; CREATE POLICY even ON comments USING (id % 2 = 0)",

@@ -261,9 +261,10 @@ def install(
             watched=capture.watched | {columns & existing for columns in before.watched},
         )
     has_triggers = not lost(connection, [relation])
+    sees_more = before is None or not _columns(capture) <= _columns(before) or not capture.routing <= before.routing
 
     def change() -> None:
-        if not has_triggers or capture != before:
+        if not has_triggers or sees_more:
             # A transaction that wrote under the previous function has ended, so loading sees what it left out. So it
             # does with partitions that are there by now: one that is attached later has the trigger, and is noted.
             connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(sql.SQL(relation)))
@@ -275,6 +276,11 @@ def install(
         _record(connection, capture)
 
     _without_blocking(connection, relation, change, timeout_seconds, waiting)
+
+
+def _columns(capture: Capture) -> frozenset[str]:
+    """The columns of which a change is noticed."""
+    return capture.routing.union(*capture.watched)
 
 
 def narrow(connection: Connection, capture: Capture) -> None:

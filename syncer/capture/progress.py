@@ -30,7 +30,7 @@ from typing import NamedTuple
 import psycopg
 from psycopg.types.json import Jsonb
 
-from syncer.base.errors import TokenError
+from syncer.base.errors import SourceError, TokenError
 from syncer.base.formatting import shortened
 from syncer.base.postgres import Connection, value
 
@@ -102,7 +102,8 @@ _TRANSACTION = f"""
 SELECT r.is_read, coalesce(r.is_read AND pg_visible_in_snapshot($1::xid8, h.snapshot)
                              AND pg_visible_in_snapshot(c.adopted_in, h.snapshot), false),
        r.is_read OR EXISTS (SELECT FROM syncer.outbox AS o
-                            WHERE o.xid IN ($1::xid8, CASE WHEN c.is_valid THEN c.adopted_in END))
+                            WHERE o.xid = $1::xid8
+                               OR o.xid = c.adopted_in AND NOT pg_visible_in_snapshot(c.adopted_in, c.snapshot))
 FROM {_LATEST} CROSS JOIN LATERAL (
     SELECT coalesce(c.is_valid AND pg_visible_in_snapshot($1::xid8, c.snapshot)
                     AND pg_visible_in_snapshot(c.adopted_in, c.snapshot), false) AS is_read
@@ -255,7 +256,13 @@ def require_committed(connection: Connection, token: Token) -> Token:
 
     Raises:
         TokenError: It is open, was rolled back, has not begun, or has another database identity.
+        SourceError: This server is a replica, so the outcome is not known here.
     """
+    if value(connection, "SELECT pg_is_in_recovery()"):
+        raise SourceError(
+            "postgres.dsn leads to a replica, which does not know what syncer has done",
+            hint="Ask the primary: a token may be waited for from anywhere, but not there.",
+        )
     try:
         [(status, identity)] = connection.execute(_STATUS, (str(token.xid),)).fetchall()
     except psycopg.errors.InvalidParameterValue as error:

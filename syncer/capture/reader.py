@@ -73,11 +73,10 @@ class OutboxReader:
         if self._connection is None:
             self._connection = self._connect()
         connection = self._connection
-        is_leading = bool(value(connection, _LEAD))
-        is_news, self._was_leading = is_leading is not self._was_leading, is_leading
-        if not is_leading:
-            if is_news:
+        if not value(connection, _LEAD):
+            if self._was_leading is not False:
                 self._log.info("relay.stood_by")
+            self._was_leading = False
             return False
         connection.execute(_BEGIN, (f"{LEASE_SECONDS * 1000:.0f}ms",))
         self._lease_is_over = threading.Event()
@@ -93,8 +92,9 @@ class OutboxReader:
             assert saved is not None  # it was just saved
         self._saved, self._read_to, self._changes = saved, saved.snapshot, saved.changes
         self._trimmed_at = time.monotonic()
-        if is_news:
+        if not self._was_leading:
             self._log.info("relay.led", cursor=self._read_to, timeline="This daemon became the leader.")
+        self._was_leading = True
         LEADS.set()
         return True
 

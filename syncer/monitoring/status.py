@@ -120,8 +120,8 @@ FROM ({_SCALARS}) AS s
 """
 # A segment that was never analysed looks smaller than it is: only the index tells what waits in it.
 _SESSION = "SET enable_seqscan = off; SET statement_timeout = '30s'"
-_ADDRESS = re.compile(r"""(?:at |host=)["']([^"']+)["'].*?port[ =](\d+).*Connection refused""", re.DOTALL)
-"""Where a client library was refused, in its words."""
+_ADDRESS = re.compile(r"""(?:at |host=)["']([^"']+)["'].*?port[ =](\d+).*Connection refused""")
+"""Where a client library was refused, in its words: a line for each of several hosts."""
 _HINT = "Start it, or check the network and the settings. Nothing is lost: syncer continues by itself."
 _HANGS = (
     "Look at its log, its load and its disks, and at the network; restart it if it hangs. "

@@ -233,7 +233,7 @@ class JobWorker:
                 if after is None:
                     self._deferred[job.id] = time.monotonic() + _AGAIN_SECONDS
             steps += after is not None
-            if after is not None and after.state is JobState.DONE:
+            if after is not None and after.state is JobState.DONE and job.is_listed:  # otherwise another one ended it
                 self._log_finished(after)
         if not self._deferred:
             recovered(_STEPS)

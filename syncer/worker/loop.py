@@ -78,7 +78,13 @@ class Worker:
         self._writers = WriterPool(
             connect=connect, index=index, pause=self._pause, name=name, flow=FlowControl(settings)
         )
-        self._resolver = Resolver(link=self._link, writers=self._writers, page=settings.batch_documents_max, name=name)
+        self._resolver = Resolver(
+            link=self._link,
+            writers=self._writers,
+            page=settings.batch_documents_max,
+            keep_alive=self._source.keep_alive,
+            name=name,
+        )
         self._log = structlog.get_logger().bind(worker=name)
 
     def run(self, stop: Stop) -> None:

@@ -7,7 +7,7 @@ committed job covers it. The changes of a suspended document become causes of a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import psycopg
 import structlog
@@ -32,12 +32,16 @@ class Resolver:
 
     Args:
         page: How many ids are handed on together. A change that touches more documents becomes a job.
+        keep_alive: Called before each definition, since many take long together.
     """
 
-    def __init__(self, *, link: Link, writers: WriterPool, page: int, name: str) -> None:
+    def __init__(
+        self, *, link: Link, writers: WriterPool, page: int, keep_alive: Callable[[], None], name: str
+    ) -> None:
         self._link = link
         self._writers = writers
         self._page = page
+        self._keep_alive = keep_alive
         self._affected: AffectedReader | None = None
         self._read_on: Connection | None = None
         self._locked: Counter[str] = Counter()
@@ -61,6 +65,7 @@ class Resolver:
             for document in self._affected.documents():
                 if only is not None and document.index_name not in only:
                     continue
+                self._keep_alive()
                 try:
                     if document.suspended is None:
                         self._submit(document, self._affected, batch, stop)

@@ -113,6 +113,9 @@ def test_a_transaction_that_is_open_while_the_outbox_is_adopted_is_waited_for(wo
         relay.run_once()
         with handling(world):
             assert wait(world.settings, token).is_complete
+        with world.application() as quiet:
+            [(token,)] = quiet.execute("SELECT syncer.token() FROM pg_current_xact_id()").fetchall()
+        assert not wait(world.settings, token).is_captured, "the adopted rows are still there, but handled"
 
 
 def test_a_publication_of_all_tables_prevents_no_write_of_syncer(world: World) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import OperationalError
 
 from syncer.base.model import Role
 from syncer.base.retry import CurrentTrouble
@@ -16,7 +17,7 @@ from syncer.jobs.model import Job, JobKind, JobState
 from syncer.monitoring import problems as problems_module
 from syncer.monitoring.daemons import SILENT_SECONDS, Daemon
 from syncer.monitoring.problems import Urgency, as_json, problems, urgency
-from syncer.monitoring.status import DocumentStatus, IndexFault, Server, Status, Stored
+from syncer.monitoring.status import DocumentStatus, IndexFault, Server, Status, Stored, describe
 from tests.support.world import REPOSITORY
 
 
@@ -187,3 +188,11 @@ def test_each_problem_has_an_entry_in_the_manual() -> None:
     named = set(re.findall('"(Syncer[A-Z][A-Za-z]+)"', Path(problems_module.__file__).read_text("utf-8")))
     assert named
     assert named <= entries
+
+
+def test_of_several_hosts_the_one_that_refuses_is_named() -> None:
+    """Libpq says a line for each, and another one may be a replica that answers."""
+    said = 'connection to server at "10.0.0.1", port 5432 failed: session is read-only\n'
+    said += 'connection to server at "10.0.0.2", port 5433 failed: Connection refused'
+    described, _ = describe("postgres", OperationalError(said))
+    assert described == "Postgres is down: connection refused at 10.0.0.2:5433"

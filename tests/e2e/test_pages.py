@@ -31,12 +31,12 @@ import psycopg
 import pytest
 
 from tests.support import preloaded
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, USES_KAFKA, World, wait_until
 
 _FENCE = re.compile(r"^ *```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _IN = re.compile(r"^<!-- in: (\w+) -->$", re.MULTILINE)
 _WORDS = re.compile(r"run|fails|background|shows|until|file=\S+")
-_IS_AT_WORK = b"worker.partitions_assigned"
+_IS_AT_WORK = b"worker.partitions_assigned" if USES_KAFKA else b"relay.led"
 """What a daemon says of which a page takes it that it runs."""
 _TABLES = {"file": REPOSITORY / "syncer" / "demo" / "filesystem.sql"}
 _BASH = shutil.which("bash") or "bash"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -19,12 +21,19 @@ from syncer.relay import loop as relay_loop
 from syncer.worker.source import OutboxSource
 from tests.faults.harness import following, needs_kafka
 from tests.sabotages import parts
+from tests.sabotages.__main__ import SABOTAGES
 from tests.sabotages.parts import KilledError, Spoiled
 from tests.support.in_process import handling, let_expire, publish
 from tests.support.world import World, wait_until
 from tests.support.writers import fill
 
 POST = "UPDATE posts SET title = %s WHERE id = 2"
+
+
+def test_each_part_that_a_sabotaged_soak_replaces_is_there() -> None:
+    """Otherwise such a soak would fail because its daemons do not start."""
+    for place in set(chain.from_iterable(SABOTAGES.values())):
+        assert resolve_name(place)
 
 
 @pytest.fixture(params=[False, True], ids=["as_it_is", "sabotaged"])

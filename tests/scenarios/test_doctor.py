@@ -20,7 +20,7 @@ from tests.scenarios.test_schema_migrations import grant
 from tests.support.doctor import fix, is_well, look
 from tests.support.in_process import admin
 from tests.support.standbys import standbys
-from tests.support.world import World, elsewhere, wait_until
+from tests.support.world import World, elsewhere, require_kafka, wait_until
 
 CONSIDER, WRONG = CheckSeverity.CONSIDER, CheckSeverity.WRONG
 OF_POSTGRES = [check for check in CHECKS if check.server == "postgres"]
@@ -157,6 +157,7 @@ def act(world: World, text: str) -> None:
         text = text.replace(f"@{name}", str(value))
     kind, _, rest = text.partition(" ")
     if kind == "TOPIC":
+        require_kafka()
         name, _, value = rest.partition("=")
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = partial(ConfigResource, ResourceType.TOPIC, world.settings.kafka.topic)

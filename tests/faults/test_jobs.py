@@ -154,8 +154,10 @@ def search(world: World, stop: threading.Event) -> None:
 def test_a_rebuild_of_a_suspended_document_begins_only_if_it_can_end(blog: World) -> None:
     """If its tables are at fault, nothing is created; if its index is, a new one is the way out."""
     blog.backfill()
+    with blog.elasticsearch() as client:
+        client.indices.put_settings(index=blog.index_of(), settings={DISK_FULL: True})
     blog.sql("TRUNCATE syncer.outbox")  # as if all were handled
-    blog.sql("UPDATE syncer.document SET suspended = 'a shard is gone'")
+    blog.sql("UPDATE syncer.document SET suspended = 'its disk is full', suspended_at = now()")
     rebuilt = blog.syncer("index", "rebuild", "blogpost")
     assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
     events = blog.syncer("events").stdout

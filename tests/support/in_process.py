@@ -93,7 +93,8 @@ def handle(world: World) -> None:
 def refreshes(world: World) -> int:
     """How many jobs wrote everything again."""
     with world.connect() as connection:
-        return sum(job.kind is JobKind.REFRESH for job in model.unfinished(connection) + model.finished(connection))
+        jobs = model.unfinished(connection) + model.finished(connection)  # one may be in both
+    return len({job.id for job in jobs if job.kind is JobKind.REFRESH})
 
 
 def assign(connection: Connection) -> int:

@@ -11,7 +11,7 @@ runs. All runs are rows of one table, which is shown and kept. ``docs/benchmarks
     references    the bare loop, the polling loop
 
     bulk_work     fill, backfill, rebuild, verify, sources, drain, fan-out, growth
-    single_edits  latency, load, isolation, recovery, application
+    single_edits  latency, load, isolation, application
     one_edit      statements, functions                    locks         locks made of documents
     peers         pgsync, flink (flink_jars)               staleness     wrong for good (random_writers)
 """

@@ -38,10 +38,9 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "flink": peers.flink,
     "staleness": staleness.staleness,
     "locks": locks.locks,
-    "recovery": single_edits.recovery,
     "growth": bulk_work.growth,
 }
-_BY_NAME_ONLY = ("recovery", "growth", "staleness")
+_BY_NAME_ONLY = ("growth", "staleness")
 
 
 def main() -> None:

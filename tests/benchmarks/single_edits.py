@@ -1,4 +1,4 @@
-"""Single edits: until each is seen, what each costs, also the application, beside a rename and after an outage."""
+"""Single edits: until each is seen, what each costs, also the application, and beside a rename."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import psycopg
 
 from tests.benchmarks.edits import OFTEN, Edits, Sight, deadline, edited
 from tests.benchmarks.gauges import Writes, difference, peak_bytes
@@ -24,8 +22,6 @@ _P50_MAX, _P99_MAX = 50, 150
 _WATCHED_OF = 5
 _OPEN_JOBS = "SELECT FROM syncer.job WHERE finished_at IS NULL"
 _APART_SECONDS = 0.2
-_STEADY_PER_SECOND, _STEADY_POSTS, _LAST = 200, 400, 100
-_STEADY_SECONDS = 5.0
 _CLIENTS = 2
 _WITHOUT, _LEAST, _WITH = "plain.posts", "least.posts", "public.posts"
 _SCRIPT = """
@@ -152,47 +148,6 @@ def isolation(bench: Bench) -> Iterator[Figure]:
         at_most = None if name == rest else _P99_MAX
         yield Figure(f"{name}: p99", report.percentile(name, 99), unit="ms", at_most=at_most)
     yield report.memory(rest, single, five, called="peak memory")
-
-
-def recovery(bench: Bench) -> Iterator[Figure]:
-    """An outage of each server and of the daemon under steady edits, until it has caught up.
-
-    It has when realtime GETs show the hundred edits that are committed when the outage ends: they come after all that
-    were waiting. In the end every document is compared with its SELECT. The servers are those of the benchmarks'
-    sandbox: nothing else should be using it.
-    """
-    outage = 2 * bench.seconds
-    with bench.blog(posts=_STEADY_POSTS + _LAST) as blog:
-
-        def caught_up(begin: Callable[[], object], end: Callable[[], object]) -> Run:
-            time.sleep(_STEADY_SECONDS)
-            begin()
-            time.sleep(outage)
-            end()
-            ended_at = time.monotonic()
-            last = Edits(blog, range(_STEADY_POSTS + 1, blog.posts + 1), 10 * _LAST)
-            last.make(_LAST)
-            took = time.monotonic() - ended_at
-            return Run(documents=_LAST, seconds=took, peak_bytes=peak_bytes(blog.pid))
-
-        outages: dict[str, Callable[[], Run]] = {}
-        for server in blog.sandbox.servers:
-            outages[f"{server.name} killed"] = partial(caught_up, server.kill, server.start)
-            outages[f"{server.name} paused"] = partial(caught_up, server.pause, server.resume)
-        outages["daemon killed"] = partial(caught_up, partial(blog.stop, kill=True), blog.start)
-        blog.start_idle()
-        steady = Edits(
-            blog, range(1, _STEADY_POSTS + 1), _STEADY_PER_SECOND, watched_of=0, survives=(psycopg.OperationalError,)
-        )
-        about = f"{_STEADY_PER_SECOND} changes a second, an outage of {outage:.0f} s; from its end until caught up"
-        with steady.beside():
-            report = bench.contest(about, outages, passes=1)
-        blog.wait_until_level()
-        blog.stop()
-    report.remarks.append(f"{steady.made:,} changes")
-    for name in outages:
-        yield Figure(name, report.of(name, "seconds"), unit="s", at_most=30.0)
-    yield report.memory(*outages, called="peak memory")
 
 
 def application(bench: Bench) -> Iterator[Figure]:

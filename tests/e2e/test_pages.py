@@ -68,11 +68,6 @@ class Part:
     document: str
     blocks: tuple[Block, ...]
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether it has anything to do."""
-        return any(block.words for block in self.blocks)
-
 
 def parts(page: Path) -> list[Part]:
     """The parts of a page; a word that means nothing is an error."""
@@ -91,7 +86,8 @@ def parts(page: Path) -> list[Part]:
     ]
 
 
-PARTS = [part for page in sorted((REPOSITORY / "docs").glob("*.md")) for part in parts(page) if part.is_followed]
+PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
+PARTS = [part for page in PAGES for part in parts(page) if any(block.words for block in part.blocks)]
 
 
 def environment(world: World) -> dict[str, str]:

@@ -68,14 +68,7 @@ def die(world: World, *points: Point, environment: dict[str, str]) -> None:
     plans = [Plan(points=(point,), clock_hours=6 * hours) for hours, point in enumerate(points, -1)]
     for group in [plans] if world.uses_kafka else [[plan] for plan in plans]:
         daemons = [world.daemon("--only", "workers", environment=environment, program=plan.program) for plan in group]
-        for daemon in daemons:
-            wait_until_dead(daemon)
-
-
-def wait_until_dead(daemon: Daemon) -> None:
-    """It has come to its point."""
-    wait_until(lambda: daemon.process.poll() is not None, what="it dies", detail=daemon.log_file.read_text)
-    assert daemon.process.returncode == -signal.SIGKILL, daemon.log_file.read_text()
+        assert {daemon.exit_code() for daemon in daemons} == {-signal.SIGKILL}, "each has come to its point"
 
 
 def make_fan_out(world: World) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.model.cleaning_up import CleaningUp
 from tests.model.cluster_identities import ClusterIdentities
-from tests.model.explorer import Explored, Model, explore
+from tests.model.explorer import Model, explore
 from tests.model.fanning import Fanning
 from tests.model.progressing import Progressing
 from tests.model.reindexing import Reindexing
@@ -31,7 +31,6 @@ def main() -> int:
     """Explore all models, or print one path; return 0 if the result is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("--without", metavar="RULE", choices=RULES, help="print the shortest path to a violation")
-    parser.add_argument("--figures", action="store_true", help="bring the figures of docs/protocol.md up to date")
     chosen = parser.parse_args()
     if chosen.without:
         model, rule = RULES[chosen.without]
@@ -39,10 +38,10 @@ def main() -> int:
         _print(*re.findall(rf"^\| (.*?\(`{chosen.without}`\).*) \|.*$", PAGE.read_text("utf-8"), re.MULTILINE))
         _print(f"{model.bounds}.", *(f"{number:>3}. {step}" for number, step in enumerate(path[:-1], 1)), *path[-1:])
         return 0 if path else 1
-    return max([_explore(model, update_page=chosen.figures) for model in MODELS])
+    return max([_explore(model) for model in MODELS])
 
 
-def _explore(model: type[Model[Any]], *, update_page: bool) -> int:
+def _explore(model: type[Model[Any]]) -> int:
     found = explore(model())
     _print(f"{model.name}: {model.about}", f"  {model.bounds}")
     _print(f"  {found.states:,} states, {found.steps:,} steps: {'a VIOLATION' if found.path else 'no violation'}")
@@ -50,20 +49,7 @@ def _explore(model: type[Model[Any]], *, update_page: bool) -> int:
     without = {rule: max(0, len(explore(model(without=rule)).path) - 1) for rule in model.rules}
     for rule, number in without.items():
         _print(f"  without {rule:<40} {f'violation after {number} steps' if number else 'NO VIOLATION'}")
-    if update_page:
-        _put_figures(model, found, without)
     return 1 if found.path or not all(without.values()) else 0
-
-
-def _put_figures(model: type[Model[Any]], found: Explored, without: dict[str, int]) -> None:
-    text = PAGE.read_text("utf-8")
-    figures = {rf"{model.name} \| .*": f"{found.states:,} | {found.steps:,}"}
-    figures |= {rf".*\(`{rule.replace('_', '-')}`\) .*": f"{number} steps" for rule, number in without.items()}
-    for row, cells in figures.items():
-        columns = r" \| ".join([r"[\d,]+(?: steps)?"] * (1 + cells.count("|")))
-        text, count = re.subn(rf"^(\| {row}) \| {columns} \|$", rf"\1 | {cells} |", text, flags=re.MULTILINE)
-        assert count == 1, f"the page has no row {row}"
-    PAGE.write_text(text, "utf-8")
 
 
 def _print(*lines: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.derivation import Judge, judging
+from tests.support.derivation import Judge
 from tests.support.random_tables import SCHEMA
 from tests.support.world import World
 
@@ -21,5 +21,8 @@ CREATE FUNCTION twice(int) RETURNS SETOF int LANGUAGE sql IMMUTABLE AS 'SELECT $
 @pytest.fixture(scope="module")
 def judge(module_world: World) -> Iterator[Judge]:
     """One database, and one connection to it, for all tests of a module."""
-    with judging(module_world, SCHEMA + HELPERS) as judge:
+    module_world.sql(SCHEMA + HELPERS)
+    with module_world.connect() as connection:
+        judge = Judge(connection)
+        judge.set_up()
         yield judge

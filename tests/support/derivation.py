@@ -26,7 +26,6 @@ from syncer.capture.triggers import Capture
 from syncer.documents import analyze
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Dependencies
-from tests.support.world import World
 
 Contents = Mapping[str, Sequence[str]]
 """For each id, the rows that the SELECT returns for it, as text."""
@@ -189,13 +188,3 @@ class Judge:
 def _read(image: str) -> dict[str, Any]:
     read: dict[str, Any] = json.loads(image, parse_float=Decimal)
     return read
-
-
-@contextmanager
-def judging(world: World, tables: str) -> Iterator[Judge]:
-    """A database with these tables, captured whole, and one connection to it."""
-    world.sql(tables)
-    with world.connect() as connection:
-        judge = Judge(connection)
-        judge.set_up()
-        yield judge

@@ -81,6 +81,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("SYNCER_KAFKA_SASL_PASSWORD", SECRET, ("kafka.sasl_password: unknown", "properties of its client have the pass")),
     ("SYNCER_WORKER_BATCH_DOCUMENTS_MAX", "0", ("worker.batch_documents_max", "greater than 0")),
     ("SYNCER_RELAY_POLL_SECONDS", "0", ("relay.poll_seconds", "greater than 0")),
+    *(("SYNCER_WEB_TOKEN", token, ("at least 16",)) for token in ("short", f"two\n{SECRET}", "ein Schlüssel")),
     ("SYNCER_LOG_LEVEL", "loud", ("log.level", "warning")),
     ("SYNCER_KAFKA_PROPERTIES", "acks=all", ("SYNCER_KAFKA_PROPERTIES",)),
     ("SYNCER_ELASTICSEARCH_URL", "http://a:9200,b:9200", ("elasticsearch.url", "http://localhost:9200")),

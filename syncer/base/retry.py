@@ -175,7 +175,7 @@ def give_up(component: str) -> None:
     with _turn:
         _failing.pop((component, threading.get_ident()), None)
         left = {(trouble.server, trouble.kind) for trouble, _ in _failing.values()}
-        for of_kind in _outages.keys() - left:  # nobody would notice its end
+        for of_kind in _outages.keys() - left:  # no thread is left that would note its end
             del _outages[of_kind]
 
 

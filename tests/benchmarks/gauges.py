@@ -89,7 +89,7 @@ class Writes:
         return int(json.loads(self._connection.getresponse().read())["_all"]["primaries"]["indexing"]["index_total"])
 
     def wait(self, documents: int, *, settled: Callable[[], bool], quiet_seconds: float = _QUIET_SECONDS) -> None:
-        """Return once so many documents are written, writes have ceased for so long, and nothing is on its way."""
+        """Return once so many documents are written, writes have ceased for so long, and nothing is in flight."""
         began = time.monotonic()
         while True:
             made, now = self._total() - self._before, time.monotonic()

@@ -157,7 +157,7 @@ class Contestant:
             time.sleep(1)
 
     def touch_wrong(self) -> set[str]:
-        """Change the rows of what is wrong, so that the contestant mends it itself; what is wrong nevertheless."""
+        """Change the rows of what is wrong, so that the contestant mends it itself; return what stays wrong."""
         if wrong := self.wrong():
             touch = "UPDATE posts SET body = body || '.' WHERE id = ANY(%s::bigint[]) RETURNING id"
             for (post,) in self.blog.sql(touch, list(wrong)):

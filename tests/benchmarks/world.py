@@ -137,7 +137,7 @@ class Blog(World):
             self.process = self.daemon(environment=QUIET).process
 
     def start_idle(self) -> None:
-        """Start it, let it write something, and wait until nothing is on its way."""
+        """Start it, let it write something, and wait until nothing is in flight."""
         self.start()
         self.sql("UPDATE posts SET title = title || ' ' WHERE id = %s", self.posts)
         self.wait_settled()

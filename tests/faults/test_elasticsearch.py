@@ -264,7 +264,7 @@ def test_a_version_that_another_client_raises_keeps_no_change_from_being_written
 
 
 def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
-    """Not even one that is earlier than a state whose change nobody has handled yet."""
+    """Not even one that is earlier than a state whose change is not handled yet."""
     over = threading.Event()
     seen: list[int] = []
     blog.sql("UPDATE posts SET title = '0' WHERE id = 2")

@@ -106,7 +106,7 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
 def test_a_step_that_fails_ends_no_job_worker(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error that nobody foresaw: the failed job gives the reason, and the next one is done."""
+    """An unforeseen error: the failed job gives the reason, and the next one is done."""
 
     def fail(*arguments: Any, **options: Any) -> None:
         monkeypatch.undo()

@@ -113,7 +113,7 @@ KILLED: dict[str, tuple[Callable[[World], None], tuple[Point, ...], dict[str, st
     "workers over a fan-out": (make_fan_out, FAN_OUT, QUICK),
     "job workers": (make_backfill, JOB_WORKER, ONLY_JOBS),
 }
-"""Who is killed: what it is given to do, at which steps of that it dies, and its settings."""
+"""What a daemon is given to do, at which steps of that it is killed, and its settings."""
 
 
 @pytest.mark.parametrize(("begin", "points", "environment"), KILLED.values(), ids=KILLED)

@@ -97,7 +97,10 @@ def compared(
                     settle_seconds=settle_seconds,
                     values=values,
                     repair=partial(_write_again, parts, document, show) if repair else None,
-                    progress=lambda done: show(f"{done:,} of {max(done, expected):,}"),
+                    progress=lambda done, looked_up: show(
+                        f"{done:,} of {max(done, expected):,}"
+                        + (f"; {looked_up:,} of the index looked up in Postgres" if looked_up else "")
+                    ),
                 )
     except DocumentError as error:
         report.suspended = f"{error.message}\n{error.hint}"

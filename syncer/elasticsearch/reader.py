@@ -257,15 +257,18 @@ class Holdings:
         """
         self.refresh(target)
         for shard, number in numbers.items():
-            last = -1
+            last, span = -1, page
             while last < number:
-                rest = {"range": {"_seq_no": {"gt": last, "lte": number}}}
-                request = {"query": rest, "sort": [{"_seq_no": "asc"}], "size": page}
+                # With an end, since Elasticsearch would find everything up to the greatest number for each chunk.
+                end = min(number, last + span)
+                within = {"range": {"_seq_no": {"gt": last, "lte": end}}}
+                request = {"query": within, "sort": [{"_seq_no": "asc"}], "size": page}
                 hits = self._search(target, {**request, "_source": False, "track_total_hits": False}, shard=shard).hits
-                if not hits:
-                    break
-                yield [hit.place for hit in hits]
-                last = hits[-1].sort[0]
+                if hits:
+                    yield [hit.place for hit in hits]
+                # Numbers have gaps where documents were written again.
+                end, span = (hits[-1].sort[0], hits[-1].sort[0] - last) if len(hits) == page else (end, 2 * span)
+                last = end
 
     def takes_documents(self, index_name: str) -> bool:
         """Whether an index is open, every shard answers, and no block of its own or full disk forbids writes.

@@ -164,12 +164,13 @@ def verify(
     settle_seconds: float = SETTLE_SECONDS,
     values: bool = False,
     repair: Callable[[Sequence[str]], object] | None = None,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int, int], None] = lambda *_: None,
 ) -> VerifyReport:
     """Compare every document in one index with its SELECT; show differing ``values``, which may be secrets.
 
     Threads read one side while this one reads the other. What is in hand is bounded. ``repair`` writes documents again,
-    and returns when that is done. ``progress`` is called with the number of documents compared so far.
+    and returns when that is done. ``progress`` is called with how many documents are compared so far, and with how many
+    ids of the index were looked up in Postgres, which comes after that.
 
     Raises:
         DocumentError: The document has to be suspended.
@@ -179,6 +180,7 @@ def verify(
         searched = index.holdings.searched([document.index])[document.index]
         report.searched = None if searched == [document.index_name] else searched
     suspects: set[str] = set()
+    looked_up = 0
     in_hand: deque[Future[set[str]]] = deque()
     stop = Stop()
     with connect() as walking, connect() as connection:
@@ -192,8 +194,8 @@ def verify(
         )
         with ThreadPoolExecutor(_SEARCHES_MAX) as threads, closing(_searches(walking, settler, stop)) as searches:
             try:
-                for search, documents in searches:
-                    while len(in_hand) >= (_SEARCHES_MAX if documents else 1):
+                for search, documents, places in searches:
+                    while len(in_hand) >= (1 if places else _SEARCHES_MAX):
                         suspects |= in_hand.popleft().result()
                     if len(suspects) >= FOUND_MAX:
                         _settle(report, settler, suspects, repair)
@@ -204,7 +206,8 @@ def verify(
                             break
                     in_hand.append(threads.submit(search))
                     report.documents += documents
-                    progress(report.documents)
+                    looked_up += places
+                    progress(report.documents, looked_up)
                 suspects = suspects.union(*(future.result() for future in in_hand))
             finally:
                 stop.request()  # a search does not wait for Elasticsearch any more
@@ -214,10 +217,11 @@ def verify(
     return report
 
 
-def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tuple[Callable[[], set[str]], int]]:
-    """Walk both sides, and yield functions that return suspects, each with the number of documents that it compares.
+def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tuple[Callable[[], set[str]], int, int]]:
+    """Walk both sides, and yield functions that return suspects.
 
-    Those that compare none use the connection: one at a time.
+    With each, the number of documents that it compares, or of those of the index that it looks up. The latter use the
+    connection: one at a time.
     """
     document, holdings = settler.document, settler.index.holdings
     numbers = holdings.sequence_numbers(document.target)
@@ -241,14 +245,14 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
             with closing(queries.in_range(walking, document, span, page=PAGE, bytes_max=_PAGE_BYTES_MAX)) as found:
                 for rows in found:
                     if is_large := bool(chunk):
-                        yield partial(differing, chunk), len(chunk)
+                        yield partial(differing, chunk), len(chunk), 0
                     chunk = rows
         if chunk:  # outside of the snapshot, which must not wait for Elasticsearch
-            yield partial(differing, chunk), len(chunk)
+            yield partial(differing, chunk), len(chunk), 0
         # Documents may be large: a range then has fewer of them.
         rows_max = max(1, rows_max // 2) if is_large else min(PAGE, 2 * rows_max)
     for places in holdings.untouched_since(document.target, numbers, page=PAGE):
-        yield partial(only_in_index, [place.id for place in places]), 0
+        yield partial(only_in_index, [place.id for place in places]), 0, len(places)
 
 
 def _settle(

@@ -242,7 +242,7 @@ def test_more_suspects_than_fit_are_settled_on_the_way(blog: World, client: Elas
     client.delete(index=blog.alias, id="59")
     done: list[int] = []
 
-    def change(documents: int) -> None:
+    def change(documents: int, _: int) -> None:
         if not done:
             blog.sql("UPDATE posts SET title = 'new ' || id WHERE id < 59")
             with blog.index() as index, blog.writer(index) as writer:
@@ -260,7 +260,7 @@ def test_no_snapshot_lasts_longer_than_a_range(blog: World) -> None:
     fill(blog)
     open_: list[set[str]] = []
 
-    def look(_: int) -> None:
+    def look(*_: int) -> None:
         rows = blog.sql(
             "SELECT xact_start::text FROM pg_stat_activity WHERE datname = %s AND application_name = 'syncer test'",
             blog.name,

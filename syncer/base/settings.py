@@ -158,15 +158,15 @@ class ElasticsearchSettings(_Section):
 
 
 class RelaySettings(_Section):
-    """The relay, from the outbox to the topic."""
+    """The reader of the outbox; with Kafka, the relay."""
 
     poll_seconds: Annotated[float, Field(gt=0, le=5)] = 0.05
-    """Interval between looks at the outbox. Changes of one interval are published together: a longer one reduces load
+    """Interval between looks at the outbox. Changes of one interval are handled together: a longer one reduces load
     and increases lag."""
 
 
 class WorkerSettings(_Section):
-    """Workers, from the topic to Elasticsearch."""
+    """Workers, from changes to documents in Elasticsearch."""
 
     threads: NonNegativeInt = 1
     """Number of workers in this daemon, each with writers of its own; a second one splits batches, and helps only if

@@ -42,10 +42,14 @@ class Page:
     is_last: bool
 
 
-# Rows of transactions that had not begun, or were in progress, when the cursor was taken.
+# Rows of transactions that had not begun when the cursor was taken, and of those that were in progress and have ended
+# since. One that is still open may have written very many, none of which is visible. They are asked for apart: joined
+# by OR, an index gives all of them before the first.
 # Rule: the-cursor-is-a-snapshot.
-_UNSEEN = """
-(o.xid >= pg_snapshot_xmax({0}::pg_snapshot) OR o.xid = ANY (ARRAY(SELECT pg_snapshot_xip({0}::pg_snapshot))))
+LATER = "xid >= pg_snapshot_xmax({0}::pg_snapshot)"
+ENDED_SINCE = """
+xid = ANY (ARRAY(SELECT x.id FROM pg_snapshot_xip({0}::pg_snapshot) AS x (id)
+                 WHERE pg_visible_in_snapshot(x.id, pg_current_snapshot())))
 """
 _CHANGE = """
 json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
@@ -61,7 +65,12 @@ FROM syncer.outbox AS o
 _NEW = f"""
 SELECT o.key, o.change, o.changed_at, s.snapshot
 FROM (SELECT pg_current_snapshot()::text AS snapshot) AS s
-LEFT JOIN LATERAL ({_CHANGES} WHERE {_UNSEEN.format("$1")} LIMIT $2) AS o ON true
+LEFT JOIN LATERAL (
+    ({_CHANGES} WHERE {LATER.format("$1")} LIMIT $2)
+    UNION ALL
+    ({_CHANGES} WHERE {ENDED_SINCE.format("$1")} LIMIT $2)
+    LIMIT $2
+) AS o ON true
 """
 _PAGE = f"""
 {_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND o.xid < $3::xid8 AND pg_visible_in_snapshot(o.xid, $4::pg_snapshot)
@@ -75,7 +84,8 @@ FROM (SELECT o.relation FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2)
 _BY_INDEX = "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan"
 _SEGMENTS = sql.SQL("SELECT last_value, ARRAY[{}] FROM syncer.outbox_segment").format(
     sql.SQL(", ").join(
-        sql.SQL("EXISTS (SELECT FROM {})").format(sql.Identifier("syncer", f"outbox_{number}"))
+        # Not whether a row is visible: behind very many that were rolled back, that takes long to find out.
+        sql.SQL("pg_relation_size({}) > 0").format(sql.Literal(f"syncer.outbox_{number}"))
         for number in range(SEGMENTS)
     )
 )
@@ -100,7 +110,9 @@ def pages(connection: Connection, cursor: str, *, rows_max: int) -> Iterator[Pag
         yield Page(rows=_rows(found), cursor=seen, is_last=True)
         return
     xmax, in_progress = _parsed(cursor)
-    ranges = [(xid, xid + 1, False) for xid in in_progress] + [(xmax, _parsed(seen)[0], True)]
+    end, still_in_progress = _parsed(seen)
+    ended = [xid for xid in in_progress if xid not in still_in_progress]
+    ranges = [(xid, xid + 1, False) for xid in ended] + [(xmax, end, True)]
     for xid, end, has_cursor in ranges:
         id_ = -1
         while found := connection.execute(_PAGE, (str(xid), id_, str(end), seen, rows_max)).fetchall():
@@ -131,10 +143,11 @@ def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
     return frozenset(relations) if relations and rows < _LOOKED_AT_MAX else None
 
 
-def trim(connection: Connection, cursor: str) -> int:
+def trim(connection: Connection, cursor: str) -> tuple[int, bool]:
     """Empty every segment whose rows the cursor has all seen, and direct writers to an empty one.
 
-    Never waits: a segment that a transaction still uses is left for the next time. Returns how many were emptied.
+    Never waits: a segment that a transaction still uses is left for the next time. Returns how many were emptied, and
+    whether any rows are left.
     """
     [(current, has_rows)] = connection.execute(_SEGMENTS)
     others = [number for number in range(SEGMENTS) if number != current]
@@ -142,19 +155,19 @@ def trim(connection: Connection, cursor: str) -> int:
     empty = [number for number in others if not has_rows[number]] + trimmed
     if empty and has_rows[current]:
         connection.execute(_USE_SEGMENT, (min(empty),))
-    return len(trimmed)
+    return len(trimmed), sum(has_rows) > len(trimmed)
 
 
 def _truncate_seen(connection: Connection, number: int, cursor: str) -> bool:
     segment = sql.Identifier("syncer", f"outbox_{number}")
-    unseen = sql.SQL(_UNSEEN).format(sql.Literal(cursor))
+    unseen = sql.SQL(f"EXISTS (SELECT FROM {{1}} WHERE {LATER}) OR EXISTS (SELECT FROM {{1}} WHERE {ENDED_SINCE})")
     try:
         with connection.transaction():
-            # Under this lock nothing is writing the segment: each of its rows is committed or never will be.
+            # Under this lock nothing is writing the segment: each of its rows is committed or never will be. No
+            # transaction that is still in progress has a row in it.
             # Rule: trim-under-a-lock.
             connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(segment))
-            has_unseen = sql.SQL("SELECT EXISTS (SELECT FROM {} AS o WHERE {})").format(segment, unseen)
-            if value(connection, has_unseen):
+            if value(connection, sql.SQL("SELECT {}").format(unseen.format(sql.Literal(cursor), segment))):
                 return False
             connection.execute(sql.SQL("TRUNCATE {}").format(segment))
     except psycopg.errors.LockNotAvailable:

@@ -101,9 +101,9 @@ FROM (VALUES ($1::pg_snapshot)) AS m (moment) CROSS JOIN {_LATEST}
 _TRANSACTION = f"""
 SELECT r.is_read, coalesce(r.is_read AND pg_visible_in_snapshot($1::xid8, h.snapshot)
                              AND pg_visible_in_snapshot(c.adopted_in, h.snapshot), false),
-       r.is_read OR EXISTS (SELECT FROM syncer.outbox AS o
-                            WHERE o.xid = $1::xid8
-                               OR o.xid = c.adopted_in AND NOT pg_visible_in_snapshot(c.adopted_in, c.snapshot))
+       r.is_read OR EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = $1::xid8)
+                 OR NOT pg_visible_in_snapshot(c.adopted_in, c.snapshot)
+                    AND EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = c.adopted_in)
 FROM {_LATEST} CROSS JOIN LATERAL (
     SELECT coalesce(c.is_valid AND pg_visible_in_snapshot($1::xid8, c.snapshot)
                     AND pg_visible_in_snapshot(c.adopted_in, c.snapshot), false) AS is_read

@@ -51,6 +51,9 @@ class OutboxReader:
         self._changed_at: float | None = None
         self._is_in_backlog = False
         self._trimmed_at = 0.0
+        self.has_left_rows = False
+        """Whether the last trim left rows, as those of an open transaction. Then a cursor is saved although nothing was
+        read. Soon it knows of the transaction, and nothing that reads from it passes those rows."""
         self._was_leading: bool | None = None
         """What was logged last."""
         self._log = structlog.get_logger()
@@ -117,12 +120,12 @@ class OutboxReader:
         made = [row.changed_at for row in page.rows]
         self._changed_at = min(made if self._changed_at is None else [self._changed_at, *made], default=None)
         # The last page of a backlog has no rows, but its cursor sees what those before could not.
-        has_news = self._changed_at is not None or numbers != self.numbers or self._is_in_backlog
+        has_news = self._changed_at is not None or numbers != self.numbers or self._is_in_backlog or self.has_left_rows
         self._is_in_backlog = not page.is_last
         if page.cursor is not None and has_news:
             self._saved = Cursor(snapshot=page.cursor, numbers=dict(numbers), changes=self._changes, is_valid=True)
             progress.save(self.connection, self._saved, changed_at=self._changed_at)
-            self._changed_at = None
+            self._changed_at, self.has_left_rows = None, False
 
     def forget_numbers(self) -> None:
         """Save the cursor without numbers, since Kafka is no longer used: everything before it counts as handled."""
@@ -136,7 +139,7 @@ class OutboxReader:
     def trim(self) -> int:
         """Remove the rows that the saved cursor has seen; return how many segments were emptied."""
         self._trimmed_at = time.monotonic()
-        trimmed = outbox.trim(self.connection, self._saved.snapshot)
+        trimmed, self.has_left_rows = outbox.trim(self.connection, self._saved.snapshot)
         progress.prune(self.connection)
         if trimmed:
             self._log.debug("relay.outbox_trimmed", segments=trimmed)

@@ -18,7 +18,7 @@ from syncer.cli.render import TIME, Part, say, show_table
 from syncer.monitoring import doctor as checks, problems
 from syncer.monitoring.doctor import CheckSeverity, Finding, How
 from syncer.monitoring.problems import Urgency
-from syncer.monitoring.status import DocumentStatus, Reader, Status, Stored
+from syncer.monitoring.status import WAITING_MAX, DocumentStatus, Reader, Status, Stored
 from syncer.verify import wait as verify_wait
 from syncer.verify.wait import TIMEOUT_SECONDS, Waited
 
@@ -76,7 +76,8 @@ def _show_figures(read: Status, stored: Stored) -> None:
         led = f"{leader.host}, process {leader.process}", "green"
     if stored.workers:
         workers = f"{stored.workers} at work, {stored.written_per_second:,.1f} documents/s", "green"
-    outbox = amount(stored.outbox_waiting, "change") + " in the outbox" + _oldest(read.outbox_lag_seconds)
+    at_least = "at least " if stored.outbox_waiting >= WAITING_MAX else ""
+    outbox = f"{at_least}{amount(stored.outbox_waiting, 'change')} in the outbox{_oldest(read.outbox_lag_seconds)}"
     in_hand = amount(stored.topic_waiting, "change") + " read, not handled" + _oldest(read.topic_lag_seconds)
     show_table(("component", "state", "waiting"), [("leader", led, outbox), ("workers", workers, in_hand)])
     if not read.documents:

@@ -59,9 +59,12 @@ WHERE d.loaded_at IS NULL AND NOT EXISTS (
 _DUE = f"""
 {UNFINISHED} AND NOT j.is_paused AND d.suspended IS NULL AND d.revision = j.revision
  AND CASE WHEN j.state = 'new' THEN (
-              SELECT count(*) FROM syncer.job AS o
-              WHERE o.index_name = j.index_name AND o.kind = j.kind AND o.id < j.id AND NOT o.is_paused
-                AND o.finished_at IS NULL
+              SELECT count(*) FROM (
+                  SELECT FROM syncer.job AS o
+                  WHERE o.index_name = j.index_name AND o.kind = j.kind AND o.id < j.id AND NOT o.is_paused
+                    AND o.finished_at IS NULL
+                  LIMIT {FAN_OUTS_MAX}
+              ) AS earlier
           ) < CASE j.kind WHEN 'refresh' THEN 1 WHEN 'fan_out' THEN {FAN_OUTS_MAX} ELSE 2147483647 END
           WHEN j.state = 'writing' AND NOT j.is_listed THEN j.chunks_left < {CHUNKS_AHEAD}
           ELSE j.chunks_left = 0 END

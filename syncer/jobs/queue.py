@@ -55,11 +55,12 @@ UPDATE syncer.job SET cause = (
     ) AS merged
 ), caused_before = pg_snapshot_xmax(pg_current_snapshot()), changed_at = least(changed_at, to_timestamp($5::float8))
 WHERE id = (
-    SELECT j.id FROM syncer.job AS j
-    WHERE j.state = 'new' AND j.kind = 'fan_out' AND j.index_name = $1 AND j.revision = $2
-      AND NOT j.is_paused
-      AND (SELECT sum(jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c) < $4
-    ORDER BY j.id DESC LIMIT 1 FOR NO KEY UPDATE
+    SELECT n.id FROM (
+        SELECT j.id, j.cause FROM syncer.job AS j
+        WHERE j.state = 'new' AND j.kind = 'fan_out' AND j.index_name = $1 AND j.revision = $2 AND NOT j.is_paused
+        ORDER BY j.id DESC LIMIT 1 FOR NO KEY UPDATE
+    ) AS n
+    WHERE (SELECT sum(jsonb_array_length(c.value)) FROM jsonb_each(n.cause) AS c) < $4
 )
 RETURNING id
 """

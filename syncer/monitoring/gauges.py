@@ -69,7 +69,8 @@ _FROM_POSTGRES: dict[Metric, Callable[[Status, Stored], _Found]] = {
     Metric(
         "syncer_waiting_changes",
         _KEEPING_UP,
-        "Committed changes that wait: in the outbox, unread; or published, which workers have not handled.",
+        "Committed changes that wait: in the outbox, unread (100,000 at most are counted); or published, which "
+        "workers have not handled.",
         ("place",),
     ): lambda _, stored: {("outbox",): stored.outbox_waiting, ("published",): stored.topic_waiting},
     Metric(

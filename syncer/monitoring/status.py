@@ -36,6 +36,7 @@ from syncer.base.error_policy import explain, is_away
 from syncer.base.model import Role
 from syncer.base.postgres import AdvisoryLock, Connection, Link
 from syncer.base.settings import Settings
+from syncer.capture.outbox import ENDED_SINCE, LATER
 from syncer.capture.progress import CURSOR, IS_VALID
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.reader import Holdings
@@ -52,6 +53,8 @@ _AGAIN_SECONDS = 0.1
 """How much longer to wait for an answer that did not come in time."""
 FRESH_SECONDS = 1.0
 """An answer that was read so recently is not asked for again."""
+WAITING_MAX = 100_000
+"""So many changes that wait in the outbox are counted: more would take longer than an answer may."""
 
 # Rolled-back transactions consume numbers too, so the rate of captured changes is then a little high.
 _SCALARS = f"""
@@ -80,11 +83,15 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
 FROM syncer.outbox_id_seq AS o, syncer.handled AS h, (
     SELECT coalesce((SELECT changes FROM {CURSOR} AS c), 0) AS published
 ) AS l, (
-    SELECT count(*) AS outbox_waiting, extract(epoch FROM min(u.changed_at))::float8 AS outbox_since
-    FROM syncer.outbox AS u, (
+    SELECT count(u.changed_at) AS outbox_waiting, extract(epoch FROM min(u.changed_at))::float8 AS outbox_since
+    FROM (
         SELECT coalesce(max(snapshot::text), '1:1:')::pg_snapshot AS seen FROM {CURSOR} AS c WHERE {IS_VALID}
-    ) AS c
-    WHERE u.xid >= pg_snapshot_xmax(c.seen) OR u.xid = ANY (ARRAY(SELECT pg_snapshot_xip(c.seen)))
+    ) AS c LEFT JOIN LATERAL (
+        (SELECT changed_at FROM syncer.outbox WHERE {LATER.format("c.seen")} ORDER BY xid, id LIMIT {WAITING_MAX})
+        UNION ALL
+        (SELECT changed_at FROM syncer.outbox WHERE {ENDED_SINCE.format("c.seen")} LIMIT {WAITING_MAX})
+        LIMIT {WAITING_MAX}
+    ) AS u ON true
 ) AS w, (
     SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0) AS outbox_bytes,
            count(*) FILTER (WHERE pg_relation_size(inhrelid) > 0) AS outbox_segments
@@ -198,10 +205,10 @@ class Stored:
     """Postgres's answer. Times are Unix times by the database's clock.
 
     ``totals`` are numbers of changes: captured in the outbox, published (read by the leader), and handled.
-    ``topic_waiting`` changes were read and are not handled, ``outbox_waiting`` were not read; ``topic_since`` and
-    ``outbox_since`` are when the oldest was made, None if there is none. ``standby_seconds`` is for how
-    long a commit of syncer's has waited for a synchronous standby. ``is_rebuilt`` says whether a command is at work on
-    a new index.
+    ``topic_waiting`` changes were read and are not handled. ``outbox_waiting`` were not read: `WAITING_MAX` stands for
+    so many or more. ``topic_since`` and ``outbox_since`` are when the oldest was made, None if there is none.
+    ``standby_seconds`` is for how long a commit of syncer's has waited for a synchronous standby. ``is_rebuilt`` says
+    whether a command is at work on a new index.
     """
 
     at: float

@@ -108,7 +108,7 @@ class OutboxSource:
         self._is_behind = not page.is_last
         self._look_at = 0.0 if self._is_behind else time.monotonic() + self._poll_seconds
         self._reader.trim_if_due()
-        if not page.rows and not was_behind:
+        if not page.rows and not was_behind and not self._reader.has_left_rows:
             return None
         return ChangeBatch(changes=[Change.parse(row.value) for row in page.rows], records=len(page.rows), mark=page)
 

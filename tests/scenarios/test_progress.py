@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import closing
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -11,9 +13,12 @@ import pytest
 
 import syncer
 from syncer.base.errors import TokenError, WaitTimeoutError
-from syncer.capture import progress
+from syncer.base.postgres import Connection
+from syncer.capture import outbox, progress, reader as capture_reader
 from syncer.capture.reader import OutboxReader
+from syncer.monitoring import status
 from syncer.verify.wait import wait
+from syncer.worker.source import OutboxSource
 from tests.faults.harness import committed
 from tests.support.in_process import following, handling
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
@@ -64,6 +69,44 @@ def test_a_backlog_is_saved_to_its_end(world: World, rows: int) -> None:
         assert world.sql(seen) == [(True,)]
     finally:
         reader.close()
+
+
+def test_rows_of_an_open_transaction_are_passed_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction may write millions of rows before it commits: no look at the outbox, and no status, reads them."""
+    world.require_postgres(15, "to be told at once how many blocks were read")
+    monkeypatch.setattr(capture_reader, "TRIM_SECONDS", 0.0)
+    blocks = "SELECT sum(heap_blks_hit + heap_blks_read) FROM pg_statio_user_tables WHERE relname LIKE 'outbox%'"
+
+    def read_blocks(connection: Connection) -> int:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        return int(connection.execute(blocks).fetchall()[0][0])
+
+    def look() -> tuple[int, int]:
+        """How many changes a reader of the saved cursor sees, and how many blocks it reads; so does the status."""
+        with world.connect() as connection:
+            outbox.prepare(connection)
+            [(saved,)] = connection.execute("SELECT snapshot::text FROM syncer.cursor ORDER BY id DESC LIMIT 1")
+            before = read_blocks(connection)
+            found = sum(len(page.rows) for page in outbox.pages(connection, saved, rows_max=1000))
+            assert status.ask_postgres(connection).outbox_waiting == found
+            return found, read_blocks(connection) - before
+
+    source = OutboxSource(connect=world.connect, settings=world.settings.relay, pause=time.sleep)
+
+    def saved_without_changes() -> bool:
+        batch = source.receive(records_max=1, wait_seconds=1)
+        if batch is not None:
+            source.save(batch)
+        return batch is not None and not batch.changes
+
+    with closing(source), world.application() as long:
+        long.execute("INSERT INTO users (id, name, email) SELECT g, 'somebody', '' FROM generate_series(1, 20000) AS g")
+        for _ in range(2):  # the second one knows of the transaction, since the first save was a later one
+            wait_until(saved_without_changes, what="a cursor is saved")
+        found, read = look()
+        assert (found, read < 100) == (0, True)
+        long.commit()
+        assert look()[0] == 20_000
 
 
 def test_a_moment_is_handled_once_all_before_it_is(world: World) -> None:

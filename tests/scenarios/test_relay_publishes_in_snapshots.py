@@ -124,6 +124,20 @@ def test_a_long_transaction_does_not_keep_the_outbox_from_shrinking(world: World
         assert world.sql(size)[0][0] < full / 5
 
 
+def test_what_was_rolled_back_gives_its_space_back(world: World) -> None:
+    """Of a segment that has nothing else, too."""
+    size = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('syncer.outbox')"
+    with world.relay() as relay:
+        with world.application() as application:
+            application.execute(USERS.format(1, 5000))
+            application.rollback()
+        full = world.sql(size)[0][0]
+        relay.run_once()
+        relay.trim()
+        wait_until(lambda: relay.trim() == 1, what="its segment is emptied")
+        assert world.sql(size)[0][0] < full / 5
+
+
 FOREIGN = {
     "alike": (1, "snapshot", "xid"),
     "far_ahead": (1, "'900000000:900000000:'", "899999999"),

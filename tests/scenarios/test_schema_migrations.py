@@ -69,11 +69,9 @@ SELECT 1, system_identifier, pg_current_snapshot() FROM pg_control_system()
 
 
 def test_what_waits_in_an_earlier_schema_is_read_after_the_upgrade(empty_world: World, migrations: Path) -> None:
-    """The outbox, its cursor and its triggers are those of 0005: none of its changes is lost, and apply renews them."""
-    world = empty_world
-    later = [file for file in FILES if file.name > "0006"]
-    for file in FILES[: -len(later)]:
-        shutil.copy(file, migrations)
+    """Outbox, cursor and triggers are those of 0.1.0: none of its changes is lost, and apply renews the triggers."""
+    world, (first, *later) = empty_world, FILES
+    shutil.copy(first, migrations)
     world.sql(BLOG_SCHEMA.read_text())
     migrate(world)
     world.sql(EARLIER)

@@ -23,6 +23,7 @@ from tests.conftest import KEPT_SANDBOX
 
 BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "fill": bulk_work.fill,
+    "replica": bulk_work.replica,
     "backfill": bulk_work.backfill,
     "rebuild": bulk_work.rebuild,
     "verify": bulk_work.verify,
@@ -37,10 +38,11 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "pgsync": peers.pgsync,
     "flink": peers.flink,
     "staleness": staleness.staleness,
+    "staleness-links": staleness.staleness_links,
     "locks": locks.locks,
     "growth": bulk_work.growth,
 }
-_BY_NAME_ONLY = ("growth", "staleness")
+_BY_NAME_ONLY = ("growth", "staleness", "staleness-links")
 
 
 def main() -> None:

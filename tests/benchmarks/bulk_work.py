@@ -12,8 +12,9 @@ import psycopg
 from syncer.relay.loop import PAGE_ROWS
 from syncer.worker.loop import BATCH_CHANGES_MAX
 from syncer.worker.source import OutboxSource
+from tests.benchmarks import gauges
 from tests.benchmarks.report import Figure, Run
-from tests.benchmarks.world import ONE_TRANSACTION, Bench, Blog, token
+from tests.benchmarks.world import ONE_TRANSACTION, Bench, Blog, token, two_nodes
 
 _COMMAND_MEGABYTES_MAX = 200
 _SMALL_PASSES = 5
@@ -22,19 +23,44 @@ _SMALL_PASSES = 5
 def fill(bench: Bench) -> Iterator[Figure]:
     """A document is applied for the first time."""
     blog = bench.even
-
-    def applied() -> Run:
-        aside = blog.folder / "aside"
-        blog.document_folder.rename(aside)
-        blog.command("apply", "--yes", "--remove", "blogpost")
-        aside.rename(blog.document_folder)
-        return blog.command("apply", "--yes", part="filling")
-
-    contestants = {"syncer apply": applied, "bare loop": lambda: blog.bare_loop(blog.index_like_it("bare"))}
+    contestants: dict[str, Callable[[], Run]] = {
+        "syncer apply": partial(_applied, blog),
+        "bare loop": lambda: blog.bare_loop(blog.index_like_it("bare")),
+    }
     report = bench.contest(f"a new index filled with {blog.posts:,} documents; filling: its job alone", contestants)
     yield report.ratio("syncer apply", "bare loop", at_least=0.8)
     yield report.ratio("syncer apply, filling", "bare loop", at_least=0.9)
     yield report.memory("syncer apply", at_most=_COMMAND_MEGABYTES_MAX)
+
+
+def _applied(blog: Blog) -> Run:
+    """The first fill, until all copies of the index are there."""
+    aside = blog.folder / "aside"
+    blog.document_folder.rename(aside)
+    blog.command("apply", "--yes", "--remove", "blogpost")
+    aside.rename(blog.document_folder)
+    run, ended = blog.command("apply", "--yes", part="filling"), time.monotonic()
+    with blog.elasticsearch() as client:
+        client.cluster.health(index=blog.alias, wait_for_status="green", timeout="10m")
+    copied = time.monotonic() - ended
+    return replace(run, seconds=run.seconds + copied, parts={**run.parts, "copies after its end": copied})
+
+
+def replica(bench: Bench) -> Iterator[Figure]:
+    """A document is applied for the first time, with a replica on a second node."""
+    with two_nodes(bench) as own, own.blog(posts=bench.posts, replicas=1) as blog:
+        alone, both = "bare loop, no replica", "bare loop, a replica from the start"
+        contestants: dict[str, Callable[[], Run]] = {
+            "syncer apply": partial(_applied, blog),
+            alone: lambda: blog.bare_loop(blog.index_like_it("alone", number_of_replicas=0)),
+            both: lambda: blog.bare_loop(blog.index_like_it("both")),
+        }
+        about = f"a new index filled with {blog.posts:,} documents, until its replica is there, too"
+        report = own.contest(about, contestants)
+    for name in ("syncer apply, filling", "syncer apply"):
+        yield report.ratio(name, alone)
+        yield report.ratio(name, both)
+    yield report.ratio(both, alone)
 
 
 def _over_all(blog: Blog, name: str, part: str = "") -> Run:
@@ -163,37 +189,54 @@ def fan_out(bench: Bench) -> Iterator[Figure]:
 
 
 def growth(bench: Bench) -> Iterator[Figure]:
-    """The same work with `--posts` posts and with `--to`, by default ten times as many.
+    """The same work with `--posts` small posts and with `--to`, by default ten times as many; and what survives a kill.
 
-    A job's time is its own, and changes count from their commit. The start of a process, which is most of the time of
-    a small backfill, would flatter the large one.
+    Changes count from their commit; of the first fill, its job's time. Indices are not merged between runs.
     """
     sizes, changes = (bench.posts, bench.to or 10 * bench.posts), bench.posts // 10
-    names = ("syncer backfill", "syncer verify", f"syncer, {changes:,} changes", "syncer, a rename", "bare loop")
-    of_size = "{}, {:,} posts".format
-    report = bench.report
-
-    def backfilled(blog: Blog) -> Run:
-        run = _over_all(blog, "backfill", "filling")
-        return replace(run, seconds=run.parts["filling"], parts={})
-
+    scattered, renamed, verified = f"{changes:,} changes", "a rename", "verify"
+    renamed_through_kill, verified_after_kill = "a rename, killed half-way", "verify after a killed one"
+    of_size, report = "{}, {:,} posts".format, bench.report
     for posts, passes in zip(sizes, (_SMALL_PASSES, bench.passes), strict=True):
-        with bench.blog(posts=posts, large=posts // 10) as blog:
-            works: tuple[Callable[[], Run], ...] = (
-                partial(backfilled, blog),
-                partial(_over_all, blog, "verify"),
-                partial(blog.scattered, changes),
-                blog.renamed,
-                partial(blog.bare_loop, blog.loaded_like_it("bare")),
-            )
-            contestants = {of_size(name, posts): work for name, work in zip(names, works, strict=True)}
-            bench.contest("", contestants, passes=passes)
-    report.about = f"{sizes[0]:,} posts, and {sizes[1]:,}; a tenth of them is renamed"
-    for name in names:
-        small, large = (of_size(name, posts) for posts in sizes)
-        goal = None if name == "bare loop" else 0.9
-        yield Figure(f"{large} / {sizes[0]:,}", report.of(large) / report.of(small), at_least=goal)
-        if name != "bare loop":
-            yield report.memory(large)
-            larger = report.peak_bytes(large) / report.peak_bytes(small)
-            yield Figure(f"peak memory of {large} / {sizes[0]:,}", larger, at_most=1.15)
+        with bench.blog(posts=posts, large=posts // 10, sentences=1, is_merged=False) as blog:
+
+            def watched(name: str, work: Callable[[], Run], blog: Blog = blog) -> tuple[str, Callable[[], Run]]:
+                def run() -> Run:
+                    with gauges.footprint(blog.dsn) as found:
+                        done = work()
+                    most = report.rows.setdefault(f"{name}, in Postgres", found)
+                    most.update({what: max(most[what], value) for what, value in found.items()})
+                    return done
+
+                return name, run
+
+            first = blog.first_fill
+            assert first is not None
+            report.add(of_size("first fill", posts), replace(first, seconds=first.parts["filling"], parts={}))
+            bench.contest("", {of_size("bare loop, first fill", posts): blog.filled_by_the_bare_loop}, passes=1)
+            works: dict[str, Callable[[], Run]] = {
+                verified: partial(_over_all, blog, "verify"),
+                scattered: partial(blog.scattered, changes),
+                renamed: blog.renamed,
+            }
+            bench.contest("", dict(watched(of_size(name, posts), work) for name, work in works.items()), passes=passes)
+            half = report.of(of_size(verified, posts), "seconds") / 2
+            works = {
+                renamed_through_kill: blog.renamed_through_a_kill,
+                verified_after_kill: partial(blog.verified_after_a_kill, half),
+            }
+            bench.contest("", dict(watched(of_size(name, posts), work) for name, work in works.items()), passes=1)
+    report.about = f"{sizes[0]:,} posts, and {sizes[1]:,}, with bodies of 100 bytes; a tenth of them is renamed"
+    small, large = sizes
+    for name in ("first fill", "bare loop, first fill", verified, scattered, renamed):
+        ratio = report.of(of_size(name, large)) / report.of(of_size(name, small))
+        goal = None if name.startswith("bare loop") else 0.9
+        yield Figure(f"{of_size(name, large)} / {small:,}", ratio, at_least=goal)
+    for name, killed in ((renamed, renamed_through_kill), (verified, verified_after_kill)):
+        ratio = report.of(of_size(killed, large), "seconds") / report.of(of_size(name, large), "seconds")
+        yield Figure(f"{of_size(killed, large)} / without a kill, seconds", ratio)
+    for name in ("first fill", verified, scattered, renamed):
+        yield report.memory(of_size(name, large))
+    for what, most in (("longest transaction, s", 1.0), ("outbox MB", None), ("jobs MB", None)):
+        rows = [row for name, row in report.rows.items() if f"{large:,} posts" in name]
+        yield Figure(f"{what}, {large:,} posts", max(row[what] for row in rows), at_most=most)

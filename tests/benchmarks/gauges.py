@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+import psycopg
 
 from syncer.sandbox import Sandbox
 from tests.benchmarks.report import PROCESS, Run
@@ -20,6 +22,18 @@ from tests.benchmarks.report import PROCESS, Run
 _LOOK_SECONDS, _WRITES_LOOK_SECONDS = 0.01, 0.02
 _QUIET_SECONDS, _STUCK_SECONDS = 0.5, 300.0
 _KILOBYTE = 1024
+_FOOTPRINT_LOOK_SECONDS = 0.1
+_FOOTPRINT = """
+SELECT
+    (
+        SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8 FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE 'syncer %'
+    ),
+    sum(pg_total_relation_size(oid)) FILTER (WHERE relname LIKE 'outbox%')::float8,
+    sum(pg_total_relation_size(oid)) FILTER (WHERE relname LIKE 'job%')::float8
+FROM pg_class
+WHERE relnamespace = 'syncer'::regnamespace AND relkind = 'r'
+"""
 
 
 def run_command(
@@ -67,6 +81,27 @@ def peak_bytes(pid: int | None) -> int:
 def server_seconds(sandbox: Sandbox) -> dict[str, float]:
     """Processor seconds used so far by each server that runs, also for others that use the sandbox."""
     return {server.name: cpu_seconds(server.pid) for server in sandbox.servers if server.is_running()}
+
+
+@contextmanager
+def footprint(dsn: str) -> Iterator[dict[str, float]]:
+    """What syncer's work costs Postgres besides time: its longest transaction, and the most disk of its tables."""
+    found, is_over = {"longest transaction, s": 0.0, "outbox MB": 0.0, "jobs MB": 0.0}, threading.Event()
+
+    def watch() -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            while not is_over.wait(_FOOTPRINT_LOOK_SECONDS):
+                [(seconds, outbox, jobs)] = connection.execute(_FOOTPRINT).fetchall()
+                for name, value in zip(found, (seconds, outbox / 1e6, jobs / 1e6), strict=True):
+                    found[name] = max(found[name], value)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        watching.join()
 
 
 def difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

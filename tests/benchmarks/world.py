@@ -26,6 +26,7 @@ from elasticsearch import Elasticsearch
 from syncer.elasticsearch.indices import GC_DELETES_SECONDS
 from syncer.monitoring import status
 from syncer.sandbox import Endpoints, Sandbox
+from syncer.sandbox.server import LASTING_JAVA
 from tests.benchmarks import gauges, references
 from tests.benchmarks.report import PROCESS, Report, Run, say
 from tests.support import preloaded
@@ -56,6 +57,7 @@ SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type IN ('client backend', 'walsender')
     AND application_name NOT IN ('{EDITOR}', 'pgbench') AND pid <> pg_backend_pid()
 """
+_OWN_SESSIONS = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'syncer %%'"
 _JOB_SECONDS = """
 SELECT extract(epoch FROM finished_at - created_at)::float8 FROM syncer.job WHERE kind = %s ORDER BY id DESC LIMIT 1
 """
@@ -76,12 +78,19 @@ class Blog(World):
     Args:
         schema: A folder of `SCHEMAS`: data, and how applications change them. The blog's tables and its document are
             those that are shipped.
+        sentences: In the body of each post, some 100 bytes each.
+        replicas: Of its index.
+        is_merged: Whether a run begins with one segment without deleted documents, or with those that there are.
     """
 
     schema: str = "blog"
     posts: int = 0
     large: int = 0
     middle: int = 0
+    sentences: int = 10
+    replicas: int = 0
+    is_merged: bool = True
+    first_fill: Run | None = None
     is_preloaded: bool = False
     edit: str = "UPDATE posts SET title = %s WHERE id = %s"
     process: subprocess.Popen[bytes] | preloaded.Command | None = None
@@ -98,6 +107,11 @@ class Blog(World):
         """The document's SELECT."""
         return self.document_folder / "select.sql"
 
+    @property
+    def index_file(self) -> Path:
+        """Settings and mapping of its index."""
+        return self.document_folder / "index.json"
+
     def load(self) -> None:
         """Fill the tables, put the document active, and write every document once."""
         say(f"making {self.posts:,} posts: {self.schema}")
@@ -106,14 +120,17 @@ class Blog(World):
         for name in ("select.sql", "index.json"):
             if (folder / name).exists():
                 shutil.copy(folder / name, self.document_folder / name)
+        body = json.loads(self.index_file.read_text())
+        body["settings"]["number_of_replicas"] = self.replicas
+        self.index_file.write_text(json.dumps(body))
         schema = folder / "schema.sql"
         self.sql((schema if schema.exists() else BLOG_SCHEMA).read_text())
         data = (folder / "data.sql").read_text()
-        for name in ("posts", "large", "middle"):
+        for name in ("posts", "large", "middle", "sentences"):
             data = data.replace(f":{name}", str(getattr(self, name)))
         self.sql(data)
         self.command("migrate")
-        self.command("apply", "--yes")
+        self.first_fill = self.command("apply", "--yes", part="filling")
 
     def elasticsearch(self) -> Elasticsearch:
         """A client that has time."""
@@ -198,7 +215,7 @@ class Blog(World):
 
         `work` returns since when time counts; what must hold in the end is asked once writes have ceased.
         """
-        before, own = gauges.server_seconds(self.sandbox), gauges.cpu_seconds(self.pid)
+        before, pid, own = gauges.server_seconds(self.sandbox), self.pid, gauges.cpu_seconds(self.pid)
         writes = gauges.Writes(self.endpoints.elasticsearch_url, self.alias)
         began = work()
         writes.wait(documents, settled=lambda: self.is_settled() and is_done())
@@ -206,7 +223,7 @@ class Blog(World):
         return Run(
             documents=documents,
             seconds=writes.last_at - began,
-            cpu_seconds={PROCESS: gauges.cpu_seconds(self.pid) - own, **used},
+            cpu_seconds={PROCESS: gauges.cpu_seconds(self.pid) - (own if self.pid == pid else 0), **used},
             peak_bytes=gauges.peak_bytes(self.pid),
             writes=writes.made,
             first_seconds=writes.first_at - began,
@@ -218,11 +235,18 @@ class Blog(World):
         self.start()
         return began
 
-    def changed(self, *changes: str, documents: int, shown: Mapping[str, str], waiting: bool = False) -> Run:
+    def changed(
+        self,
+        *changes: str,
+        documents: int,
+        shown: Mapping[str, str],
+        waiting: bool = False,
+        then: Callable[[], object] = lambda: None,
+    ) -> Run:
         """Make changes, one transaction right after the other; from the first commit to the last document.
 
         So many documents must be written, and match `shown` in the end. Changes that are `waiting` are made while the
-        process does not run; then time counts from its start.
+        process does not run; then time counts from its start. What is done `then` is done after the commits.
         """
         if waiting:
             self.stop()
@@ -236,6 +260,7 @@ class Blog(World):
                 began = time.monotonic()
                 for change in changes[1:]:
                     connection.execute(change.encode())
+                then()
                 return began
 
             if waiting:
@@ -264,6 +289,39 @@ class Blog(World):
         renames = (RENAME.format(token=name, author=author) for name in names)
         return self.changed(*renames, documents=self.authors[author], shown={"user.name": names[-1]})
 
+    def renamed_through_a_kill(self) -> Run:
+        """Rename the large author, kill the daemon once half of his posts are written, and start it again."""
+        half_done = f"SELECT FROM syncer.job WHERE documents_done > {self.large // 2}"
+        before = len(self.sql(half_done))
+
+        def kill() -> None:
+            what = "half of the documents are written"
+            wait_until(lambda: len(self.sql(half_done)) > before, what=what, seconds=_SETTLE_SECONDS)
+            self.stop(kill=True)
+            self.start()
+
+        name = token()
+        rename = RENAME.format(token=name, author=LARGE_AUTHOR)
+        return self.changed(rename, documents=self.large, shown={"user.name": name}, then=kill)
+
+    def verified_after_a_kill(self, seconds: float) -> Run:
+        """Kill a verification after so many seconds, wait until none of its sessions is left, and verify again."""
+        self.stop()
+        command = [sys.executable, "-m", "syncer", "verify", "blogpost"]
+        with subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL) as process:
+            time.sleep(seconds)
+            process.kill()
+        wait_until(lambda: not self.sql(_OWN_SESSIONS), what="its sessions are gone")
+        return self.command("verify", "blogpost")
+
+    def filled_by_the_bare_loop(self) -> Run:
+        """Fill an index like syncer's by the bare loop, and drop it."""
+        index = self.index_like_it("bare")
+        run = self.bare_loop(index)
+        with self.elasticsearch() as client:
+            client.indices.delete(index=index)
+        return run
+
     def scattered(self, changes: int) -> Run:
         """Change so many posts that are spread over all, in one transaction."""
         word, posts = token(), set(random.sample(range(1, self.posts + 1), changes))
@@ -271,11 +329,11 @@ class Blog(World):
 
     # Indices
 
-    def index_like_it(self, name: str) -> str:
-        """An empty index with the settings and the mapping of syncer's own."""
+    def index_like_it(self, name: str, **others: Any) -> str:
+        """An empty index with the settings and the mapping of syncer's own, but for these settings."""
         index = f"{self.alias}-{name}"
-        body = json.loads((self.document_folder / "index.json").read_text())
-        settings = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s", **body["settings"]}
+        body = json.loads(self.index_file.read_text())
+        settings = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s", **body["settings"], **others}
         with self.elasticsearch() as client:
             client.indices.delete(index=index, ignore_unavailable=True)
             client.indices.create(index=index, settings=settings, mappings=body["mappings"])
@@ -290,20 +348,18 @@ class Blog(World):
     def settle(self, index: str | None = None) -> None:
         """Bring an index, by default syncer's own, and the tables into the state in which each run begins.
 
-        The index: one segment without deleted documents, on disk, and used by a search. The tables: no dead rows, no
-        dirty pages.
+        The index: one segment without deleted documents if `is_merged`, on disk, and used by a search. The tables: no
+        dead rows, no dirty pages.
         """
         index = index or self.alias
         with self.elasticsearch() as client:
             # Otherwise Elasticsearch keeps what was overwritten for hours, and an index that was written more often
             # merges more. It looks at this setting every 30 s.
             client.indices.put_settings(index=index, settings={"index.soft_deletes.retention_lease.period": "0s"})
-            client.indices.forcemerge(index=index, max_num_segments=1)
-            while client.indices.stats(index=index, metric="docs").body["_all"]["primaries"]["docs"]["deleted"]:
-                time.sleep(1)
-                client.indices.flush(index=index, force=True)  # this makes it notice what it may drop
-                client.indices.forcemerge(index=index, max_num_segments=1)
+            if self.is_merged:
+                _merge(client, index)
             client.indices.flush(index=index)
+            client.indices.refresh(index=index)
             found = client.search(index=index, size=0, track_total_hits=True).body["hits"]["total"]["value"]
         if found not in (0, self.posts):
             raise RuntimeError(f"{index} has {found:,} documents, not {self.posts:,}")
@@ -336,10 +392,43 @@ class Blog(World):
         }
 
 
+def _merge(client: Elasticsearch, index: str) -> None:
+    client.indices.forcemerge(index=index, max_num_segments=1)
+    while client.indices.stats(index=index, metric="docs").body["_all"]["primaries"]["docs"]["deleted"]:
+        time.sleep(1)
+        client.indices.flush(index=index, force=True)  # this makes it notice what it may drop
+        client.indices.forcemerge(index=index, max_num_segments=1)
+
+
 def _comparable(name: str, value: Any) -> Any:
     if name == "created":
         return datetime.fromisoformat(value)
     return sorted(json.dumps(part, sort_keys=True) for part in value) if isinstance(value, list) else value or []
+
+
+@contextmanager
+def two_nodes(bench: Bench) -> Iterator[Bench]:
+    """The same with an Elasticsearch of two nodes; each takes half a gigabyte of memory."""
+    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        sandbox = Sandbox(Path(folder) / "first")
+        sandbox.postgres, sandbox.kafka = bench.sandbox.postgres, bench.sandbox.kafka
+        first, second = sandbox.elasticsearch, Sandbox(Path(folder) / "second").elasticsearch
+        for name, node in (("first", first), ("second", second)):
+            del node.settings["discovery.type"]
+            node.settings |= {"node.name": name, "cluster.name": "syncer-benchmarks"}
+            node.java_options = LASTING_JAVA
+        first.settings["cluster.initial_master_nodes"] = "first"
+        try:
+            first.start()
+            with Elasticsearch(first.address) as client:
+                [found] = client.nodes.info(metric="transport").body["nodes"].values()
+            second.settings["discovery.seed_hosts"] = found["transport"]["publish_address"]
+            second.start()
+            yield replace(bench, sandbox=sandbox, endpoints=replace(bench.endpoints, elasticsearch_url=first.address))
+        finally:
+            second.stop()
+            first.stop()
 
 
 @dataclass

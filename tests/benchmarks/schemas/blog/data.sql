@@ -1,5 +1,5 @@
--- The blog's posts for the benchmarks: documents of about 1 kB, each with two comments and its author's name.
--- :posts is how many. The same numbers make the same posts. The first :large are one author's (1001), the next :middle
+-- The blog's posts for the benchmarks, each with two comments and its author's name; a body has :sentences of some 100
+-- bytes. :posts is how many. The same numbers make the same posts. The first :large are one author's (1001), the next :middle
 -- another's (1002), and the rest is dealt out among a thousand.
 SELECT setseed(0.42);
 
@@ -26,7 +26,7 @@ SELECT
     'Post ' || n || ' ' || (SELECT left(text, 30) FROM sentence WHERE id = n * 31 % 5000),
     (
         SELECT string_agg(text, '. ')
-        FROM generate_series(0, 9) AS g
+        FROM generate_series(0, :sentences - 1) AS g
         JOIN sentence ON id = (n * 37 + g * (1 + n / 5000) * 13) % 5000
     ),
     ARRAY['tag' || n % 20, 'tag' || n % 33],

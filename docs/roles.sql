@@ -11,6 +11,10 @@
 --
 --     GRANT USAGE ON SCHEMA public TO syncer_relay, syncer_documents;
 --     GRANT SELECT ON public.users, public.posts, public.comments TO syncer_documents;
+--
+-- The metric of the oldest transaction sees those of other roles only after this, by a superuser:
+--
+--     GRANT pg_read_all_stats TO syncer_relay;
 
 BEGIN;
 

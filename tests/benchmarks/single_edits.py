@@ -205,5 +205,5 @@ def application(bench: Bench) -> Iterator[Figure]:
     for name, goal in ((_RUNNING, None), (_TRIGGERS, 0.9), (_FLOOR, None)):
         yield report.ratio(name, _PLAIN, at_least=goal)
     slower = f"{blog.large:,} rows at once, seconds with / without"
-    yield report.ratio("at once, triggers and daemon", "at once, no triggers", by="seconds", called=slower, at_most=2.5)
+    yield report.ratio("at once, triggers and daemon", "at once, no triggers", by="seconds", called=slower, at_most=1.5)
     yield report.memory(_RUNNING, "at once, triggers and daemon", called="peak memory")

@@ -191,13 +191,20 @@ def _require_derivable(
         )
     relations = dict.fromkeys([*lost, *(asked[node.table] for node in nodes)])
     files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
+    # What was deleted is in no table any more; if the id is derived, so are deletes of its own table.
+    gone = "" if graph.ids else "UNION SELECT changed.… AS _id FROM %(rows)s AS changed  -- rows that are gone\n"
     raise DefinitionError(
         f"{definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
         f"It does not follow from the SELECT: {reason}",
         hint=f"Add {files}, a query that returns the ids of these documents:\n"
-        f"SELECT d.{root_key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…\n"
-        "%(rows)s has the old and the new version of each changed row. The query adds to what follows from the\n"
-        "SELECT, so it need not cover other uses of the table. It may return too many ids, never too few.",
+        f"SELECT d.{root_key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…\n{gone}"
+        "%(rows)s has the old and the new version of each changed row. "
+        + (
+            "The query adds to what follows from the\nSELECT, so it need not cover other uses of the table. "
+            if graph.ids
+            else "Nothing follows from this SELECT,\nso the query must cover deletes and changes of the id, too. "
+        )
+        + "It may return too many ids, never too few.",
     )
 
 

@@ -428,19 +428,18 @@ class Writer:
         """Dead-letter the only document of a slice, for which the SELECT raises; return it to be tried once more.
 
         Raises:
-            DocumentError: The definition has to be suspended.
+            DocumentError: The definition has to be suspended: the SELECT raises whatever the document is, or for none.
             psycopg.Error: Nothing was recorded.
         """
-        (id_,) = current.ids
-        if current.results.get(id_) == "dead_lettered":
-            return []
         with self._link.used():
             batch = self._composer.compose(current.index_name, [], resumes=current.resumes)
-            if batch.document is None:
+            left = [id_ for id_ in current.ids if current.results.get(id_) != "dead_lettered"]
+            if batch.document is None or not left:
                 return []
             message = (error.diag.message_primary or str(error)).strip()
-            self._record(batch.document, batch.version, {id_: Failure(kind=type(error).__name__, error=message)})
-        current.results[id_] = "dead_lettered"
+            failure = Failure(kind=type(error).__name__, error=message)
+            self._record(batch.document, batch.version, dict.fromkeys(left, failure))
+        current.results.update(dict.fromkeys(left, "dead_lettered"))
         return [replace(current, attempts=0)]
 
     # Retries

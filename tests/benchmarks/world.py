@@ -283,11 +283,11 @@ class Blog(World):
         """An author of many posts, one of some, and one of few, with how many these are."""
         return {LARGE_AUTHOR: self.large, _MIDDLE_AUTHOR: self.middle, _SMALL_AUTHOR: _OTHERS // 1000}
 
-    def renamed(self, author: int = LARGE_AUTHOR, *, times: int = 1) -> Run:
-        """Rename an author so many times."""
+    def renamed(self, author: int = LARGE_AUTHOR, *, times: int = 1, then: Callable[[], object] = lambda: None) -> Run:
+        """Rename an author so many times; what is done `then` is done after the commits."""
         names = [token() for _ in range(times)]
         renames = (RENAME.format(token=name, author=author) for name in names)
-        return self.changed(*renames, documents=self.authors[author], shown={"user.name": names[-1]})
+        return self.changed(*renames, documents=self.authors[author], shown={"user.name": names[-1]}, then=then)
 
     def renamed_through_a_kill(self) -> Run:
         """Rename the large author, kill the daemon once half of his posts are written, and start it again."""
@@ -300,9 +300,7 @@ class Blog(World):
             self.stop(kill=True)
             self.start()
 
-        name = token()
-        rename = RENAME.format(token=name, author=LARGE_AUTHOR)
-        return self.changed(rename, documents=self.large, shown={"user.name": name}, then=kill)
+        return self.renamed(then=kill)
 
     def verified_after_a_kill(self, seconds: float) -> Run:
         """Kill a verification after so many seconds, wait until none of its sessions is left, and verify again."""

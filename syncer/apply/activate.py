@@ -78,7 +78,7 @@ def carry_out(
         # Rule: capture-before-the-revision.
         for capture in decided.captures:
             install.install(connection, capture, timeout_seconds=timeout_seconds, waiting=report)
-            report(f"capturing {capture.relation}")
+            report(f"triggers of {capture.relation} are in place")
         steps = [
             dataclasses.replace(step, document=_with_index(connection, indices, step, report))
             if step.is_new_revision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated
@@ -46,6 +47,8 @@ _STYLES = {
     PlanSeverity.WARNING: "yellow",
     PlanSeverity.NOTE: "dim",
 }
+
+_JOINED = re.compile(r"^JOIN (.+) AS n(\d+) ON (.+)$", re.MULTILINE)
 
 Remove = Annotated[list[str] | None, typer.Option(help="Remove a document without a folder, and drop its index.")]
 
@@ -178,7 +181,17 @@ def _facts(document: DocumentPreview) -> Iterator[tuple[Part, Part]]:
                 tried = "every document: the query fails"
             else:
                 tried = f"{amount(path.cost.documents, 'document')}, {_duration(path.cost.seconds)}"
-            yield f"a change of {table.relation}", tried
+            which = _uses(table.relation, path.query) if len(table.affects) > 1 else ""
+            yield f"a change of {table.relation}", f"{tried}, {which}" if which else tried
+
+
+def _uses(relation: str, query: str) -> str:
+    """The equalities that a derived query follows, by the names of its tables; nothing for a query of a file."""
+    joins = _JOINED.findall(query)
+    names = {number: joined for joined, number, _ in joins}
+    conditions = (re.sub(r'"n(\d+)"\.', lambda node: f"{names.get(node[1], relation)}.", on) for *_, on in joins)
+    uses = " and ".join(conditions).replace("public.", "").replace('"', "")
+    return f"by {uses}" if uses else ""
 
 
 def _needed_by(missing: MissingIndex) -> str:

@@ -169,8 +169,8 @@ def doctor(*, as_json: AsJson = False) -> None:
         for _, of_check in groupby(findings, key=lambda finding: finding.id):
             _show_findings(list(of_check))
         counts = ", ".join(f"{number} {severity}" for severity, number in numbers.items() if number)
-        verdict = ("Nothing is wrong", "bold green") if is_well else ("Not all is well", "bold red")
-        say("\n", verdict, f": {counts}")
+        verdict = ("Nothing is wrong with the deployment", "bold green") if is_well else ("Not all is well", "bold red")
+        say("\n", verdict, f": {counts}. For its documents, see: syncer status")
     if not is_well:
         raise typer.Exit(1)
 

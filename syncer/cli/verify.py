@@ -213,7 +213,7 @@ def _show_explanation(title: str, seen: InIndex, *, values: bool) -> None:
     say((seen.says, _STYLES.get(seen.state, "bold red")))
     if seen.hint:
         say(seen.hint, style="dim")
-    loaded = "" if seen.is_loaded else ", not loaded yet"
+    loaded = "" if seen.is_loaded else ", to be written completely"
     say((f"\n{title}", "bold"), f" in {seen.index}, {seen.role}, revision {seen.revision}{loaded}")
     show_table(("", ""), [(f"  {label}", text) for label, text in _facts(seen) if text])
     if values:

@@ -3,8 +3,9 @@
 Guarantee: every column that a document reads is watched, since `syncer.lineage.catalog` reports all of them.
 
 `syncer.lineage.build` derives the affected documents from the SELECT, for each use of a table by itself. If that is
-impossible for a use, the definition is refused until ``affects/<table>.sql`` covers it. An affects query adds to what
-is derived: a row that is a document itself, for example, is found by its old and its new id without one.
+impossible for a use, or a row may displace those of other documents, the definition is refused until
+``affects/<table>.sql`` covers it. An affects query adds to what is derived: a row that is a document itself, for
+example, is found by its old and its new id without one.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
+from syncer.base.formatting import shortened
 from syncer.base.postgres import Connection, names_as_written
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Dependencies, TableUse
 from syncer.lineage import fingerprint, routes
-from syncer.lineage.build import read_graph
+from syncer.lineage.build import COMPETE, read_graph
 from syncer.lineage.catalog import Probe, Read, TableName, probe, unnamed_column
 from syncer.lineage.fingerprint import Shape
 from syncer.lineage.graph import Graph, Path
@@ -80,8 +82,9 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         id_type=id_type,
         fields=tuple(name for name in found.columns if name not in _NO_FIELDS),
         has_routing="_routing" in found.columns,
-        root=root,
-        root_key=root_key,
+        # Ranges of its ids would each compute the whole SELECT, if its rows compete.
+        root=None if graph.competes else root,
+        root_key=None if graph.competes else root_key,
         tables=used,
         views=found.view_names,
         shapes=_shapes(connection, found, used),
@@ -175,19 +178,22 @@ def _require_derivable(
 ) -> None:
     """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table."""
     asked = {read.name: read.relation for read in found.reads if read.relation not in affects}
-    nodes = [node for node in graph.nodes if node.table in asked and not paths[node.number]]
+    columns = found.tree.selects if isinstance(found.tree, exp.Query) else []
+    selected = next((column.unalias() for column in columns if column.alias_or_name == "_id"), None)
+    nodes = [node for node in graph.nodes if node.table in asked and (graph.competes or not paths[node.number])]
     lost = [relation for name, relation in asked.items() if name not in {node.table for node in graph.nodes}]
     if not nodes and not lost:
         return
     if lost:
         reason = f"syncer cannot read {found.unread}" if found.unread else "a call that syncer cannot read has them"
     elif graph.ids:
-        obstacles = dict.fromkeys(text for node in nodes for text in graph.obstacles.get(node.number, ()))
-        reason = "; ".join(["no equality of WHERE or ON that must hold leads from there to _id", *obstacles])
+        missing = COMPETE if graph.competes else "no equality of WHERE or ON that must hold leads from there to _id"
+        obstacles = [text for node in nodes for text in graph.obstacles.get(node.number, ())]
+        reason = "; ".join(dict.fromkeys([missing, *obstacles]))
     else:
         reason = (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
-            "arithmetic, and whether a document exists must not depend on others (LIMIT, OFFSET, DISTINCT ON, a window)"
+            f"arithmetic, but is {shortened(selected.sql('postgres')) if selected else 'another'}"
         )
     relations = dict.fromkeys([*lost, *(asked[node.table] for node in nodes)])
     files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
@@ -196,7 +202,7 @@ def _require_derivable(
     raise DefinitionError(
         f"{definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
         f"It does not follow from the SELECT: {reason}",
-        hint=f"Add {files}, a query that returns the ids of these documents:\n"
+        hint=f"Add {files}, {'each ' if len(relations) > 1 else ''}a query that returns the ids of these documents:\n"
         f"SELECT d.{root_key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…\n{gone}"
         "%(rows)s has the old and the new version of each changed row. "
         + (

@@ -18,7 +18,8 @@ satisfies the condition. Displacing other rows counts as mattering. Hence:
 - Two branches of a UNION, or two subqueries in expressions, never yield edges between each other. A condition on a
   column of a UNION is a *fork*: it leads to documents only if every branch does in which the column is not always null.
 - LIMIT, OFFSET, DISTINCT ON and windows make the rows of a query compete. A column of such a query leads out of it only
-  if competitors share it: it is in every PARTITION BY and in DISTINCT ON.
+  if competitors share it: it is in every PARTITION BY and in DISTINCT ON. If ``_id`` is another one, a row still leads
+  to the document that it is a part of, but not to those that it displaces: an affects query adds these.
 - Both sides of a condition are strict: null if one of their columns is. So WHERE rejects rows that an outer join has
   filled with nulls.
 - Where equal rows are merged, or compete, a column leads out only if equal values of its type are identical.
@@ -43,7 +44,6 @@ from syncer.base.formatting import shortened
 from syncer.lineage.catalog import TableName, table_name, tables
 from syncer.lineage.graph import Edge, Graph, Node
 from syncer.lineage.scope import (
-    EXACT_TYPES,
     UNKNOWN,
     Columns,
     Meaning,
@@ -56,12 +56,11 @@ from syncer.lineage.scope import (
     meaning_of_branches,
     numbers,
     renamed,
-    type_of,
     with_ctes,
 )
 
 _READINGS_MAX = 1000
-_COMPETE = "LIMIT, OFFSET, DISTINCT ON or a window lets the rows of a query displace one another"
+COMPETE = "LIMIT, OFFSET, DISTINCT ON or a window lets the rows of a query displace one another"
 
 Types = Mapping[TableName, Mapping[str, str]]
 """The type of each column, by table; empty if different texts count as equal."""
@@ -75,17 +74,22 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
     walk = _Walk(tree, types, views)
     columns = walk.query(tree, None, ())
     walk.place_the_rest()
+    meant = [meaning for name, meaning in columns if name == "_id"]
     ids = [
         id_
-        for name, meaning in columns
-        if name == "_id"
-        for id_ in meaning.alternatives
+        for meaning in meant
+        for id_ in meaning.alternatives or meaning.rivals
         if len(numbers(id_)) == 1 and is_carried(id_)
     ]
     needed = {number for id_ in ids if is_strict(id_) for number in numbers(id_)}
     edges = _holding(walk.edges, needed)
     return Graph(
-        nodes=tuple(walk.nodes), edges=edges, ids=tuple(ids), forks=tuple(walk.forks), obstacles=walk.obstacles
+        nodes=tuple(walk.nodes),
+        edges=edges,
+        ids=tuple(ids),
+        competes=any(meaning.rivals for meaning in meant),
+        forks=tuple(walk.forks),
+        obstacles=walk.obstacles,
     )
 
 
@@ -137,6 +141,8 @@ class _Walk:
             table = unread.pop()
             view = self._views.get(table_name(table))
             if view is None:
+                if (cte := table.find_ancestor(exp.CTE)) and cte.parent and cte.parent.args.get("recursive"):
+                    self._note([len(self.nodes)], f"the CTE {cte.alias} reads itself, or one that does")
                 self._place(table, (-1,))
             else:
                 unread += tables(view)
@@ -197,17 +203,16 @@ class _Walk:
             self._read_condition(condition, body)
         for part in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):
             self._read_nested(tree.args.get(part), body)
-        # Unknown are the columns in which rows may differ that displace one another.
         shared = _shared_by_competitors(tree)
         merges = bool(tree.args.get("group") or tree.args.get("distinct") or _windows(tree))
         found: Columns = []
         for part in tree.expressions:
             meaning = body.scope.meaning(part.unalias())
+            meaning = meaning.exact() if merges else meaning
             if meaning.alternatives and not all(part.unalias().unnest() in names for names in shared):
-                self._note(range(first, len(self.nodes)), _COMPETE)
-                meaning = UNKNOWN
-            exact = tuple(known for known in meaning.alternatives if type_of(known) in EXACT_TYPES)
-            found.append((part.alias_or_name, Meaning(exact) if merges and exact != meaning.alternatives else meaning))
+                self._note(range(first, len(self.nodes)), COMPETE)
+                meaning = Meaning(rivals=meaning.alternatives)
+            found.append((part.alias_or_name, meaning))
         return found
 
     # Sources
@@ -277,15 +282,21 @@ class _Walk:
             self._read_in(expression, condition, body)
             return
         self._read_nested(expression, body)
+        named = {
+            number
+            for part in expression.find_all(exp.Column)
+            for alternative in body.scope.meaning(part).alternatives
+            for number in numbers(alternative)
+        }
         if isinstance(expression, exp.EQ):
-            self._equate(body.scope.meaning(expression.left), body.scope.meaning(expression.right), condition)
+            left, right = body.scope.meaning(expression.left), body.scope.meaning(expression.right)
+            self._equate(left, right, condition)
+            for side, meaning in ((expression.left, left), (expression.right, right)):
+                if meaning.rivals:
+                    self._note(named, COMPETE)
+                elif not meaning.alternatives and side.find(exp.Column):
+                    self._note(named, f"in {_text(expression)}, {_text(side)} is not made of known columns")
         else:
-            named = {
-                number
-                for part in expression.find_all(exp.Column)
-                for alternative in body.scope.meaning(part).alternatives
-                for number in numbers(alternative)
-            }
             self._note(named, f"{_text(expression)} is no equality")
 
     def _read_in(self, expression: exp.In, condition: _Condition, body: _Body) -> None:

@@ -114,10 +114,20 @@ class Meaning:
     Args:
         alternatives: Expressions in columns of nodes: one, or one for each branch of a UNION in which it is known.
         is_complete: Whether it is a column, and null in every branch without an alternative.
+        rivals: Such expressions, instead of alternatives, if rows of the query may displace rows in which it differs.
     """
 
     alternatives: tuple[exp.Expr, ...] = ()
     is_complete: bool = False
+    rivals: tuple[exp.Expr, ...] = ()
+
+    def exact(self) -> Meaning:
+        """Return what is left of it if equal values are merged."""
+        known = self.alternatives or self.rivals
+        exact = tuple(expression for expression in known if type_of(expression) in EXACT_TYPES)
+        if exact == known:
+            return self
+        return Meaning(rivals=exact) if self.rivals else Meaning(exact)
 
 
 UNKNOWN = Meaning()

@@ -230,11 +230,14 @@ def test_a_definition_that_is_new_and_then_wrong(empty_world: World) -> None:
     assert [name for name in (*seen, *document, *document["tables"][0]) if f"`{name}`" not in page] == []
 
     world.migrate()
-    edit(world, "p.tags,", "p.tags, length(p.body) AS size,")
-    first, *_ = plan(world, code=1).splitlines()
+    size = "(SELECT count(*) FROM users AS o WHERE o.name = p.title) AS size,"
+    edit(world, "p.tags,", f"p.tags, {size}")
+    first, *rest = plan(world, code=1).splitlines()
+    used = [line.strip().rpartition(", ")[2] for line in rest if "a change of public.users" in line]
+    assert {*used} == {"by users.id = posts.user_id", "by users.name = posts.title"}
     assert first.startswith("Error in blogpost: 3 of 3 sampled documents are rejected, for example ")
     assert "dynamic introduction of [size]" in first
-    edit(world, "p.tags, length(p.body) AS size,", "p.tilte,")
+    edit(world, f"p.tags, {size}", "p.tilte,")
     refused = json.loads(plan(world, "--json", code=1))
     assert (refused.keys(), refused["documents"][0].keys()) == (seen.keys(), document.keys())
     assert (refused["documents"][0]["outcome"], refused["documents"][0]["problems"][0]["severity"]) == (None, "refused")

@@ -174,6 +174,26 @@ def test_a_shape_is_refused_with_the_way_out(judge: Judge, case: str) -> None:
     assert "affects/" in str(refused.value.hint)
 
 
+NAMED = {
+    "but is CONCAT_WS(": "SELECT concat_ws('-', x.id, x.v) AS _id FROM r x",
+    "in y.id = u.u, u.u is not made of known columns": "SELECT x.id AS _id, y.v FROM r x CROSS JOIN LATERAL "
+    "unnest(ARRAY[x.v, x.k]) AS u (u) JOIN a y ON y.id = u.u",
+    "in COALESCE(y.r_id, y.k) = x.id, COALESCE(y.r_id, y.k) is not": "SELECT x.id AS _id, y.v FROM r x JOIN a y "
+    "ON coalesce(y.r_id, y.k) = x.id",
+    "LIMIT, OFFSET, DISTINCT ON or a window": "SELECT x.id AS _id, y.v FROM r x LEFT JOIN "
+    "(SELECT a.id, a.v FROM a ORDER BY a.v LIMIT 3) y ON y.id = x.k",
+    "the CTE w reads itself": "WITH RECURSIVE w AS (SELECT y.id FROM a y WHERE y.k IS NULL UNION ALL SELECT z.id "
+    "FROM w JOIN a z ON z.k = w.id) SELECT x.id AS _id, w.id AS w FROM r x JOIN w ON w.id = x.id",
+}
+
+
+@pytest.mark.parametrize(("words", "select"), NAMED.items())
+def test_what_stands_in_the_way_is_named(judge: Judge, words: str, select: str) -> None:
+    """The call, the condition or the clause, in the reader's own words."""
+    with pytest.raises(DefinitionError, match=re.escape(words)):
+        judge.derive(select)
+
+
 ADDED = {
     "a tree of documents, by the table as it is now": (
         (
@@ -195,6 +215,28 @@ ADDED = {
     "a link table that is a document, and read once more": (
         "SELECT x.r_id || '-' || x.a_id AS _id, (SELECT sum(y.v) FROM l y WHERE y.a_id >= x.a_id) AS f FROM l x",
         {"l": "SELECT x.r_id || '-' || x.a_id AS _id FROM l x JOIN %(rows)s AS changed ON changed.a_id >= x.a_id"},
+    ),
+    "a rank among all documents": (
+        "SELECT x.id AS _id, rank() OVER (ORDER BY x.v DESC) AS n FROM r x",
+        {"r": "SELECT x.id AS _id FROM r x WHERE EXISTS (SELECT FROM %(rows)s)"},
+    ),
+    "the first documents": (
+        "SELECT x.id AS _id, x.v FROM r x ORDER BY x.v, x.id LIMIT 2",
+        {"r": "SELECT x.id AS _id FROM r x WHERE EXISTS (SELECT FROM %(rows)s)"},
+    ),
+    "the first of each kind": (
+        "SELECT DISTINCT ON (x.r_id) x.id AS _id, x.v FROM a x ORDER BY x.r_id, x.v, x.id",
+        {"a": "SELECT x.id AS _id FROM a x JOIN %(rows)s AS changed ON changed.r_id IS NOT DISTINCT FROM x.r_id"},
+    ),
+    "numbered in a CTE, and joined": (
+        (
+            "WITH w AS (SELECT y.id, y.r_id, row_number() OVER (PARTITION BY y.r_id ORDER BY y.v, y.id) AS n FROM a y) "
+            "SELECT w.id AS _id, x.v FROM w LEFT JOIN r x ON x.id = w.r_id WHERE w.n = 1"
+        ),
+        {
+            "a": "SELECT x.id AS _id FROM a x JOIN %(rows)s AS changed ON changed.r_id IS NOT DISTINCT FROM x.r_id",
+            "r": "SELECT x.id AS _id FROM a x JOIN %(rows)s AS changed ON changed.id = x.r_id",
+        },
     ),
 }
 

@@ -34,7 +34,7 @@ function* explanation(seen) {
 
 function* facts(seen, index) {
   yield* fact("Document", `${seen.document} ${seen.id} in ${index.index}, ${index.role}, revision ${index.revision}`
-    + (index.is_loaded ? "" : ", not loaded yet"));
+    + (index.is_loaded ? "" : ", to be written completely"));
   yield* fact("Postgres", inPostgres(index.postgres));
   yield* fact("Elasticsearch", inElasticsearch(index.elasticsearch));
   if (index.differences.length) yield* fact("Differs in", index.differences.map((part) => part.path).join(", "));

@@ -9,7 +9,9 @@ COPY syncer syncer
 COPY migrations migrations
 COPY config config
 COPY docs/operating.md docs/operating.md
-RUN python -m venv /opt/syncer && /opt/syncer/bin/pip install --no-cache-dir .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist . \
+    && python -m venv /opt/syncer \
+    && /opt/syncer/bin/pip install --no-cache-dir /dist/*.whl
 
 FROM python:3.13-slim
 RUN useradd --system --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin syncer

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def run(*command: str | Path, folder: Path, environment: dict[str, str] | None =
 
 
 def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tmp_path: Path) -> None:
-    """sdist, its wheel, a fresh environment: init, migrate, plan, apply and verify, all without a checkout."""
+    """sdist, its wheel, a fresh environment: init, migrate, plan, apply, verify and demo, all without a checkout."""
     world, packages = empty_world, tmp_path / "packages"
     # The wheel is built from the sdist; nothing is fetched.
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", packages, REPOSITORY, folder=tmp_path)
@@ -83,3 +84,10 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     syncer("verify")
     assert [document["user"]["name"] for document in world.held().values()] == ["John"]
     assert list(home.iterdir()) == []
+
+    with tempfile.TemporaryDirectory(prefix="syncer-wheel-") as state:
+        Path(state).chmod(0o755)
+        downloads = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+        environment |= {"XDG_CACHE_HOME": downloads, "XDG_STATE_HOME": state}
+        environment = {name: value for name, value in environment.items() if not name.startswith("SYNCER_")}
+        assert "1 of 4 documents" in syncer("demo", "join", "--no-kafka")

@@ -279,6 +279,19 @@ def test_a_select_is_mapped_by_types_and_samples(bare: World, order: Path) -> No
     followed(bare)
 
 
+def test_a_column_that_the_first_documents_leave_empty_is_mapped_by_later_ones(bare: World) -> None:
+    """Thousands of documents without a value stand before one that has it."""
+    bare.sql("CREATE TABLE notes (id int PRIMARY KEY, extra jsonb, lines jsonb, nothing jsonb)")
+    bare.sql("INSERT INTO notes SELECT n, NULL, '[]', 'null' FROM generate_series(1, 3000) AS n")
+    bare.sql("""INSERT INTO notes VALUES (9000, '{"size": 4}', '[{"on": "2026-11-27"}]', '[]')""")
+    printed = drafted(bare, "--table", "notes")
+    found = mapping(bare, "notes")
+    assert found["extra"] == {"type": "object", "dynamic": False, "properties": {"size": LONG}}
+    assert found["lines"]["properties"]["on"]["type"] == "date"
+    assert "nothing: kept and shown, but not searched" in printed
+    followed(bare)
+
+
 def test_what_the_user_has_set_is_kept(bare: World, order: Path) -> None:
     """Only fields that index.json lacks are added, at any level; objects that say what to do with others stay."""
     ours: dict[str, Any] = {

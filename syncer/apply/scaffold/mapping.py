@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -103,7 +103,8 @@ _DIMENSIONS = range(2, 4097)
 """How many numbers a dense_vector may have; a single number is none."""
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_SECONDS = 5.0
-_SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d LIMIT {limit}"
+_SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE {which} LIMIT {limit}"
+_SAYS_SOMETHING = "d.{column} IS NOT NULL AND d.{column}::text <> '[]'"
 
 EMPTY_BODY: Mapping[str, Any] = {
     "settings": {"number_of_shards": 1},
@@ -137,15 +138,14 @@ def completed(
     vectors = {name for name, type_ in types.items() if type_.is_array and type_.name == "float4"}
     sample: list[dict[str, Any]] = []
     if vectors or any(type_.mapping is None for type_ in types.values()):
-        query = sql.SQL(_SAMPLE).format(select=sql.SQL(probe.canonical), limit=sql.Literal(_SAMPLE_DOCUMENTS))
-        # It may take too long, or fail on the data; or a number in it may be too long for Python.
-        failures = (psycopg.DataError, psycopg.errors.QueryCanceled, ValueError)
-        with suppress(*failures), bounded(connection, seconds=_SAMPLE_SECONDS):
-            sample = [json.loads(document) for (document,) in connection.execute(query)]
+        sample = _sampled(connection, probe.canonical, sql.SQL("true"))
     mappings, remarks = body.get("mappings", {}), list[str]()
     properties = mappings.get("properties", {})
     for name, type_ in types.items():
         values = [document[name] for document in sample if document.get(name) is not None]
+        if type_.mapping is None and not any(map(_flat, values)):
+            which = sql.SQL(_SAYS_SOMETHING).format(column=sql.Identifier(name))
+            values = [document[name] for document in _sampled(connection, probe.canonical, which)]
         made = type_.mapping or guess(values, is_free=name in stored)
         lengths = {0 if None in value else len(value) for value in values if name in vectors}
         if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
@@ -166,6 +166,19 @@ def completed(
     return {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}, remarks
 
 
+def _sampled(connection: Connection, select: str, which: sql.Composable) -> list[dict[str, Any]]:
+    """Return some documents of a SELECT; none if that takes too long, or fails on the data."""
+    limit = sql.Literal(_SAMPLE_DOCUMENTS)
+    query = sql.SQL(_SAMPLE).format(select=sql.SQL(select), which=which, limit=limit)
+    # A number in it may be too long for Python.
+    with (
+        suppress(psycopg.DataError, psycopg.errors.QueryCanceled, ValueError),
+        bounded(connection, seconds=_SAMPLE_SECONDS),
+    ):
+        return [json.loads(document) for (document,) in connection.execute(query)]
+    return []
+
+
 def guess(values: Iterable[Any], *, is_free: bool = False) -> dict[str, Any]:
     """Return a mapping that takes these values.
 
@@ -173,7 +186,7 @@ def guess(values: Iterable[Any], *, is_free: bool = False) -> dict[str, Any]:
     not searched. Objects that a SELECT builds have the same keys everywhere.
     """
     values = [found for found in values if found is not None]
-    flat = list(_flat(values))
+    flat = _flat(values)
     kinds = {type(found) for found in flat}
     if kinds == {dict}:
         names = list(dict.fromkeys(name for found in flat for name in found))
@@ -201,12 +214,11 @@ def _is_date(text: str) -> bool:
         return False
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for found in values:
-        if isinstance(found, list):
-            yield from _flat(found)
-        elif found is not None:
-            yield found
+def _flat(value: Any) -> list[Any]:
+    """Return the values in lists within lists."""
+    if isinstance(value, list):
+        return [inner for found in value for inner in _flat(found)]
+    return [] if value is None else [value]
 
 
 def _united(given: Mapping[str, Any], derived: Mapping[str, Any]) -> dict[str, Any]:

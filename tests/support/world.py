@@ -59,7 +59,9 @@ REPOSITORY = Path(__file__).parent.parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
 OTHER_VERSIONS = "SYNCER_TEST_VERSIONS"
 """Names other versions than the sandbox's defaults, as JSON: {"postgres": "14", "kafka": "3.9"}."""
-USES_KAFKA = "SYNCER_TEST_WITHOUT_KAFKA" not in os.environ
+WITHOUT_KAFKA = "SYNCER_TEST_WITHOUT_KAFKA"
+"""If it is set, tests that do not say so run without Kafka."""
+USES_KAFKA = WITHOUT_KAFKA not in os.environ
 """Whether changes go through Kafka in tests that do not say so."""
 DEADLINE_SECONDS = 120.0
 """How long a test waits for what is to come: a busy machine may pause a server for 20 s, and more than once."""

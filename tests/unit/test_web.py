@@ -214,7 +214,8 @@ def status(url: str) -> int:
         with urlopen(url, timeout=60) as answer:  # noqa: S310 - our own
             return int(answer.status)
     except HTTPError as refused:
-        return refused.code
+        with refused:
+            return refused.code
 
 
 def test_a_postgres_that_hangs_holds_up_no_health() -> None:

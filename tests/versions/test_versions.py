@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from tests.conftest import KEPT_SANDBOX
-from tests.support.world import OTHER_VERSIONS, REPOSITORY
+from tests.support.world import OTHER_VERSIONS, REPOSITORY, WITHOUT_KAFKA
 
 COMBINATIONS = (
     {"postgres": "14", "kafka": "3.9", "elasticsearch": "8"},
@@ -24,8 +24,14 @@ COMBINATIONS = (
     {"postgres": "16", "kafka": "3.9", "elasticsearch": "9"},
     {"postgres": "17", "kafka": "4.4", "elasticsearch": "8"},
     {"postgres": "18", "kafka": "4.4", "elasticsearch": "9"},
+    {"postgres": "14", "elasticsearch": "9"},
+    {"postgres": "16", "elasticsearch": "8"},
+    {"postgres": "18", "elasticsearch": "9"},
 )
-"""Each version is there at least twice but for Postgres' middle ones; the whole suite runs on 18, 4.1 and 8."""
+"""Each version is there at least twice, and each server in both ways of running; one without a Kafka runs without it.
+
+The whole suite runs on 18, 4.1 and 8.
+"""
 SCENARIOS = (
     "tests/versions/test_servers.py",
     "tests/scenarios/test_blog_follows_postgres.py",
@@ -47,6 +53,8 @@ def test_scenarios_hold_on(versions: dict[str, str]) -> None:
     """Changes are captured, published and indexed, and nothing is lost when daemons are killed."""
     environment = {**os.environ, OTHER_VERSIONS: json.dumps(versions)}
     environment.pop(KEPT_SANDBOX, None)
+    if "kafka" not in versions:
+        environment[WITHOUT_KAFKA] = "1"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SCENARIOS]
     done = subprocess.run(
         command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=_SECONDS

@@ -48,7 +48,7 @@ _STYLES = {
     PlanSeverity.NOTE: "dim",
 }
 
-_JOINED = re.compile(r"^JOIN (.+) AS n(\d+) ON (.+)$", re.MULTILINE)
+_FIRST_JOIN = re.compile(r"^JOIN (.+) AS n1 ON (.+)$", re.MULTILINE)
 
 Remove = Annotated[list[str] | None, typer.Option(help="Remove a document without a folder, and drop its index.")]
 
@@ -181,17 +181,17 @@ def _facts(document: DocumentPreview) -> Iterator[tuple[Part, Part]]:
                 tried = "every document: the query fails"
             else:
                 tried = f"{amount(path.cost.documents, 'document')}, {_duration(path.cost.seconds)}"
-            which = _uses(table.relation, path.query) if len(table.affects) > 1 else ""
-            yield f"a change of {table.relation}", f"{tried}, {which}" if which else tried
+            which = f", {_use(table.relation, path.query)}" if len(table.affects) > 1 else ""
+            yield f"a change of {table.relation}", f"{tried}{which}"
 
 
-def _uses(relation: str, query: str) -> str:
-    """The equalities that a derived query follows, by the names of its tables; nothing for a query of a file."""
-    joins = _JOINED.findall(query)
-    names = {number: joined for joined, number, _ in joins}
-    conditions = (re.sub(r'"n(\d+)"\.', lambda node: f"{names.get(node[1], relation)}.", on) for *_, on in joins)
-    uses = " and ".join(conditions).replace("public.", "").replace('"', "")
-    return f"by {uses}" if uses else ""
+def _use(relation: str, query: str) -> str:
+    """Which use of a table a query is for: the equality with the table to which it leads first."""
+    found = _FIRST_JOIN.search(query)
+    if found is None:
+        return "by affects/….sql" if "WITH affected AS (" in query else "by its own columns"
+    equal = found[2].replace('"n0".', f"{relation}.").replace('"n1".', f"{found[1]}.")
+    return f"by {equal}".replace("public.", "").replace('"', "")
 
 
 def _needed_by(missing: MissingIndex) -> str:

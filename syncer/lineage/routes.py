@@ -5,8 +5,10 @@ Guarantee: a route finds every document that its reading of the table takes part
 
 In the example of `syncer.lineage`, the path of a user, 1 → 0, becomes
 
-    SELECT (n0.id)::text AS _id FROM jsonb_populate_recordset(NULL::public.users, $1::jsonb) AS n1
-    JOIN public.posts AS n0 ON n1.id = n0.user_id
+    SELECT (n1.id)::text AS _id FROM jsonb_populate_recordset(NULL::public.users, $1::jsonb) AS n0
+    JOIN public.posts AS n1 ON n0.id = n1.user_id
+
+The tables are numbered anew, so that equal uses of a table are one query.
 """
 
 from __future__ import annotations
@@ -97,19 +99,19 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
         DefinitionError: Postgres refuses it.
     """
     id_, hops = _without_last(path)
-    own = f"n{node.number}"
-    joins = "".join(
-        f"\nJOIN {relations[joined.table]} AS n{joined.number} ON "
-        + " AND ".join(condition.sql(dialect="postgres") for condition in conditions)
-        for joined, conditions in hops
-    )
+    own, names = f"n{node.number}", {f"n{node.number}": "n0"}
+    joins = ""
+    for place, (joined, conditions) in enumerate(hops, start=1):
+        names[f"n{joined.number}"] = f"n{place}"
+        equal = " AND ".join(_renamed(condition, names) for condition in conditions)
+        joins += f"\nJOIN {relations[joined.table]} AS n{place} ON {equal}"
     read = (id_, *(condition for _, conditions in hops for condition in conditions))
     # The cast to the id's type is needed only if the text may differ. A wider type may hold values that it rejects.
     is_id = isinstance(id_, exp.Column) and type_of(id_) in _PLAIN and type_of(id_) == PLAIN_TYPES.get(id_type)
     as_id = "" if is_id else f"::{id_type}"
     # Names of relations come from Postgres, conditions from its deparsed SQL.
     rows = changed_rows(connection, relations[node.table])
-    query = f"SELECT ({id_.sql(dialect='postgres')}){as_id}::text AS _id\nFROM {rows} AS {own}{joins}"
+    query = f"SELECT ({_renamed(id_, names)}){as_id}::text AS _id\nFROM {rows} AS n0{joins}"
     try:
         connection.execute(sql.SQL("EXPLAIN " + query))
     except psycopg.ProgrammingError as error:
@@ -123,6 +125,14 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
         columns=frozenset(place.name for part in read for place in part.find_all(exp.Column) if place.table == own),
         id_column=id_.name if is_id and not hops else None,
     )
+
+
+def _renamed(expression: exp.Expr, names: Mapping[str, str]) -> str:
+    """Return an expression as SQL, with its nodes under other names."""
+    renamed = expression.copy()
+    for place in renamed.find_all(exp.Column):
+        place.set("table", exp.to_identifier(names[place.table], quoted=True))
+    return renamed.sql(dialect="postgres")
 
 
 def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:

@@ -194,6 +194,14 @@ def test_what_stands_in_the_way_is_named(judge: Judge, words: str, select: str) 
         judge.derive(select)
 
 
+def test_equal_uses_of_a_table_are_one_query(judge: Judge) -> None:
+    """The same way leads from both, so it is asked once."""
+    used = "(SELECT {}(z.v) FROM b z JOIN a y ON y.id = z.a_id WHERE y.r_id = x.id)"
+    found = judge.derive(f"SELECT x.id AS _id, {used.format('max')} AS f, {used.format('min')} AS g FROM r x")
+    assert len(found.tables["public.b"].affected) == 1
+    hold(judge)
+
+
 ADDED = {
     "a tree of documents, by the table as it is now": (
         (

@@ -70,6 +70,7 @@ _AWAY = (
     elasticsearch.TransportError,
     KafkaException,
     KeyError,  # the topic is being created
+    TimeoutError,  # Kafka stands still, and does not answer
     RefusedError,
 )
 """What a disturbance meets if a server is away."""

@@ -133,7 +133,7 @@ class Index:
                 timeout=_WAIT_FOR_SHARD,
             )
         except elasticsearch.ApiError as error:
-            if not _never_fits(error):
+            if not _never_fits(error, len(body) if len(part) == 1 else 2 * len(body)):
                 raise
             if middle := len(part) // 2:
                 self._send(target, part[:middle], outcome)
@@ -203,14 +203,18 @@ class Index:
         )
 
 
-def _never_fits(error: elasticsearch.ApiError) -> bool:
-    """Whether a request was refused for its size and will be until a setting changes."""
+def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:
+    """Whether a request of this size was refused for its size and will be until a setting changes.
+
+    Elasticsearch 9 reads a request in parts, and refuses a part for what the parts before it hold. So a request that
+    can be halved is taken for twice its size.
+    """
     if error.status_code == _TOO_LARGE:
         return True
     if error.status_code != NO_ROOM or is_by_another(error):
         return False
     pressure = _PRESSURE.search(reason(error))
-    return pressure is not None and int(pressure[1]) > int(pressure[2])
+    return pressure is not None and max(int(pressure[1]), size) > int(pressure[2])
 
 
 class _Task(NamedTuple):

@@ -252,6 +252,10 @@ def _try(name: str, made: AbstractContextManager[Blog], bench: Bench) -> None:
                 "p99 ms": round(percentile([milliseconds for _, milliseconds in edits.seen] or [0.0], 99)),
             }
             if wrong:
-                example = {"Postgres": blog.expected().get(wrong[0]), "index": blog.held().get(wrong[0])}
-                bench.report.remarks.append(f"{name}, {what}: {wrong[0]} is {json.dumps(example)}")
+                expected, held = blog.expected().get(wrong[0]) or {}, blog.held().get(wrong[0]) or {}
+                example = {key: [expected.get(key), held.get(key)] for key in {**expected, **held}}
+                differing = json.dumps({key: sides for key, sides in example.items() if sides[0] != sides[1]})[:500]
+                bench.report.remarks.append(
+                    f"{name}, {what}: {wrong[0]} differs, in Postgres and the index: {differing}"
+                )
             say(f"{name}, {what}: {len(wrong)} wrong for good, {edits.wrong_reads} wrong reads")

@@ -69,6 +69,8 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
             root, root_key = relations[graph.nodes[number].table], id_.name
     paths = {node.number: graph.paths(node, keys) for node in graph.nodes}
     _require_derivable(definition, found, graph, paths, affects, root=root, root_key=root_key)
+    if graph.competes:
+        root = root_key = None  # ranges of its ids would each compute the whole SELECT
     derived: dict[TableName, list[Route]] = {name: [] for name in relations}
     for node in graph.nodes:
         for path in paths[node.number]:
@@ -82,9 +84,8 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         id_type=id_type,
         fields=tuple(name for name in found.columns if name not in _NO_FIELDS),
         has_routing="_routing" in found.columns,
-        # Ranges of its ids would each compute the whole SELECT, if its rows compete.
-        root=None if graph.competes else root,
-        root_key=None if graph.competes else root_key,
+        root=root,
+        root_key=root_key,
         tables=used,
         views=found.view_names,
         shapes=_shapes(connection, found, used),
@@ -178,8 +179,6 @@ def _require_derivable(
 ) -> None:
     """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table."""
     asked = {read.name: read.relation for read in found.reads if read.relation not in affects}
-    columns = found.tree.selects if isinstance(found.tree, exp.Query) else []
-    selected = next((column.unalias() for column in columns if column.alias_or_name == "_id"), None)
     nodes = [node for node in graph.nodes if node.table in asked and (graph.competes or not paths[node.number])]
     lost = [relation for name, relation in asked.items() if name not in {node.table for node in graph.nodes}]
     if not nodes and not lost:
@@ -191,6 +190,8 @@ def _require_derivable(
         obstacles = [text for node in nodes for text in graph.obstacles.get(node.number, ())]
         reason = "; ".join(dict.fromkeys([missing, *obstacles]))
     else:
+        columns = found.tree.selects if isinstance(found.tree, exp.Query) else []
+        selected = next((column.unalias() for column in columns if column.alias_or_name == "_id"), None)
         reason = (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
             f"arithmetic, but is {shortened(selected.sql('postgres')) if selected else 'another'}"

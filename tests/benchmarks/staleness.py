@@ -3,9 +3,9 @@
 For each schema, contestant and disturbance, random writers (`random_writers`) change rows for some time, while the
 disturbance takes place. A process that ends is started again within a second, as a service manager does. Then the
 writers stop, and the contestant has at least a minute, and until it has been at rest for half a minute: it has not
-written its index, and hardly used a processor. What differs from Postgres then is wrong for good: nothing will mend it
-but another change of the same row. It is counted. Before the next disturbance those rows are changed once more; what is
-still wrong then is not counted again. A contestant that is at work after ten minutes is behind, and not tried further.
+written its index, and hardly used a processor. What differs from Postgres then is wrong for good: nothing will correct
+it but another change of the same row. It is counted. Before the next disturbance those rows are changed once more; what
+is still wrong then is not counted again. A contestant that is at work after ten minutes is behind, and not tried on.
 
 Meanwhile an editor counts in the titles of fifty posts, and a reader asks for them by id: a read is wrong if it misses
 such a post, or shows a smaller number than an earlier read.
@@ -165,7 +165,7 @@ class Contestant:
             time.sleep(1)
 
     def touch_wrong(self) -> set[str]:
-        """Change the rows of what is wrong, so that the contestant mends it itself; return what stays wrong."""
+        """Change the rows of what is wrong, so that the contestant corrects it itself; return what stays wrong."""
         if wrong := self.wrong():
             touch = "UPDATE posts SET body = body || '.' WHERE id = ANY(%s::bigint[]) RETURNING id"
             for (post,) in self.blog.sql(touch, list(wrong)):

@@ -88,6 +88,6 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     with tempfile.TemporaryDirectory(prefix="syncer-wheel-") as state:
         Path(state).chmod(0o755)
         downloads = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-        environment |= {"XDG_CACHE_HOME": downloads, "XDG_STATE_HOME": state}
         environment = {name: value for name, value in environment.items() if not name.startswith("SYNCER_")}
+        environment |= {"XDG_CACHE_HOME": downloads, "XDG_STATE_HOME": state}
         assert "1 of 4 documents" in syncer("demo", "join", "--no-kafka")

@@ -7,7 +7,8 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY syncer syncer
 COPY migrations migrations
-COPY config config
+COPY config/syncer.template.yaml config/
+COPY config/documents config/documents
 COPY docs/operating.md docs/operating.md
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist . \
     && python -m venv /opt/syncer \

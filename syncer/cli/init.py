@@ -120,7 +120,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not own.exists():
-            shutil.copyfile(shipped("config") / own.name, own)
+            shutil.copyfile(shipped("config") / "syncer.template.yaml", own)
             say(f"wrote {own}")
         for name, content in files.items():
             (folder / name).write_text(content, "utf-8")

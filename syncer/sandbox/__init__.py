@@ -17,8 +17,10 @@ Guarantees:
   processes.
 - No download is used that differs from what the lock pins, byte for byte. Interrupted downloads are resumed.
 - If started by root, the servers run as ``nobody``.
+- Postgres asks for a password: a random one, in the connection string and in a file that other users cannot read.
 
-Not guaranteed: security. Any user who can open a connection on this machine may do everything.
+Not guaranteed: any user of this machine can read and change what is in Elasticsearch and Kafka. A client that gets the
+connection string as an argument shows the password to ``ps``.
 
     servers     Postgres, Kafka, Elasticsearch
     server      what the three have in common

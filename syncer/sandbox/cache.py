@@ -72,10 +72,11 @@ class Account:
         make_open_folder(folder)
         self._give(folder)
 
-    def write(self, file: Path, content: str) -> None:
-        """Write a file that belongs to this account and that all can read."""
+    def write(self, file: Path, content: str, *, mode: int = 0o644) -> None:
+        """Write a file that belongs to this account; by default, all can read it."""
+        file.touch(mode=0o600)
+        file.chmod(mode)
         file.write_text(content, encoding="utf-8")
-        file.chmod(0o644)
         self._give(file)
 
     def _give(self, path: Path) -> None:

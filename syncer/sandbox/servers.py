@@ -37,7 +37,7 @@ REPLACED_MODULES = {b"jdk.jlink": b"jdk.zipfs", b"jdk.jdi": b"jdk.jfr"}
 
 
 class PostgresServer(EmbeddedServer):
-    """Postgres with one superuser, ``postgres``; any local user may log in as it (trust authentication)."""
+    """Postgres with one superuser, ``postgres``, whose random password is in a file that other users cannot read."""
 
     name = "Postgres"
     default_version = PACKAGED_POSTGRES
@@ -56,8 +56,15 @@ class PostgresServer(EmbeddedServer):
 
     @property
     def address(self) -> str:
-        """The connection string of the database ``postgres``."""
-        return f"postgresql://postgres@{LOOPBACK}:{self.port}/postgres"
+        """The connection string of the database ``postgres``, with the password."""
+        # A folder of an earlier version has no password.
+        password = f":{file.read_text()}" if (file := self.password_file).exists() else ""
+        return f"postgresql://postgres{password}@{LOOPBACK}:{self.port}/postgres"
+
+    @property
+    def password_file(self) -> Path:
+        """The file that holds the password, of mode 0600."""
+        return self.folder / "password"
 
     @property
     def bin_folder(self) -> Path:
@@ -87,7 +94,8 @@ class PostgresServer(EmbeddedServer):
         unfinished = self.folder / "data.partial"
         shutil.rmtree(unfinished, ignore_errors=True)
         command = [str(self.server_bin_folder / "initdb"), "--pgdata", str(unfinished), "--username=postgres"]
-        command += ["--auth=trust", "--encoding=UTF8", "--no-instructions"]
+        self._account.write(self.password_file, secrets.token_hex(16), mode=0o600)
+        command += ["--auth=scram-sha-256", f"--pwfile={self.password_file}", "--encoding=UTF8", "--no-instructions"]
         command += ["--locale=C"]  # the same everywhere, whatever locales the system has
         if int(self.version) >= BUILTIN_LOCALE_SINCE:
             command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]

@@ -191,6 +191,7 @@ class PGSync(Peer):
             "PG_HOST": str(postgres.hostname),
             "PG_PORT": str(postgres.port),
             "PG_USER": str(postgres.username),
+            "PG_PASSWORD": str(postgres.password),
             "ELASTICSEARCH_HOST": str(elasticsearch.hostname),
             "ELASTICSEARCH_PORT": str(elasticsearch.port),
             "CHECKPOINT_PATH": str(self.folder),
@@ -252,7 +253,7 @@ class Flink(Peer):
         postgres, sql = urlsplit(self.dsn), self.folder / "flink.sql"
         source = f"""
             'connector' = 'postgres-cdc', 'hostname' = '{postgres.hostname}', 'port' = '{postgres.port}',
-            'username' = '{postgres.username}', 'password' = '', 'database-name' = '{self.name}',
+            'username' = '{postgres.username}', 'password' = '{postgres.password}', 'database-name' = '{self.name}',
             'schema-name' = 'public', 'decoding.plugin.name' = 'pgoutput',
             'scan.incremental.snapshot.enabled' = 'true', 'debezium.poll.interval.ms' = '10',
             'debezium.publication.autocreate.mode' = 'filtered'

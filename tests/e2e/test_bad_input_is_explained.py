@@ -304,7 +304,7 @@ def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
     world, role = empty_world, f"{empty_world.name}_stranger"
     world.sql(BLOG_SCHEMA.read_text() + BLOG)
     world.sql(f"CREATE ROLE {role} LOGIN")
-    stranger = {"SYNCER_POSTGRES_DSN": f"postgresql://{role}@{world.dsn.split('@', 1)[1]}"}
+    stranger = {"SYNCER_POSTGRES_DSN": world.dsn_of(role)}
     try:
         explained(world, "migrate", "permission denied", "privilege", "schemas", environment=stranger)
         assert world.sql("SELECT to_regnamespace('syncer')") == [(None,)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,13 +24,18 @@ IN_SDIST = {
     "tests/support/world.py",
 }
 IN_WHEEL = {
-    "syncer/_shipped/config/syncer.yaml",
+    "syncer/_shipped/config/syncer.template.yaml",
     "syncer/_shipped/docs/operating.md",
     "syncer/demo/blog.sql",
     "syncer/demo/guide.yaml",
     "syncer/sandbox/artifacts.json",
     *(f"syncer/_shipped/migrations/{migration.name}" for migration in (REPOSITORY / "migrations").iterdir()),
 }
+
+
+MARKER = "marker-of-a-password"
+EDITED = ("config/syncer.yaml", "config/documents/own/select.sql", "config/own.yaml", "own.env")
+"""What a user adds to a checkout."""
 
 
 def run(*command: str | Path, folder: Path, environment: dict[str, str] | None = None) -> str:
@@ -40,14 +47,44 @@ def run(*command: str | Path, folder: Path, environment: dict[str, str] | None =
     return done.stdout
 
 
+def edited_checkout(folder: Path) -> Path:
+    """Copy the repository, and add what a user adds to a checkout."""
+    checkout = folder / "checkout"
+    shutil.copytree(REPOSITORY, checkout, ignore=shutil.ignore_patterns(".*_cache", ".cache", ".git", ".venv", "site"))
+    for name in EDITED:
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text(MARKER)
+    return checkout
+
+
+def test_nothing_of_a_users_becomes_part_of_the_image(tmp_path: Path) -> None:
+    """Rule: the wheel that the Dockerfile installs is built of listed files; settings never reach Docker at all."""
+    checkout, context = edited_checkout(tmp_path), tmp_path / "context"
+    ignored = (checkout / ".dockerignore").read_text().split()
+    copies = re.findall(r"^COPY (?!--from)(.*) \S+$", (checkout / "Dockerfile").read_text(), re.MULTILINE)
+    for source in " ".join(copies).split():
+        target = context / source
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (checkout / source).is_dir() else shutil.copyfile
+        copy(checkout / source, target)
+    assert {file.name for file in context.rglob("*.yaml") if MARKER in file.read_text()} == set()
+    assert "config/syncer.yaml" in ignored
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, context, folder=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as unpacked:
+        assert set(unpacked.namelist()) >= IN_WHEEL
+        assert [name for name in unpacked.namelist() if MARKER.encode() in unpacked.read(name)] == []
+
+
 def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tmp_path: Path) -> None:
     """sdist, its wheel, a fresh environment: init, migrate, plan, apply, verify and demo, all without a checkout."""
-    world, packages = empty_world, tmp_path / "packages"
+    world, packages, checkout = empty_world, tmp_path / "packages", edited_checkout(tmp_path)
     # The wheel is built from the sdist; nothing is fetched.
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", packages, REPOSITORY, folder=tmp_path)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", packages, checkout, folder=tmp_path)
     (sdist,), (wheel,) = packages.glob("*.tar.gz"), packages.glob("*.whl")
     with tarfile.open(sdist) as archive:
         assert {name.partition("/")[2] for name in archive.getnames()} >= IN_SDIST
+        assert [name for name in archive.getnames() if name.endswith(EDITED)] == []
     with zipfile.ZipFile(wheel) as unpacked:
         held = set(unpacked.namelist())
     assert held >= IN_WHEEL

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from syncer.sandbox import Endpoints, Sandbox
 
@@ -81,6 +82,25 @@ def test_killed_server_comes_back_where_it_was_with_what_was_committed(sandbox: 
     server.start()
     with psycopg.connect(endpoints.postgres_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM committed").fetchone() == (1,)
+
+
+STRANGERS = {
+    "nobody's": {"password": ""},
+    "another": {"password": "0" * 32},
+    "the database's name": {"password": "postgres"},
+    "another database's": {"password": "", "dbname": "template1"},
+    "a replica's": {"password": "", "replication": "database"},
+}
+
+
+def test_postgres_asks_for_the_password_of_the_folder(sandbox: Sandbox, endpoints: Endpoints) -> None:
+    """Rule: only a user that can read a file of mode 0600 may log in; the printed string has the password."""
+    password = sandbox.postgres.password_file
+    assert (password.stat().st_mode & 0o777, len(password.read_text())) == (0o600, 32)
+    assert password.read_text() in endpoints.postgres_dsn
+    for stranger in STRANGERS.values():
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(make_conninfo(endpoints.postgres_dsn, **stranger)).close()
 
 
 @pytest.mark.usefixtures("endpoints")

@@ -112,7 +112,7 @@ def passwords(world: World, password: str) -> str:
 
 def test_a_database_that_refuses_sessions_is_waited_for(own: World) -> None:
     """The daemon logs what the server says, in a few lines, and continues when it may."""
-    dsn = own.dsn.replace("postgres@", f"{ROLE}@")
+    dsn = f"postgresql://{ROLE}@{own.dsn.rpartition('@')[2]}"
     environment = {"SYNCER_POSTGRES_DSN": dsn, "PGPASSFILE": passwords(own, PASSWORD)}
     daemon = own.daemon(environment=environment, program=REPEATS.program)
     own.wait_until_level()
@@ -344,13 +344,14 @@ def test_the_next_address_is_used(sandbox: Sandbox, endpoints: Endpoints, tmp_pa
     with standbys(sandbox) as servers, Proxy(endpoints.elasticsearch_url).running() as node:
         standby = servers.follow()
         primary, other = (urlsplit(each.address).netloc.rpartition("@")[2] for each in (servers.primary, standby))
+        user = servers.primary.address.partition("@")[0]
         there = {
-            "postgres_dsn": f"postgresql://postgres@{DEAD},{primary},{other}/postgres",
+            "postgres_dsn": f"{user}@{DEAD},{primary},{other}/postgres",
             "kafka_bootstrap_servers": f"{DEAD},{endpoints.kafka_bootstrap_servers}",
         }
         with elsewhere(sandbox, endpoints, tmp_path, **there) as world:
             world.worker_settings = {
-                "SYNCER_POSTGRES_DSN": f"postgresql://postgres@{DEAD},{other},{primary}/{world.name}",
+                "SYNCER_POSTGRES_DSN": f"{user}@{DEAD},{other},{primary}/{world.name}",
                 "SYNCER_ELASTICSEARCH_URL": f"http://{DEAD}, {node.address}, {endpoints.elasticsearch_url}",
             }
             fill(world)

@@ -176,7 +176,7 @@ def test_a_document_is_suspended_and_the_other_goes_on(two: World, change: Chang
     """The daemon and `status` say what to do; after that, and an apply if it needs one, nothing is missing."""
     other = "page" if change.document == "blogpost" else "blogpost"
     with role(two) as name:
-        own = {"SYNCER_POSTGRES_DSN": two.dsn.replace("postgres@", f"{name}@")}
+        own = {"SYNCER_POSTGRES_DSN": two.dsn_of(name)}
         daemon = two.daemon(environment=own if change.as_role else {})
         two.wait_until_level()
         two.sql(change.sql.format(role=name))

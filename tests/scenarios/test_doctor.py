@@ -145,7 +145,7 @@ CASES = [
 
 def as_role(world: World, role: str) -> Settings:
     """The settings of a daemon of that role."""
-    dsn = SecretStr(world.dsn.replace("postgres@", f"{role}@"))
+    dsn = SecretStr(world.dsn_of(role))
     return world.settings.model_copy(update={"postgres": PostgresSettings(dsn=dsn)})
 
 

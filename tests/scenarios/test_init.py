@@ -220,7 +220,7 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
     role = f"stranger_{bare.name}"
     bare.sql(f"CREATE ROLE {role} LOGIN")
     try:
-        as_role = {"SYNCER_POSTGRES_DSN": bare.dsn.replace("postgres@", f"{role}@")}
+        as_role = {"SYNCER_POSTGRES_DSN": bare.dsn_of(role)}
         assert "may not read public.a" in bare.syncer("init", "--table", "a", environment=as_role).stderr
     finally:
         bare.sql(f"DROP ROLE {role}")

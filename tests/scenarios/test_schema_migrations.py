@@ -12,7 +12,6 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors
-from psycopg.conninfo import make_conninfo
 
 from syncer.base import migrations as base_migrations, settings
 from syncer.base.errors import SourceError
@@ -218,10 +217,10 @@ def test_no_duty_can_do_what_is_another_s(world: World) -> None:
         world.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA syncer TO {world.name}_worker")
         grant(world, *DUTIES)
         for duty, statements in FORBIDDEN.items():
-            with psycopg.connect(make_conninfo(world.dsn, user=f"{duty}_{world.name}"), autocommit=True) as connection:
+            with psycopg.connect(world.dsn_of(f"{duty}_{world.name}"), autocommit=True) as connection:
                 tried = (*statements, "CREATE TABLE syncer.mine ()", "CREATE SCHEMA mine")
                 assert [statement for statement in tried if not is_refused(connection, statement)] == [], duty
-        reader = {"SYNCER_POSTGRES_DSN": make_conninfo(world.dsn, user=f"reader_{world.name}")}
+        reader = {"SYNCER_POSTGRES_DSN": world.dsn_of(f"reader_{world.name}")}
         ended = world.syncer("backfill", "blogpost", environment=reader)
         assert ended.returncode == 1
         assert "Postgres refuses" in ended.stdout + ended.stderr

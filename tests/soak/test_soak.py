@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -61,9 +60,7 @@ def soak(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Soak]:
         }
         world.worker_settings = {
             **ENVIRONMENT,
-            "SYNCER_POSTGRES_DSN": urlsplit(world.dsn)
-            ._replace(netloc=f"postgres@127.0.0.1:{lines['postgres'].port}")
-            .geturl(),
+            "SYNCER_POSTGRES_DSN": world.dsn.replace(f":{sandbox.postgres.port}/", f":{lines['postgres'].port}/"),
             "SYNCER_ELASTICSEARCH_URL": f"http://127.0.0.1:{lines['elasticsearch'].port}",
         }
         preloaded.run("--version", environment=world.environment, seconds=60)  # before several threads use it

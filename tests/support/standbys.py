@@ -56,6 +56,8 @@ class Standbys:
     def _back_up(self, made: PostgresServer, *options: str) -> None:
         account = Account.of_servers()
         account.own(made.folder)
+        if self.primary.password_file.exists():
+            account.write(made.password_file, self.primary.password_file.read_text(), mode=0o600)
         command = [str(self.primary.bin_folder / "pg_basebackup"), "--dbname", self.primary.address]
         command += ["--pgdata", str(made.data_folder), "--checkpoint=fast", *options]
         subprocess.run(command, check=True, cwd=made.folder, **account.popen_arguments())

@@ -28,6 +28,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
 
 from syncer import daemon as syncer_daemon
@@ -223,6 +224,11 @@ class World:
     def dsn(self) -> str:
         """The world's own database."""
         return self.endpoints.postgres_dsn.rsplit("/", 1)[0] + f"/{self.name}"
+
+    def dsn_of(self, role: str) -> str:
+        """The same for another role that may log in, which gets the password of this one."""
+        self.sql(f"ALTER ROLE {role} PASSWORD '{conninfo_to_dict(self.dsn).get('password')}'")
+        return self.dsn.replace("//postgres", f"//{role}", 1)
 
     @property
     def alias(self) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from typing import Annotated, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -234,6 +235,61 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
             assert status(f"{web.address}/readyz") == 503
             assert not all(answer.done() for answer in asking)  # it has not waited for them
             assert {answer.result() for answer in asking} == {503}
+
+
+def serving() -> web_server.WebServer:
+    """A server with paths of each kind, on a port of its own."""
+    listening = web_server.listen(WebSettings(port=0))
+    assert listening is not None
+    return web_server.WebServer(listening, APP)
+
+
+@pytest.mark.parametrize(
+    ("head", "trickle"),
+    [
+        (b"", b"G"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n", b"A: a\r\n"),
+        (b"", b"\r\n"),
+        (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n", b"x"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"G"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    ],
+    ids=["method", "headers", "empty lines", "body", "after an answer", "chunks"],
+)
+def test_a_client_that_sends_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch, head: bytes, trickle: bytes) -> None:
+    """Rule: the timeout of a connection begins when it opens or is answered; parts of a request do not put it off."""
+    monkeypatch.setitem(web_server._LIMITS, "channel_timeout", 1)
+    monkeypatch.setitem(web_server._LIMITS, "cleanup_interval", 0)
+    web = serving()
+    with running(web), closing(socket.create_connection(web._listening.getsockname())) as slow:
+        slow.settimeout(0.05)
+        slow.sendall(head)
+        for _ in range(200):
+            with suppress(TimeoutError):
+                if not slow.recv(65536):
+                    break
+            try:
+                slow.sendall(trickle)
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the connection is still open")
+        assert status(f"{web.address}/metrics") == 200
+
+
+def test_one_address_leaves_connections_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule: an address has a share of the connections. More than the server takes are opened; another is answered."""
+    monkeypatch.setitem(web_server._LIMITS, "channel_timeout", 3600)
+    web = serving()
+    address = web._listening.getsockname()
+    with running(web), ExitStack() as stack:
+        for _ in range(2 * web_server._LIMITS["connection_limit"]):
+            stack.enter_context(closing(socket.create_connection(address)))
+        for source in ("127.0.0.2", "127.0.0.3", "127.1.1.1"):
+            other = http.client.HTTPConnection(address[0], address[1], timeout=30, source_address=(source, 0))
+            with closing(other):
+                other.request("GET", "/metrics")
+                assert other.getresponse().status == 200
 
 
 def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError, validate_call
 from waitress import wasyncore
+from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
@@ -55,11 +56,13 @@ _BACKLOG = 1024
 _LIMITS: dict[str, Any] = {
     "threads": 8,  # more than may wait for a server at once, so a server that hangs delays neither metrics nor health
     "connection_limit": 100,  # the server's own sockets included
-    "channel_timeout": 10,  # how long a connection may be idle: less than a liveness probe is patient
+    "channel_timeout": 10,  # how long a connection may wait for a whole request: less than a liveness probe is patient
     "cleanup_interval": 2,
     "max_request_header_size": 16 * 1024,
     "max_request_body_size": 64 * 1024,
 }
+_ADDRESS_CONNECTIONS_MAX = 25
+"""How many connections one address may have open: it leaves most of ``connection_limit`` to health checks."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -222,6 +225,21 @@ def as_json(body: Any, status: int = 200) -> Response:
     return Response(json.dumps(plain(body)), status, content_type="application/json")
 
 
+class _Channel(HTTPChannel):
+    """A connection that is closed if it sends no whole request in time, or if its address has too many."""
+
+    def __init__(self, server: Any, sock: socket.socket, addr: Any, adj: Any, map: Any = None) -> None:  # noqa: A002
+        super().__init__(server, sock, addr, adj, map)
+        alike = sum(channel.addr[0] == addr[0] for channel in server.active_channels.values())
+        self.will_close = alike > _ADDRESS_CONNECTIONS_MAX
+
+    def handle_read(self) -> None:
+        since = self.last_activity
+        super().handle_read()
+        if not self.requests:  # a part of a request, or an empty line, is no activity: it would put off the timeout
+            self.last_activity = since
+
+
 class WebServer:
     """The HTTP server of a WSGI application, on a bound socket: see `listen`."""
 
@@ -239,6 +257,7 @@ class WebServer:
         sockets: dict[int, Any] = {}
         server = create_server(self._application, map=sockets, sockets=[self._listening], ident=None, **_LIMITS)
         assert isinstance(server, TcpWSGIServer)  # one socket makes one server
+        server.channel_class = _Channel
         structlog.get_logger().info("web.listening", address=self.address)
         try:
             while not stop.is_requested:

@@ -217,6 +217,7 @@ JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = needed.name
 WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, privilege)
                ELSE has_table_privilege(c.oid, privilege) END
 """
+_SUPERUSER = "SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper"
 _UNREADABLE = """
 WITH r AS (
     SELECT quote_ident(n.nspname) AS schema, quote_ident(current_user) AS role,
@@ -280,6 +281,12 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
 
 def _may_use(deployment: Deployment) -> Iterator[Finding]:
     roles = "If this is a daemon's role: run docs/roles.sql, and make it a member of the group roles of its duties."
+    if deployment.rows(_SUPERUSER):
+        found = (
+            "The role of postgres.dsn is a superuser: code that owners of your tables have written runs with its rights"
+        )
+        fix = "Connect as a role that is none: docs/security.md, Roles and grants."
+        yield Finding(found, fix, severity=CheckSeverity.CONSIDER)
     for found, is_wrong in deployment.rows(_LACKING):
         yield Finding(found, roles, severity=CheckSeverity.WRONG if is_wrong else CheckSeverity.CONSIDER)
 
@@ -449,7 +456,7 @@ CHECKS: tuple[Check, ...] = (
     Check("postgres.synchronous_commit", "No commit is asynchronous", _SQL, _query(_COMMITS_OFF), _CONSIDER),
     Check("postgres.triggers", "Every table that documents read has its triggers", _SHELL, _triggers),
     Check("postgres.functions", _FUNCTION, _SQL, _query(_FUNCTIONS)),
-    Check("postgres.privileges", "The role may do what a daemon does", _ADVICE, _may_use),
+    Check("postgres.privileges", "The role may do what a daemon does, and is no superuser", _ADVICE, _may_use),
     Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
     Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
     Check("kafka.topic", "The topic keeps every change until it is handled", _SHELL, _topic),

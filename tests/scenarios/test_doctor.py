@@ -119,6 +119,15 @@ CASES = [
     ),
     lacks("USAGE ON SCHEMA syncer", "@database_relay, @database_worker", "use the schema syncer", WRONG),
     lacks("USAGE ON SEQUENCE syncer.version", "@database_worker", "USAGE on syncer.version", CONSIDER),
+    Case(
+        "postgres.privileges",
+        "ALTER ROLE daemon SUPERUSER",
+        "is a superuser",
+        CONSIDER,
+        "daemon",
+        "ALTER ROLE daemon NOSUPERUSER",
+        is_advice=True,
+    ),
     Case("postgres.triggers", "ALTER TABLE comments DISABLE TRIGGER syncer_row_fe6ac3f5", "public.comments"),
     Case("postgres.triggers", "DELETE FROM syncer.capture WHERE relation = 'public.posts'", "posts"),
     Case(

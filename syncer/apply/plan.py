@@ -271,8 +271,6 @@ def _defined(connection: Connection, definition: Definition, active: ActiveDefin
         name=definition.name,
         revision=revision,
         index=definition.index,
-        select=definition.select,
-        affects=definition.affects,
         index_body=definition.index_body,
         dependencies=analyze.analyse(connection, definition),
         target=before.target if before else Target.of(definition.index, revision),
@@ -289,4 +287,4 @@ def anew(document: Document, revision: int) -> Document:
 
 def _meaning(document: Document) -> tuple[object, ...]:
     """Return what distinguishes two definitions; the layout of the SQL does not."""
-    return document.dependencies, document.index_body, document.affects
+    return document.dependencies, document.index_body

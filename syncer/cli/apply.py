@@ -189,7 +189,7 @@ def _use(relation: str, query: str) -> str:
     """Which use of a table a query is for: the equality with the table to which it leads first."""
     found = _FIRST_JOIN.search(query)
     if found is None:
-        return "by affects/….sql" if "WITH affected AS (" in query else "by its own columns"
+        return "by affects/….sql" if ") AS affected" in query else "by its own columns"
     equal = found[2].replace('"n0".', f"{relation}.").replace('"n1".', f"{found[1]}.")
     return f"by {equal}".replace("public.", "").replace('"', "")
 

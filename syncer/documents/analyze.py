@@ -10,9 +10,11 @@ example, is found by its old and its new id without one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
+from psycopg import sql
 from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
@@ -29,6 +31,10 @@ from syncer.lineage.routes import ROWS_MARK, Route, changed_rows
 from syncer.lineage.scope import numbers
 
 _ROWS = "%(rows)s"
+# What stands for the changed rows in a deparsed query: see `_analyse_affects`.
+_OVER_ROWS = re.compile(
+    rf"\(\s*SELECT\b(?:(?!\(\s*SELECT\b).)*?WHERE \({re.escape(ROWS_MARK)} IS NOT NULL\)\)", re.DOTALL
+)
 
 # Columns that identify and place a document.
 _NO_FIELDS = frozenset({"_id", "_routing"})
@@ -221,8 +227,9 @@ def _table_use(
     """Return how the definition uses one table."""
     queries = [route.query for route in derived if route.id_column is None]
     routing = frozenset[str]().union(*(route.columns for route in derived))
+    canonical = None
     if affects is not None:
-        query, columns = _analyse_affects(connection, *affects, read.relation, id_type)
+        canonical, query, columns = _analyse_affects(connection, *affects, read.relation, id_type)
         queries.append(query)
         routing |= columns
     return TableUse(
@@ -231,13 +238,18 @@ def _table_use(
         routing=routing,
         id_columns=tuple(sorted({route.id_column for route in derived if route.id_column is not None})),
         affected=tuple(dict.fromkeys(queries)),
+        affects=canonical,
     )
 
 
 def _analyse_affects(
     connection: Connection, file: str, query: str, relation: str, id_type: str
-) -> tuple[str, frozenset[str]]:
-    """Return the affects query in executable form, and the columns of the changed rows that it reads."""
+) -> tuple[str, str, frozenset[str]]:
+    """Return the affects query as deparsed by Postgres, in executable form, and the columns that it reads of the rows.
+
+    What it reads of the changed rows is found with the table in their place, and then with these columns alone, so
+    that the deparsed query names no other one.
+    """
     over_table = probe(connection, query.replace(_ROWS, relation), file)
     if "_id" not in over_table.columns:
         raise DefinitionError(f"{file} has no column _id", hint="It must select the ids of documents, AS _id.")
@@ -247,11 +259,12 @@ def _analyse_affects(
             f"{file} reads {', '.join(sorted(read.virtual))}, and a changed row has no value for a virtual column",
             hint="Write what it is computed from instead, or make the column STORED.",
         )
-    used = read.columns if read else frozenset()
-    over_rows = query.replace(_ROWS, changed_rows(connection, relation))
-    # The query comes first, so that an error's position refers to its file.
-    ids = f"WITH affected AS (\n{over_rows}\n) SELECT affected._id::{id_type}::text FROM affected"
-    canonical = probe(connection, ids, file).canonical
-    if ROWS_MARK not in canonical:
+    columns = read.columns if read else frozenset()
+    names = sql.SQL(", ").join(map(sql.Identifier, sorted(columns))).as_string(connection)
+    over_rows = f"(SELECT {names} FROM {relation} WHERE {ROWS_MARK} IS NOT NULL)"
+    canonical, places = _OVER_ROWS.subn(_ROWS, probe(connection, query.replace(_ROWS, over_rows), file).canonical)
+    if not places:
         raise DefinitionError(f"{file}: %(rows)s must stand in a FROM clause", hint="As in: FROM %(rows)s AS changed")
-    return canonical.replace(ROWS_MARK, "$1::jsonb"), used
+    rows = changed_rows(connection, relation, columns).replace(ROWS_MARK, "$1::jsonb")
+    ids = f"SELECT affected._id::{id_type}::text FROM (\n{canonical.replace(_ROWS, rows)}\n) AS affected"
+    return canonical, ids, columns

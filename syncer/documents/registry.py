@@ -96,6 +96,7 @@ class TableUse:
         routing: The columns that determine which documents a row belongs to.
         id_columns: Columns whose value is the id of an affected document.
         affected: Queries over the changed rows, ``$1::jsonb``, for the ids of other affected documents; may repeat ids.
+        affects: The affects query as deparsed by Postgres, with ``%(rows)s`` for the changed rows.
     """
 
     relation: str
@@ -103,6 +104,7 @@ class TableUse:
     routing: frozenset[str]
     id_columns: tuple[str, ...]
     affected: tuple[str, ...]
+    affects: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,6 @@ class Document:
     Args:
         revision: Grows with every apply that changes the definition.
         index: The search alias.
-        select: As written, for comparison; likewise ``affects``, by table.
         target: The index; unique among the rows.
         is_loaded: Whether every document has been written once under this revision.
         suspended: If suspended, the reason and the hint.
@@ -148,8 +149,6 @@ class Document:
     name: str
     revision: int
     index: str
-    select: str
-    affects: dict[str, str]
     index_body: dict[str, Any]
     dependencies: Dependencies
     target: Target
@@ -169,7 +168,7 @@ class Document:
 
 
 _DOCUMENT = TypeAdapter(Document)
-_STORED = {"index", "select", "affects", "index_body", "dependencies"}
+_STORED = {"index", "index_body", "dependencies"}
 _COLUMNS = ("name", "revision", "role", "is_loaded", "suspended")
 
 

@@ -5,7 +5,7 @@ Guarantee: a route finds every document that its reading of the table takes part
 
 In the example of `syncer.lineage`, the path of a user, 1 → 0, becomes
 
-    SELECT (n1.id)::text AS _id FROM jsonb_populate_recordset(NULL::public.users, $1::jsonb) AS n0
+    SELECT (n1.id)::text AS _id FROM (SELECT id FROM jsonb_to_recordset($1::jsonb) AS changed (id bigint)) AS n0
     JOIN public.posts AS n1 ON n0.id = n1.user_id
 
 The tables are numbered anew, so that equal uses of a table are one query.
@@ -13,7 +13,7 @@ The tables are numbered anew, so that equal uses of a table are one query.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import psycopg
@@ -21,7 +21,7 @@ from psycopg import sql
 from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, value
 from syncer.lineage.catalog import TableName
 from syncer.lineage.graph import Hop, Node, Path
 from syncer.lineage.scope import PLAIN_TYPES, type_of
@@ -31,27 +31,30 @@ ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 """Placeholder for the changed rows until a query is run; deparsing preserves it literally."""
 
 
-# An image holds each value as text, which Postgres parses like any input. For a json column, however, the string itself
-# would become the value, so it is read as text and cast. Also, an image lacks some columns, but a domain may refuse
-# nulls: so a domain is replaced by its base type.
-_READ_APART = """
-WITH RECURSIVE type (number, name, oid, modifier, collated, refuses) AS (
-    SELECT attnum, attname, atttypid, atttypmod, attcollation, false
-    FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped
+# Only the columns that are read, by name: no other column of the table has an effect. An image holds each value as
+# text, which Postgres parses like any input. For a json column, however, the string itself would become the value, so
+# it is read as text and cast. Also, an image lacks some columns, but a domain may refuse nulls: so a domain is replaced
+# by its base type. A type has no modifier: what the table has accepted is not checked again.
+_ROWS = """
+WITH RECURSIVE type (number, name, oid, collated) AS (
+    SELECT attnum, attname, atttypid, attcollation
+    FROM pg_attribute WHERE attrelid = $1::regclass AND attname = ANY ($2) AND NOT attisdropped
     UNION ALL
-    SELECT y.number, y.name, t.typbasetype, t.typtypmod, y.collated,
-           y.refuses OR t.typnotnull OR EXISTS (SELECT FROM pg_constraint WHERE contypid = t.oid)
+    SELECT y.number, y.name, t.typbasetype, y.collated
     FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'
 )
-SELECT string_agg(CASE WHEN is_json THEN format('%1$I::%2$s AS %1$I', y.name, format_type(y.oid, y.modifier))
-                       ELSE quote_ident(y.name) END, ', ' ORDER BY y.number),
-       string_agg(concat(format('%I %s', y.name, CASE WHEN is_json THEN 'text' ELSE format_type(y.oid, y.modifier) END),
-                         CASE WHEN k.oid <> 100 THEN format(' COLLATE %I.%I', n.nspname, k.collname) END),
-                  ', ' ORDER BY y.number)
+SELECT coalesce(format(
+    '(SELECT %s FROM jsonb_to_recordset(%s) AS changed (%s))',
+    string_agg(format(CASE WHEN is_json THEN '%1$I::%2$s AS %1$I' ELSE '%1$I' END, y.name, format_type(y.oid, -1)),
+               ', ' ORDER BY y.number),
+    max($3),
+    string_agg(concat(format('%I %s', y.name, CASE WHEN is_json THEN 'text' ELSE format_type(y.oid, -1) END),
+                      CASE WHEN k.oid <> 100 THEN format(' COLLATE %I.%I', n.nspname, k.collname) END),
+               ', ' ORDER BY y.number)
+), format('(SELECT FROM jsonb_array_elements(%s))', $3::text))
 FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd'
 CROSS JOIN LATERAL (SELECT y.oid IN ('json'::regtype, 'jsonb'::regtype)) AS j (is_json)
 LEFT JOIN pg_collation AS k ON k.oid = y.collated LEFT JOIN pg_namespace AS n ON n.oid = k.collnamespace
-HAVING bool_or(y.refuses OR is_json)
 """
 
 _UNIQUE_KEYS = """
@@ -71,13 +74,9 @@ WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.at
 """
 
 
-def changed_rows(connection: Connection, relation: str) -> str:
-    """Return the changed rows of a table as a FROM item without an alias."""
-    row = connection.execute(_READ_APART, (relation,)).fetchone()
-    if row is None:
-        return f"jsonb_populate_recordset(NULL::{relation}, {ROWS_MARK})"
-    columns, read = row  # quoted by Postgres
-    return f"(SELECT {columns} FROM jsonb_to_recordset({ROWS_MARK}) AS changed ({read}))"
+def changed_rows(connection: Connection, relation: str, columns: Collection[str]) -> str:
+    """Return these columns of the changed rows of a table as a FROM item without an alias."""
+    return str(value(connection, _ROWS, (relation, list(columns), ROWS_MARK)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +108,9 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
     # The cast to the id's type is needed only if the text may differ. A wider type may hold values that it rejects.
     is_id = isinstance(id_, exp.Column) and type_of(id_) in _PLAIN and type_of(id_) == PLAIN_TYPES.get(id_type)
     as_id = "" if is_id else f"::{id_type}"
+    columns = frozenset(place.name for part in read for place in part.find_all(exp.Column) if place.table == own)
     # Names of relations come from Postgres, conditions from its deparsed SQL.
-    rows = changed_rows(connection, relations[node.table])
+    rows = changed_rows(connection, relations[node.table], columns)
     query = f"SELECT ({_renamed(id_, names)}){as_id}::text AS _id\nFROM {rows} AS n0{joins}"
     try:
         connection.execute(sql.SQL("EXPLAIN " + query))
@@ -122,7 +122,7 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
         ) from error
     return Route(
         query=query.replace(ROWS_MARK, "$1::jsonb"),
-        columns=frozenset(place.name for part in read for place in part.find_all(exp.Column) if place.table == own),
+        columns=columns,
         id_column=id_.name if is_id and not hops else None,
     )
 

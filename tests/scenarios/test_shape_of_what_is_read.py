@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from syncer.base.postgres import Connection, names_as_written
 from syncer.documents import analyze
@@ -160,3 +161,62 @@ def test_what_a_document_would_show(
             connection.execute(change.encode())
         found = fingerprint.differences(before, fingerprint.read(connection, before))
     assert any(difference in line for line in found) if difference else found == []
+
+
+UNREAD = """
+CREATE TYPE channel AS ENUM ('mail', 'web');
+CREATE DOMAIN code AS text NOT NULL CHECK (VALUE <> '');
+CREATE TYPE span AS (since date, till date);
+CREATE TABLE dirs (
+    legacy int, channel channel, spans span[], extra jsonb, id int PRIMARY KEY, code code, parent_id int, name text
+);
+CREATE TABLE files (size int, id int PRIMARY KEY, dir_id int, meta json, name text);
+INSERT INTO dirs VALUES (0, 'web', NULL, '{}', 1, 'r', NULL, 'root'), (0, 'web', NULL, '{}', 2, 's', 1, 'sub');
+INSERT INTO files VALUES (9, 7, 2, '{}', 'f')
+"""
+PATHS = """
+SELECT f.id AS _id, f.name, (
+    WITH RECURSIVE up AS (
+        SELECT d.id, d.parent_id, d.name FROM dirs AS d WHERE d.id = f.dir_id
+        UNION ALL SELECT d.id, d.parent_id, d.name FROM up AS u JOIN dirs AS d ON d.id = u.parent_id
+    ) SELECT string_agg(up.name, '/' ORDER BY up.id) FROM up) AS path
+FROM files AS f
+"""
+BELOW = """
+WITH RECURSIVE down AS (
+    SELECT c.id FROM %(rows)s AS c UNION SELECT d.id FROM down AS o JOIN dirs AS d ON d.parent_id = o.id
+) SELECT f.id AS _id FROM files AS f JOIN down AS d ON d.id = f.dir_id
+"""
+JOINED = "SELECT f.id AS _id, d.name FROM files AS f JOIN dirs AS d ON d.id = f.dir_id"
+MIGRATIONS = (
+    "ALTER TABLE dirs DROP legacy",
+    "ALTER TABLE dirs ADD kind int DEFAULT 3; ALTER TABLE dirs DROP legacy; ALTER TABLE dirs DROP spans",
+    "ALTER TABLE dirs ALTER channel TYPE text USING channel::text; DROP TYPE channel",
+    "ALTER TYPE channel RENAME TO source; ALTER DOMAIN code RENAME TO brief; ALTER TYPE span ADD ATTRIBUTE n int",
+    "ALTER TABLE dirs DROP extra; ALTER TABLE dirs ADD more json NOT NULL DEFAULT '{}'",
+    "ALTER TABLE dirs RENAME legacy TO former; ALTER DOMAIN code ADD CONSTRAINT long CHECK (length(VALUE) > 0)",
+    "ALTER TABLE dirs ALTER code TYPE text; DROP DOMAIN code; ALTER TABLE dirs ADD next bigint[] DEFAULT '{1}'",
+)
+
+
+@pytest.mark.parametrize("migration", MIGRATIONS)
+@pytest.mark.parametrize(("select", "affects"), {PATHS: BELOW, JOINED: None}.items(), ids=("affects", "derived"))
+def test_a_column_that_is_not_read_has_no_effect(
+    connection: Connection, tmp_path: Path, select: str, affects: str | None, migration: str
+) -> None:
+    """What is stored names only what is read, and by name: it still finds documents, and an apply derives the same."""
+    document = Definition(
+        name="file", index="file", select=select, index_body={}, affects={"dirs": affects} if affects else {},
+        folder=tmp_path,
+    )  # fmt: skip
+    with connection.transaction(force_rollback=True):
+        with names_as_written(connection):
+            connection.execute(UNREAD)
+        before = analyze.analyse(connection, document)
+        with names_as_written(connection):
+            connection.execute(migration.encode())
+        changed = {"id": "1" if affects else "2", "parent_id": None, "name": "changed"}
+        (query,) = before.tables["public.dirs"].affected
+        assert connection.execute(query, (Jsonb([changed]),)).fetchall() == [("7",)]
+        assert fingerprint.differences(before.shapes, fingerprint.read(connection, before.shapes)) == []
+        assert analyze.analyse(connection, document) == before

@@ -203,6 +203,12 @@ def explain(error: BaseException) -> SyncerError | None:
 
 
 def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
+    if is_of_data(error):
+        return ComposeError(
+            f"The SELECT of {document} fails on the data: {kind(error)}",
+            hint="`syncer plan` says on which value. If you fix the rows, the document resumes by itself.\n"
+            "Otherwise, fix select.sql and run: syncer apply",
+        )
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
@@ -217,6 +223,10 @@ def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
 
 
 def _explain_postgres(error: psycopg.Error) -> SourceError:
+    if is_of_data(error):  # its message may quote a row
+        return SourceError(
+            f"Postgres fails on the data: {kind(error)}", hint="With --debug, the traceback says on which."
+        )
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(

@@ -23,7 +23,6 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from syncer.base.error_policy import is_of_data, kind
 from syncer.base.errors import DocumentError, SuspendedError
 from syncer.base.model import Role
 from syncer.base.postgres import Connection, locking
@@ -66,9 +65,6 @@ def suspend(connection: Connection, error: DocumentError) -> bool:
             registry.mark_stale(connection, error.document, error.revision)
         return False
     what, hint = error.message, error.hint
-    if is_of_data(error.__cause__):  # Postgres' message may quote a row
-        what = f"The SELECT of {error.document} fails on the data: {kind(error.__cause__)}"
-        hint = "`syncer plan` says on which value. Fix the rows, or select.sql and run: syncer apply"
     is_first = registry.suspend(
         connection,
         error.document,

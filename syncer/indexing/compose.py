@@ -155,16 +155,17 @@ class Composer:
 
         Raises:
             SuspendedError: The definition is suspended.
-            DocumentError: The definition, if it is still active, has to be suspended: its SELECT no longer fits, or
-                returns an id more than once.
-            psycopg.Error: The SELECT failed on some row, or the connection did.
+            DocumentError: The definition, if it is still active, has to be suspended: its SELECT no longer fits,
+                returns an id more than once, or fails on the data although no id is asked for.
+            psycopg.Error: The SELECT failed on some row of these ids, or the connection did.
         """
         while (document := self._catalogue.last(self.connection, index_name)) is not None:
             try:
                 plan = self._plans.get(index_name)
                 if plan is None or plan.document is not document:
                     plan = self._prepared(document)
-                with at_work_for(document.name, document.revision, isolates=True):
+                # Without an id no row can be at fault alone.
+                with at_work_for(document.name, document.revision, isolates=bool(ids)):
                     found = self._read(plan, ids, min(bytes_max, DOCUMENT_BYTES_MAX))
                     if found.state is None:
                         break

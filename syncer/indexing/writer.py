@@ -45,7 +45,15 @@ import elasticsearch
 import psycopg
 import structlog
 
-from syncer.base.error_policy import NO_ROOM, Action, at_work_for, decide, decide_item, explain_refusal
+from syncer.base.error_policy import (
+    NO_ROOM,
+    Action,
+    at_work_for,
+    decide_item,
+    explain_refusal,
+    is_of_data,
+    kind,
+)
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, WriteReport
@@ -240,7 +248,7 @@ class Writer:
                             suspend.require_unlocked(connection, document)
             raise
         except psycopg.Error as error:
-            if decide(error) is not Action.DEAD_LETTER:
+            if not is_of_data(error):
                 raise
             return current.halves() if len(current.ids) > 1 else self._dead_letter_unbuilt(current, error)
         too_large = list(current.batch.too_large.keys() - current.results.keys() - set(again))
@@ -384,8 +392,13 @@ class Writer:
         written = [each for each in created if each.source is not None]
         if not written:
             return []
-        with at_work_for(document.name, document.revision):
-            there = existing(self._link.connection, document, [each.id for each in written])
+        try:
+            with at_work_for(document.name, document.revision, isolates=True):
+                there = existing(self._link.connection, document, [each.id for each in written])
+        except psycopg.Error as error:
+            if not is_of_data(error):
+                raise
+            return written  # it fails on a row of theirs or on another one: building them again tells
         return [each for each in written if each.place not in there]
 
     def _may_leave_orphans(self, current: Slice) -> bool:
@@ -410,7 +423,7 @@ class Writer:
         try:
             now = self._composer.compose(document.index_name, list(failed), resumes=current.resumes)
         except psycopg.Error as error:
-            if decide(error) is not Action.DEAD_LETTER:
+            if not is_of_data(error):
                 raise
             return list(failed)
         before = {each.id: (each.source, each.routing) for each in current.batch.compositions}
@@ -436,8 +449,7 @@ class Writer:
             left = [id_ for id_ in current.ids if current.results.get(id_) != "dead_lettered"]
             if batch.document is None or not left:
                 return []
-            message = (error.diag.message_primary or str(error)).strip()
-            failure = Failure(kind=type(error).__name__, error=message)
+            failure = Failure(kind=type(error).__name__, error=f"the SELECT fails on the data: {kind(error)}")
             self._record(batch.document, batch.version, dict.fromkeys(left, failure))
         current.results.update(dict.fromkeys(left, "dead_lettered"))
         return [replace(current, attempts=0)]

@@ -18,7 +18,7 @@ from syncer.verify.diff import DriftKind
 from tests.faults import harness
 from tests.faults.harness import DEAD_LETTERS, POSTS, SUSPENDED, USER, require_holds
 from tests.support.capture import install, written
-from tests.support.world import BLOG_SCHEMA, World
+from tests.support.world import BLOG_SCHEMA, World, wait_until
 
 
 def letters(world: World) -> dict[str, str]:
@@ -155,13 +155,13 @@ def test_whatever_an_application_commits_reaches_its_documents(empty_world: Worl
     assert not [event for event in logs if event["event"] == "topic.records_lost"]
 
 
-VALUES = {
+SIZES = {
     "a text of 270 MB": ("text", "repeat('x', 270000000)"),
     "jsonb that prints more than a gigabyte": ("jsonb", "('[' || repeat('1e130000, ', 8400) || '0]')::jsonb"),
 }
 
 
-@pytest.mark.parametrize(("type_", "value"), VALUES.values(), ids=VALUES.keys())
+@pytest.mark.parametrize(("type_", "value"), SIZES.values(), ids=SIZES.keys())
 def test_no_value_is_too_large_to_be_captured(empty_world: World, type_: str, value: str) -> None:
     """Its row is captured, without images unless they are small enough; what comes in between is captured in full."""
     affects = "SELECT c.id AS _id FROM %(rows)s AS c WHERE c.place IS NOT NULL"
@@ -224,3 +224,60 @@ def test_an_id_that_no_row_can_have_is_an_orphan(empty_world: World) -> None:
     empty_world.backfill("thing")
     assert empty_world.sql(SUSPENDED) == []
     assert empty_world.differences() == []
+
+
+# Rows that the SELECT meets whatever it is asked for
+
+
+VALUE = "a-s3cret"
+"""What no log, event, status or dead letter may show."""
+FOR_ALL = {
+    # By name: what holds the row, the SELECT, and the expression that fails.
+    "a cast in a condition": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE p.v::int > 0",
+    "a cast in a join": "SELECT p.id AS _id, r.note AS v FROM pay AS p JOIN rates AS r ON r.id = p.v::int",
+    "a division": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE 100 / (length(p.v) - 8) < 200",
+    "an id that no index finds": "SELECT p.id || '/' || p.v::int AS _id, p.v AS v FROM pay AS p",
+    "a path in JSON": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE (jsonb_build_object('v', p.v) ->> 'v')::bool",
+    "the check of a domain": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE p.v::short < 'b'",
+    "a function that raises": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE public.checked(p.v)",
+    "a date that is none": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE ('2024-01-' || p.v)::date > '2000-01-01'",
+    "a part of a text": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE substring(p.v, 1, 6 - length(p.v)) > ''",
+}
+PAY = """
+CREATE DOMAIN short AS text CHECK (length(value) < 3);
+CREATE FUNCTION checked(v text) RETURNS bool LANGUAGE plpgsql IMMUTABLE AS
+$$ BEGIN IF length(v) > 3 THEN RAISE 'not %', v; END IF; RETURN true; END $$;
+CREATE TABLE pay (id int PRIMARY KEY, v text); CREATE TABLE rates (id int PRIMARY KEY, note text);
+CREATE TABLE other (id int PRIMARY KEY, v text);
+INSERT INTO pay SELECT g, 1 FROM generate_series(1, 3) AS g; INSERT INTO rates VALUES (1, 'one'); ANALYZE;
+"""
+
+
+@pytest.mark.parametrize("select", FOR_ALL.values(), ids=FOR_ALL)
+def test_a_row_that_fails_for_every_document_suspends_its_definition(empty_world: World, select: str) -> None:
+    """No component ends, the others go on, no value is shown, and it resumes by itself once the row is gone."""
+    world = empty_world
+    shutil.rmtree(world.document_folder)
+    world.define("pay", select)
+    world.define("other", "SELECT o.id AS _id, o.v FROM other AS o")
+    world.documents = ("pay", "other")
+    world.sql(PAY)
+    world.migrate()
+    world.apply()
+    with capture_logs() as logs, harness.following(world) as follower, world.job_worker(follower.index) as jobs:
+        world.sql(f"INSERT INTO pay VALUES (7, '{VALUE}'); INSERT INTO other VALUES (1, 'x')")
+        follower.handle()
+        assert world.differences("other") == []
+        query = f"{SUSPENDED} UNION ALL SELECT document, error FROM syncer.dead_letter"
+        wait_until(lambda: jobs.run_once() >= 0 and bool(world.sql(query)), what="the cause is told")
+        told = world.sql(query)
+        assert [name for name, _ in told] == ["pay"]
+        assert "fails on the data" in told[0][1]
+        world.sql("INSERT INTO pay VALUES (8, '1')")
+        follower.handle()
+        jobs.run_once()
+        world.sql("DELETE FROM pay WHERE id = 7")
+        wait_until(lambda: jobs.run_once() >= 0 and not world.sql(SUSPENDED), what="it resumes")
+        follower.drain()
+    require_holds(world)
+    assert VALUE not in json.dumps(logs, default=str) + told[0][1]

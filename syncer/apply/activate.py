@@ -66,7 +66,6 @@ def carry_out(
                 "Another process changed the active definitions since the plan was made",
                 hint="Nothing was done. Run the same command again: it looks at what is active now.",
             )
-        indices.prepare()
         _drop_orphans(connection, indices, decided, report)
         # Record this before the triggers are back: afterwards nothing shows that they were gone.
         missed = [

@@ -6,18 +6,19 @@ Guarantees:
 - A version conflict counts as success: a version at least as new is there or in flight. There are two exceptions. A
   database may have been set back in time; the greatest conflicting version reveals that. And another client may have
   raised the version of an older document, as ``_update_by_query`` does.
-- A write names an alias and requires it, so that a late write never re-creates a dropped index.
+- A write or delete names an alias and requires it, so that a late one never re-creates a dropped index.
 - Errors are those of the client; `syncer.base.error_policy` says what they mean.
 
 Elasticsearch keeps versions per shard and id. A document with a ``_routing`` may have been on any shard before. So it
 is written to its own shard and, with the same version, deleted from every other shard. Every shard then sees all states
-of every document, ordered by version, and no copy stays on a former shard.
+of every document, ordered by version, and no copy stays on a former shard. A delete names a routing for each shard, its
+own too: a mapping may require one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -108,10 +109,12 @@ class Index:
         for composition in compositions:
             if not _has_valid_id(composition, outcome):
                 continue
-            has_routing = composition.routing is not None
-            # Every other shard may hold a copy.
-            others = self.holdings.shards(target).others(composition.place.routing) if has_routing else ()
-            task = _Task(composition, 1 + len(others), _lines(composition, others))
+            stale: tuple[str, ...] = ()
+            if composition.routing is not None:  # every other shard may hold a copy
+                shards = self.holdings.shards(target)
+                stale = shards.others(composition.place.routing) if composition.source else shards.addresses
+            operations = _operations(composition, stale)
+            task = _Task(composition, len(operations), b"".join(operations))
             if part and size + len(task.lines) > self._bytes_max:
                 self._send(target, part, outcome)
                 part, size = [], 0
@@ -123,7 +126,9 @@ class Index:
 
     def _send(self, target: Target, part: list[_Task], outcome: BulkOutcome) -> None:
         """Send a request, in two halves if it is too large; reject a document that is too large by itself."""
-        body = b"".join([task.lines for task in part])
+        # Rule: deletes-have-an-update. Elasticsearch ignores require_alias if a request has nothing but deletes.
+        update = [] if any(task.composition.source for task in part) else [_update_of_nothing(part[0].composition)]
+        body = b"".join([*update, *(task.lines for task in part)])
         try:
             response = self._client.bulk(
                 index=target.write_alias,
@@ -146,13 +151,13 @@ class Index:
             outcome.rejections.append(Rejection(part[0].composition, _TOO_LARGE, "too_large", why))
             return
         items = response.body.get("items", []) if isinstance(response.body, dict) else []
-        operations = sum(task.operations for task in part)
+        operations = len(update) + sum(task.operations for task in part)
         if len(items) != operations:  # the outcome of the others is unknown
             raise UnavailableError(
                 f"Elasticsearch answered {len(items)} items to a bulk request of {operations}",
                 hint="Does a proxy in front of Elasticsearch change its responses?",
             )
-        answers = (next(iter(item.values())) for item in items)
+        answers = (next(iter(item.values())) for item in items[len(update) :])
         for task in part:
             _settle(task.composition, list(islice(answers, task.operations)), outcome)
 
@@ -225,17 +230,22 @@ class _Task(NamedTuple):
     lines: bytes
 
 
-def _lines(composition: Composition, elsewhere: Iterable[str]) -> bytes:
-    """Return the lines that write a document, and delete it from the shards of these routing values."""
+def _operations(composition: Composition, stale: Sequence[str]) -> list[bytes]:
+    """Return the lines of each operation: write a document, or delete it, and delete it where these routings lead."""
     id_, version, routing, source = composition.id, composition.version, composition.routing, composition.source
     # Rules: external-versions, deletes-have-versions.
     meta = f'"_id":{_quoted(id_)},"version":{version},"version_type":"external"'
-    own = f'{meta},"routing":{_quoted(routing)}' if routing else meta
     # The version rule on every other shard: each sees this version, and has no copy as long as this version wins.
-    deletes = "".join([f'{{"delete":{{{meta},"routing":{_quoted(other)}}}}}\n' for other in elsewhere]).encode()
+    deletes = [f'{{"delete":{{{meta},"routing":{_quoted(other)}}}}}\n'.encode() for other in stale]
     if source is None:
-        return f'{{"delete":{{{own}}}}}\n'.encode() + deletes
-    return b"%b%b\n%b" % (f'{{"index":{{{own}}}}}\n'.encode(), source, deletes)
+        return deletes or [f'{{"delete":{{{meta}}}}}\n'.encode()]
+    own = f'{meta},"routing":{_quoted(routing)}' if routing else meta
+    return [b"%b%b\n" % (f'{{"index":{{{own}}}}}\n'.encode(), source), *deletes]
+
+
+def _update_of_nothing(first: Composition) -> bytes:
+    """Return an operation without effect: no text of Postgres is this id. It asks the shard of the first delete."""
+    return f'{{"update":{{"_id":"\\u0000","routing":{_quoted(first.place.routing)}}}}}\n{{"doc":{{}}}}\n'.encode()
 
 
 def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:

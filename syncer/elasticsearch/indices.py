@@ -37,7 +37,6 @@ _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 _NO_COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False}
 _LOAD = {**_NO_COPIES, "index.refresh_interval": -1}
 
-_TEMPLATE = "syncer"
 _NOT_FOUND = 404
 _LOOK_SECONDS = 0.5
 _TRIAL_SECONDS_MAX = 600
@@ -57,15 +56,6 @@ class Indices:
         self._holdings = Holdings(client)
 
     # Creation and settings
-
-    def prepare(self) -> None:
-        """Prevent a late delete from creating an index in place of an alias.
-
-        ``require_alias`` has no effect on deletes, and a delete with an external version creates its index.
-        """
-        self._client.indices.put_index_template(
-            name=_TEMPLATE, index_patterns=["*-syncer-write"], allow_auto_create=False, priority=500
-        )
 
     def create(
         self,

@@ -381,20 +381,6 @@ def _indices(deployment: Deployment) -> Iterator[Finding]:
                 yield Finding(f"{name} of {document.index_name} is {value}", fix, again)
 
 
-def _guard(deployment: Deployment) -> Iterator[Finding]:
-    for document in deployment.documents[:1]:
-        indices = deployment.server("elasticsearch").indices
-        is_missing = not indices.exists_index_template(name="syncer")
-        hidden = indices.simulate_index_template(name=document.target.write_alias).get("overlapping", ())
-        if is_missing or "syncer" in {template["name"] for template in hidden}:
-            body = {"index_patterns": ["*-syncer-write"], "allow_auto_create": False, "priority": 10**9}
-            yield Finding(
-                "syncer's index template, which forbids to create an index named like a write alias, is "
-                + ("missing" if is_missing else "overridden by another one"),
-                _request("PUT", "/_index_template/syncer", body),
-            )
-
-
 def _orphans(deployment: Deployment) -> Iterator[Finding]:
     installation = registry.installation(deployment.schema)
     known = {document.index_name for document in deployment.documents}
@@ -449,7 +435,6 @@ _SQL, _SHELL, _REQUEST, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.REQUEST, Ho
 _USABLE = _reach("postgres", _is_usable)
 _SETTINGS = "Every index keeps what is written to it, and shows it"
 _FUNCTION = "The owner of the trigger functions may write the outbox"
-_GUARDED = "No late delete can create an index named like a write alias"
 CHECKS: tuple[Check, ...] = (
     Check("postgres.reach", "Postgres answers, takes writes and has this schema", _ADVICE, _USABLE),
     Check("postgres.durability", "fsync and full_page_writes are on", _SQL, _query(_OFF)),
@@ -462,7 +447,6 @@ CHECKS: tuple[Check, ...] = (
     Check("kafka.topic", "The topic keeps every change until it is handled", _SHELL, _topic),
     Check("elasticsearch.reach", "Elasticsearch answers", _ADVICE, _reach("elasticsearch")),
     Check("elasticsearch.settings", _SETTINGS, _REQUEST, _indices),
-    Check("elasticsearch.guard", _GUARDED, _REQUEST, _guard),
     Check("elasticsearch.orphans", "Postgres knows every index that this installation made", _REQUEST, _orphans),
     Check("elasticsearch.epoch", "Elasticsearch has recorded the epoch", _REQUEST, _epoch),
 )

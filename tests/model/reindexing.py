@@ -4,6 +4,9 @@ Index A is current. Index B is created, and one commit activates it and creates 
 alias moves to B. The commit that records that deactivates A, which is then dropped. A worker reads which indices are
 active after it has received its event. It writes them one after the other. A version and its snapshot are one step here
 (see `tests.model.writing`), and the snapshot shows whether the index is still active.
+
+Each commit changes the row, deletes it or brings it back. Elasticsearch heeds the requirement of an alias for writes,
+and ignores it for deletes, unless their request has an update or a write too.
 """
 
 from __future__ import annotations
@@ -36,12 +39,14 @@ class Worker(NamedTuple):
     indices: tuple[int, ...] = ()  # that it has still to write
     version: int = 0  # that it has assigned
     state: int = 0  # of the database that it has read
+    is_there: bool = False  # the row, in that state
 
 
 class State(NamedTuple):
     """The state of the model; of a pair, the first item is of A and the second of B."""
 
     events: tuple[bool, ...] = ()  # for each commit, whether its event is saved as handled
+    is_there: bool = True  # the row, in Postgres
     phase: int = _NONE
     active: tuple[bool, ...] = (True, False)
     exists: tuple[bool, ...] = (True, False)
@@ -63,6 +68,7 @@ class Reindexing(Model[State]):
     the_alias_moves_to_what_is_loaded: bool
     the_old_index_is_followed: bool
     writes_require_the_alias: bool
+    deletes_have_an_update: bool
     out_of_force_before_dropping: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
@@ -107,14 +113,16 @@ class Reindexing(Model[State]):
             skipped = put(state, "workers", at, _next(worker))
             return f"{name} finds {'AB'[index]} no longer active, and skips it", skipped
         version = 1 + max(*(holder.version for holder in state.holds), *(holder.version for holder in state.workers))
-        read = worker._replace(phase=_READ, version=version, state=len(state.events))
+        read = worker._replace(phase=_READ, version=version, state=len(state.events), is_there=state.is_there)
         what = f"{name} assigns version {version}, and reads state {read.state} for {'AB'[index]}"
         return what, put(state, "workers", at, read)
 
     def _send(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
         index = worker.indices[0]
-        what = f"{name} writes state {worker.state} to {'AB'[index]} as version {worker.version}"
-        if not state.exists[index] and self.writes_require_the_alias:
+        verb, to = ("writes", "to") if worker.is_there else ("deletes", "in")
+        what = f"{name} {verb} state {worker.state} {to} {'AB'[index]} as version {worker.version}"
+        requires_alias = self.writes_require_the_alias and (worker.is_there or self.deletes_have_an_update)
+        if not state.exists[index] and requires_alias:
             again = Worker(phase=_HOLDS, task=worker.task, indices=worker.indices)
             rejected = put(state, "workers", at, again)
             return f"{what}, which is rejected: there is no such alias; it starts again", rejected
@@ -126,7 +134,13 @@ class Reindexing(Model[State]):
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:
-            yield f"state {len(state.events) + 1} is committed", state._replace(events=(*state.events, False))
+            number, events = len(state.events) + 1, (*state.events, False)
+            yield (
+                f"the row is {'changed' if state.is_there else 'inserted'}: state {number}",
+                state._replace(events=events, is_there=True),
+            )
+            if state.is_there:
+                yield f"the row is deleted: state {number}", state._replace(events=events, is_there=False)
         for at, worker, name in processes(state.workers, "worker"):
             if worker.phase:
                 yield f"{name} is killed", put(state, "workers", at, Worker())

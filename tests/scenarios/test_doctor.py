@@ -87,9 +87,6 @@ ORPHAN = """PUT /@aliasx-000099 {
     "mappings": {"_meta": {"syncer": {"document": "page", "installation": "@installation"}}},
     "aliases": {"@aliasx-000099-syncer-write": {}}
 }"""
-GUARD = """PUT /_index_template/doctor-@database {
-    "index_patterns": ["@alias-*-write"], "allow_auto_create": true, "priority": 900
-}"""
 CASES = [
     Case("kafka.topic", "TOPIC cleanup.policy=compact", "compact"),
     Case("kafka.topic", "TOPIC unclean.leader.election.enable=true", "true"),
@@ -98,7 +95,6 @@ CASES = [
     setting("index.translog.durability", '"async"', "async"),
     setting("index.refresh_interval", '"-1"', "-1"),
     setting("index.final_pipeline", '"doctor-stamp"', "doctor-stamp"),
-    Case("elasticsearch.guard", GUARD, "overridden"),
     Case("elasticsearch.orphans", ORPHAN, "x-000099, made for page", CONSIDER),
     Case(
         "elasticsearch.epoch",
@@ -205,8 +201,6 @@ def test_what_is_broken_is_seen_and_fixed(world: World, case: Case) -> None:
             wait_until(lambda: not new(), what="it is well again", detail=lambda: str(new()))
     finally:
         act(world, case.undo)
-        with world.elasticsearch() as client:
-            client.options(ignore_status=404).indices.delete_index_template(name=f"doctor-{world.name}")
     assert new() == []
 
 

@@ -14,7 +14,8 @@ from syncer.elasticsearch import reader
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Shards
 from syncer.verify.diff import DriftKind
-from tests.support.routing import put, put_routing, put_shards, verified
+from tests.faults.harness import DEAD_LETTERS, following
+from tests.support.routing import put, put_routing, put_shards, require_routing, verified
 from tests.support.world import World
 
 BLOG = """
@@ -23,9 +24,9 @@ INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM g
 """
 
 
-def make(world: World, *, routing: str | None = "p.user_id") -> World:
+def make(world: World, *, routing: str | None = "p.user_id", shards: int = 3) -> World:
     """Sixty posts by six authors, in Postgres and in Elasticsearch."""
-    put_shards(world, 3)
+    put_shards(world, shards)
     put_routing(world, routing)
     world.set_up()
     world.sql(BLOG)
@@ -53,6 +54,33 @@ def test_a_document_is_found_with_its_routing(empty_world: World) -> None:
     report = verified(empty_world, repair=True)
     assert [(drift.id, drift.kind) for drift in report.repaired] == [("7", DriftKind.MISPLACED)]
     assert empty_world.differences() == []
+
+
+REMOVALS = {
+    "of everything": "DELETE FROM posts",
+    "of an author": "DELETE FROM posts WHERE user_id = 2; DELETE FROM users WHERE id = 2",
+    "without rows named": "TRUNCATE posts CASCADE",
+    "and a new place": "DELETE FROM posts WHERE id < 20; UPDATE posts SET user_id = 5 WHERE id < 40",
+}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("removal", REMOVALS.values(), ids=REMOVALS.keys())
+def test_a_delete_has_the_routing_that_the_mapping_requires(empty_world: World, removal: str, shards: int) -> None:
+    """A row that is gone leaves no document and no dead letter: by its change, a backfill or a repair."""
+    require_routing(empty_world)
+    make(empty_world, shards=shards)
+    with following(empty_world) as follower:
+        empty_world.sql(removal)
+        follower.drain()
+        empty_world.sql("DELETE FROM posts WHERE id = (SELECT max(id) FROM posts); TRUNCATE syncer.outbox")
+        empty_world.backfill()
+        assert empty_world.differences() == []
+    with empty_world.elasticsearch() as client:
+        put(client, empty_world, "99", "a stranger", {"title": "of no row"})
+    verified(empty_world, repair=True)
+    assert empty_world.differences() == []
+    assert empty_world.sql(DEAD_LETTERS) == []
 
 
 # Definitions that change

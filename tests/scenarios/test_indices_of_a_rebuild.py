@@ -182,14 +182,37 @@ def test_an_index_is_dropped_once_nobody_searches_it(room: Room) -> None:
         room.indices.drop(served)
     assert room.names() == {served.index_name, built.index_name}
     room.indices.swap(room.alias, built)
-    room.indices.prepare()
     for _ in range(2):
         room.indices.drop(served)
         assert room.names() == {built.index_name}
-    for source in (SOURCE, None):
-        outcome = room.index.write(served, [Composition(id="1", version=1, source=source)])
-        assert [rejection.status for rejection in outcome.rejections] == [404]
-    assert room.names() == {built.index_name}
+
+
+LATE: dict[str, list[Composition]] = {
+    "a document": [Composition("1", 1, SOURCE)],
+    "a delete": [Composition('"{\u20ac', 1, None)],
+    "deletes on each shard": [Composition(str(number), 1, None, "") for number in range(5)],
+    "a delete of every shard, then a document": [Composition("1", 1, None, ""), Composition("2", 1, SOURCE, "a")],
+    "deletes before documents, in requests of their own": [
+        *(Composition(f"{number:0>500}", 1, None, "") for number in range(20)),
+        *(Composition(str(number), 1, SOURCE) for number in range(200)),
+    ],
+}
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE.keys())
+def test_a_late_request_makes_no_index(room: Room, late: list[Composition]) -> None:
+    """Whatever it holds, it is refused once its index is dropped; before, it is done, and nothing besides."""
+    target = room.build(1, room.body(number_of_replicas=0, number_of_shards=3))
+    index = Index(room.client, bulk_bytes_max=8000)
+    assert index.write(target, late).rejections == []
+    room.client.indices.refresh(index=target.index_name)
+    held = room.client.search(index=target.index_name, size=1000).body["hits"]["hits"]
+    assert {hit["_id"] for hit in held} == {each.id for each in late if each.source}
+    room.indices.drop(target)
+    refused = index.write(target, late).rejections
+    assert {rejection.composition for rejection in refused} == set(late)
+    assert {(rejection.status, rejection.kind) for rejection in refused} == {(404, "index_not_found_exception")}
+    assert room.names() == set()
 
 
 def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: Room) -> None:

@@ -22,6 +22,14 @@ def put_shards(world: World, number: int) -> None:
     file.write_text(json.dumps(body))
 
 
+def require_routing(world: World) -> None:
+    """Have the document's mapping demand a routing, as is usual beside a join field."""
+    file = world.document_folder / "index.json"
+    body = json.loads(file.read_text())
+    body["mappings"]["_routing"] = {"required": True}
+    file.write_text(json.dumps(body))
+
+
 def put_routing(world: World, expression: str | None) -> None:
     """Give the document of the blog's posts this ``_routing``; None for none."""
     file = world.document_folder / "select.sql"

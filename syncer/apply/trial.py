@@ -199,7 +199,7 @@ def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -
 def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
     found = document.dependencies
-    unordered = unordered_fields(connection, found.canonical_select, found.shapes)
+    unordered = unordered_fields(connection, found.canonical_select, found.views)
     if unordered:
         yield PlanProblem(
             severity=PlanSeverity.NOTE,

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
+import psycopg
 from psycopg import sql
 from sqlglot import exp
 
@@ -23,7 +24,7 @@ from syncer.base.postgres import Connection, names_as_written
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Dependencies, TableUse
 from syncer.lineage import fingerprint, routes
-from syncer.lineage.build import COMPETE, read_graph
+from syncer.lineage.build import COMPETE, MERGES, read_graph
 from syncer.lineage.catalog import Probe, Read, TableName, probe, unnamed_column
 from syncer.lineage.fingerprint import Shape
 from syncer.lineage.graph import Graph, Path
@@ -44,7 +45,11 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) FROM pg_catalog.pg_class
 JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)
 """
+_ID_IS_FOUND = """
+SELECT d._id FROM (SELECT NULL::{type} AS _id) AS d WHERE d._id = ANY ('{{}}'::text[]::{type}[]) GROUP BY d._id
+"""
 _Affects = tuple[str, str]  # file and text
+_JSON = frozenset({"json", "jsonb"})
 _FLOATS = frozenset({"real", "double precision"})
 
 
@@ -58,6 +63,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     file = f"{definition.folder}/select.sql"
     found = probe(connection, definition.select, file)
     _require_columns(file, found.columns)
+    _require_usable_id(connection, file, found.columns["_id"])
     _require_routing(file, found.columns, definition.index_body.get("mappings", {}))
     if not found.reads:
         raise DefinitionError(
@@ -67,7 +73,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     affects = _affects(connection, definition, relations.values())
     keys = {name: routes.unique_keys(connection, relation) for name, relation in relations.items()}
     types = {name: routes.column_types(connection, relation) for name, relation in relations.items()}
-    graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
+    graph = read_graph(found.tree, types, found.views, found.equalities) if found.tree else Graph()
     root = root_key = None
     if len(graph.ids) == 1 and isinstance(id_ := graph.ids[0], exp.Column):
         (number,) = numbers(id_)
@@ -122,6 +128,11 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
             hint="Use a column of type integer, numeric or text. A cast in the SELECT does not help:\n"
             "a change identifies its row in JSON, which has no -0.",
         )
+    if columns["_id"] in _JSON or columns["_id"].endswith("[]"):
+        raise DefinitionError(
+            f"{file}: _id is of type {columns['_id']}, which a changed row does not carry as it is",
+            hint="Select a column that is a scalar, or a value inside it, as in: (p.data ->> 'id') AS _id",
+        )
     reserved = [name for name in columns if name.startswith("_") and name not in _NO_FIELDS]
     if reserved:
         raise DefinitionError(
@@ -130,6 +141,18 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
         )
     if "?column?" in columns:
         raise unnamed_column(file)
+
+
+def _require_usable_id(connection: Connection, file: str, type_: str) -> None:
+    """Refuse an ``_id`` of a type whose values syncer could not look up, since pg_catalog has no operator for it."""
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL(_ID_IS_FOUND).format(type=sql.SQL(type_)))  # named by Postgres
+    except psycopg.ProgrammingError as error:
+        raise DefinitionError(
+            f"{file}: _id is of type {type_}, which has no operator = in pg_catalog to find a document with",
+            hint="Select its text, as in: p.path::text AS _id",
+        ) from error
 
 
 def _require_routing(file: str, columns: dict[str, str], mappings: dict[str, Any]) -> None:
@@ -200,8 +223,11 @@ def _require_derivable(
         selected = next((column.unalias() for column in columns if column.alias_or_name == "_id"), None)
         reason = (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
-            f"arithmetic, but is {shortened(selected.sql('postgres')) if selected else 'another'}"
+            "arithmetic, and not of a whole json, array or composite value, but is "
+            f"{shortened(selected.sql('postgres')) if selected else 'another'}"
         )
+        obstacles = [text for node in nodes for text in graph.obstacles.get(node.number, ()) if MERGES in text]
+        reason = "; ".join(dict.fromkeys([reason, *obstacles]))
     relations = dict.fromkeys([*lost, *(asked[node.table] for node in nodes)])
     files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
     # What was deleted is in no table any more; if the id is derived, so are deletes of its own table.

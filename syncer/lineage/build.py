@@ -61,17 +61,24 @@ from syncer.lineage.scope import (
 
 _READINGS_MAX = 1000
 COMPETE = "LIMIT, OFFSET, DISTINCT ON or a window lets the rows of a query displace one another"
+MERGES = (
+    "may have equal values with different texts, which GROUP BY, DISTINCT or a window merges: use its text (::text)"
+)
 
 Types = Mapping[TableName, Mapping[str, str]]
 """The type of each column, by table; empty if different texts count as equal."""
 
 
-def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> Graph:
+def read_graph(
+    tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr], equalities: Mapping[str, str]
+) -> Graph:
     """Build the graph of a canonical SELECT, from the column types of its tables and the SELECTs of its views.
+
+    ``equalities`` are those of `Probe`.
 
     Every occurrence of a table is a node at least once. A table in a place that is not understood has no edges.
     """
-    walk = _Walk(tree, types, views)
+    walk = _Walk(tree, types, views, equalities)
     columns = walk.query(tree, None, ())
     walk.place_the_rest()
     meant = [meaning for name, meaning in columns if name == "_id"]
@@ -124,13 +131,16 @@ class _Arm:
 class _Walk:
     """One walk over a SELECT, in the order in which Postgres evaluates its parts: FROM, WHERE, the columns."""
 
-    def __init__(self, tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> None:
+    def __init__(
+        self, tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr], equalities: Mapping[str, str]
+    ) -> None:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.forks: list[tuple[Edge, ...]] = []
         self.obstacles: dict[int, list[str]] = {}
         self._types = types
         self._views = views
+        self._equalities = equalities
         self._contexts = itertools.count(1)
         self._unread = {id(table): table for table in tables(tree)}
 
@@ -208,7 +218,9 @@ class _Walk:
         found: Columns = []
         for part in tree.expressions:
             meaning = body.scope.meaning(part.unalias())
-            meaning = meaning.exact() if merges else meaning
+            if merges and (meaning.exact() != meaning):
+                self._note(range(first, len(self.nodes)), f"{_text(part.unalias())} {MERGES}")
+                meaning = meaning.exact()
             if meaning.alternatives and not all(part.unalias().unnest() in names for names in shared):
                 self._note(range(first, len(self.nodes)), COMPETE)
                 meaning = Meaning(rivals=meaning.alternatives)
@@ -278,8 +290,11 @@ class _Walk:
 
     def _read_condition(self, condition: _Condition, body: _Body) -> None:
         expression = condition.expression
-        if isinstance(expression, exp.In) and expression.args.get("query") is not None:
-            self._read_in(expression, condition, body)
+        query = expression.args.get("query")
+        if self._operator(expression) and isinstance(expression.expression, exp.Any):  # so IN (SELECT …) is deparsed
+            query = expression.expression.this
+        if isinstance(query, exp.Query):
+            self._read_in(expression.this.unnest(), query, condition, body)
             return
         self._read_nested(expression, body)
         named = {
@@ -288,7 +303,7 @@ class _Walk:
             for alternative in body.scope.meaning(part).alternatives
             for number in numbers(alternative)
         }
-        if isinstance(expression, exp.EQ):
+        if isinstance(expression, exp.Binary) and (isinstance(expression, exp.EQ) or self._operator(expression)):
             left, right = body.scope.meaning(expression.left), body.scope.meaning(expression.right)
             self._equate(left, right, condition)
             for side, meaning in ((expression.left, left), (expression.right, right)):
@@ -299,17 +314,16 @@ class _Walk:
         else:
             self._note(named, f"{_text(expression)} is no equality")
 
-    def _read_in(self, expression: exp.In, condition: _Condition, body: _Body) -> None:
+    def _read_in(self, outside: exp.Expr, query: exp.Query, condition: _Condition, body: _Body) -> None:
         """Treat ``x IN (SELECT …)`` as a join: its inner rows never matter without an outer one."""
         first = len(self.nodes)
-        found = self.query(expression.args["query"], body.scope, body.context)
+        found = self.query(query, body.scope, body.context)
         inner = range(first, len(self.nodes)), None
-        outside = expression.this.unnest()
         sides = outside.expressions if isinstance(outside, exp.Tuple) else [outside]
         if len(sides) == len(found):
             for side, (_, meaning) in zip(sides, found, strict=True):
                 self._equate(body.scope.meaning(side), meaning, replace(condition, sides=(*condition.sides, inner)))
-        self._read_nested(expression.this, body)
+        self._read_nested(outside, body)
 
     def _equate(self, left: Meaning, right: Meaning, condition: _Condition) -> None:
         """Add the edges of an equality and, if one side is known from every branch of a UNION, the fork into them."""
@@ -319,7 +333,9 @@ class _Walk:
             is_pair = len(nodes[0]) == len(nodes[1]) == 1 and nodes[0] != nodes[1]
             if is_pair and all(is_strict(part) and is_carried(part) for part in pair):
                 (here,), (there,) = nodes
-                equal = exp.EQ(this=pair[0].copy(), expression=pair[1].copy())
+                equal: exp.Binary = exp.EQ(this=pair[0].copy(), expression=pair[1].copy())
+                if operator := self._operator(condition.expression):
+                    equal = exp.Operator(this=equal.this, expression=equal.expression, operator=operator)
                 self._add_edge(here, there, equal, condition)
                 self._add_edge(there, here, equal, condition)
         added = [edge for edge in self.edges[first:] if edge.needs is None]
@@ -331,13 +347,17 @@ class _Walk:
                 if fork and len(fork) == len(other_side.alternatives):
                     self.forks.append(fork)
 
-    def _add_edge(self, source: int, target: int, equal: exp.EQ, condition: _Condition) -> None:
+    def _add_edge(self, source: int, target: int, equal: exp.Binary, condition: _Condition) -> None:
         """Add an edge between two nodes, if the condition yields edges from the first."""
         needed = [needs for nodes, needs in condition.sides if source in nodes]
         for needs in [None] if None in needed else needed:
             self.edges.append(Edge(source=source, target=target, condition=equal, needs=needs))
             if needs is not None:
                 self._note([source], f"the outer join on {_text(condition.expression)} keeps rows without a match")
+
+    def _operator(self, condition: exp.Expr) -> str | None:
+        """Return the operator of an equality by an operator outside pg_catalog, quoted: the parser drops the quotes."""
+        return self._equalities.get(condition.args["operator"]) if isinstance(condition, exp.Operator) else None
 
     def _note(self, nodes: Iterable[int], obstacle: str) -> None:
         for number in nodes:

@@ -13,6 +13,7 @@ determined, all columns of the table are reported. A query whose result can chan
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -28,8 +29,13 @@ from syncer.lineage.steady import require_no_clock_words, require_steady
 
 _PREFIX = "CREATE TEMPORARY VIEW syncer_probe AS\n"
 _COLUMNS = """
-SELECT attname::text, format_type(atttypid, -1) FROM pg_attribute
-WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0 ORDER BY attnum
+WITH RECURSIVE shown (number, name, type) AS (
+    SELECT attnum, attname, atttypid FROM pg_attribute WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0
+    UNION ALL
+    SELECT number, name, typbasetype FROM shown JOIN pg_type AS t ON t.oid = shown.type AND t.typtype = 'd'
+)
+SELECT name::text, format_type(type, -1) FROM shown JOIN pg_type AS t ON t.oid = type AND t.typtype <> 'd'
+ORDER BY number
 """
 # The query's own rewrite rule, and those of the views that it reads at any depth, with their canonical queries.
 _STORED = """
@@ -60,6 +66,22 @@ LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid A
 WHERE rule.oid = ANY ($1)
 GROUP BY c.oid, n.nspname
 ORDER BY 2
+"""
+# The schemas other than pg_catalog whose `=` is strict and depends on its operands alone, as stored queries call it. An
+# image holds the text of a value, so the text must be exact: it is for these extensions, but not for every type.
+_EQUALITIES = r"""
+SELECT n.nspname || '.=', format('%I.=', n.nspname)
+FROM pg_operator AS o JOIN pg_namespace AS n ON n.oid = o.oprnamespace JOIN pg_proc AS p ON p.oid = o.oprcode
+WHERE o.oprname = '=' AND n.nspname <> 'pg_catalog' AND o.oid IN (
+    SELECT match[1]::oid FROM pg_rewrite, regexp_matches(ev_action::text, ':opno (\d+)', 'g') AS match
+    WHERE pg_rewrite.oid = ANY ($1))
+GROUP BY n.nspname
+HAVING bool_and(p.proisstrict AND p.provolatile = 'i' AND (
+    SELECT bool_and(t.typnamespace = 'pg_catalog'::regnamespace OR EXISTS (
+        SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
+        WHERE d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e' AND e.extname IN (
+            'citext', 'cube', 'debversion', 'hstore', 'ip4r', 'isn', 'ltree', 'postgis', 'semver', 'uint', 'vector')))
+    FROM pg_type AS t WHERE t.oid IN (o.oprleft, o.oprright)))
 """
 # The functions and operators that a stored query calls, with their counts.
 _CALLS = r"""
@@ -170,9 +192,11 @@ class Probe:
     Args:
         canonical: The query as deparsed by Postgres.
         tree: The same, parsed; None if it, or a view that it reads, cannot be parsed at the place ``unread``.
-        columns: Its columns in order, with their types, without type modifiers.
+        columns: Its columns in order, with their types, without type modifiers; the base type of a domain, whose checks
+            would run as the role that casts.
         reads: What it reads, by table.
         views: The canonical query of each view that it reads, parsed; ``view_names`` are quoted where SQL needs it.
+        equalities: Operators ``=`` outside pg_catalog from which edges follow, as SQL names them, by the parser's name.
         functions: The user-defined functions that it calls, also from functions, with their argument types.
         types: The user-defined types that it reads, and those that they are made of.
     """
@@ -184,6 +208,7 @@ class Probe:
     reads: tuple[Read, ...]
     views: dict[TableName, exp.Expr]
     view_names: tuple[str, ...]
+    equalities: dict[str, str]
     functions: tuple[str, ...]
     types: tuple[str, ...]
 
@@ -240,6 +265,7 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
         reads=reads,
         views={(schema, name): tree for (_, _, schema, name, _), tree in zip(views, trees[1:], strict=False)},
         view_names=tuple(relation for _, relation, *_ in views),
+        equalities=dict(connection.execute(_EQUALITIES, (rules,)).fetchall()),
         functions=functions,
         types=types,
     )
@@ -247,11 +273,12 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
 
 def _require_same_calls(connection: Connection, view: str, canonical: str, what: str) -> None:
     """Refuse a view whose canonical query calls other functions or operators than the view itself."""
-    with connection.transaction(force_rollback=True):
-        again = sql.SQL("CREATE TEMPORARY VIEW syncer_again AS {}").format(sql.SQL(canonical))  # deparsed by Postgres
+    again = sql.SQL("CREATE TEMPORARY VIEW syncer_again AS {}").format(sql.SQL(canonical))  # deparsed by Postgres
+    calls = []
+    with suppress(pg.UndefinedFunction), connection.transaction(force_rollback=True):
         connection.execute(again)
         calls = [connection.execute(_CALLS, (name,)).fetchall() for name in (view, "pg_temp.syncer_again")]
-    if calls[0] != calls[1]:
+    if not calls or calls[0] != calls[1]:
         raise DefinitionError(
             f"{what} compares values with an operator of another schema than pg_catalog, where SQL cannot name one",
             hint="NULLIF, IS DISTINCT FROM, CASE … WHEN, JOIN … USING, NATURAL JOIN and comparisons of rows do so,\n"

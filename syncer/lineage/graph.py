@@ -42,11 +42,11 @@ class Edge:
 
     source: int
     target: int
-    condition: exp.EQ
+    condition: exp.Binary
     needs: frozenset[int] | None = None
 
 
-Hop = tuple[Node, tuple[exp.EQ, ...]]
+Hop = tuple[Node, tuple[exp.Binary, ...]]
 """A node on a path, and the conditions that join it to the nodes before it."""
 
 
@@ -141,7 +141,7 @@ class Graph:
             for key in keys.get(self.nodes[number].table, ())
         )
 
-    def _conditions(self, number: int, placed: Collection[int]) -> tuple[exp.EQ, ...]:
+    def _conditions(self, number: int, placed: Collection[int]) -> tuple[exp.Binary, ...]:
         """Return all conditions between a node and the placed ones; each holds for both, whatever its direction."""
         found = {
             edge.condition.sql(): edge.condition

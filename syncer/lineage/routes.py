@@ -65,12 +65,18 @@ WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred
 """
 # A non-deterministic collation treats different texts as equal, so its columns get no type name. A changed row has no
 # value for a virtual generated column. As JSON, it also loses an array's lower bound and details of composite values.
+# The values of a domain are those of its base type.
 _TYPES = """
-SELECT a.attname::text,
-       CASE WHEN c.collisdeterministic IS FALSE THEN '' ELSE format_type(a.atttypid, -1) END
-FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
-WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
-  AND t.typcategory NOT IN ('A', 'C')
+WITH RECURSIVE type (name, oid, collated) AS (
+    SELECT attname, atttypid, attcollation FROM pg_attribute
+    WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated <> 'v'
+    UNION ALL
+    SELECT y.name, t.typbasetype, y.collated FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'
+)
+SELECT y.name::text, CASE WHEN c.collisdeterministic IS FALSE THEN '' WHEN t.typtype = 'e' THEN 'enum'
+                          ELSE format_type(y.oid, -1) END
+FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd' AND t.typcategory NOT IN ('A', 'C')
+LEFT JOIN pg_collation AS c ON c.oid = y.collated
 """
 
 
@@ -143,7 +149,7 @@ def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
     for equal in path.hops[-1][1] if path.hops and isinstance(path.id, exp.Column) else ():
         for side, other in ((equal.left, equal.right), (equal.right, equal.left)):
             is_alike = isinstance(other, exp.Column) and type_of(other) == type_of(side) and type_of(side) in _PLAIN
-            if side == path.id and is_alike:
+            if side == path.id and is_alike and isinstance(equal, exp.EQ):
                 return other, path.hops[:-1]
     return path.id, path.hops
 
@@ -154,5 +160,5 @@ def unique_keys(connection: Connection, relation: str) -> frozenset[frozenset[st
 
 
 def column_types(connection: Connection, relation: str) -> dict[str, str]:
-    """Return the types of the columns of a table that can lead to documents."""
+    """Return the types of the columns of a table that can lead to documents; ``enum`` stands for every enum."""
     return dict(connection.execute(_TYPES, (relation,)).fetchall())

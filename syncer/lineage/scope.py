@@ -24,7 +24,8 @@ PLAIN_TYPES = {
 """Types of which equal values have equal texts, in JSON and SQL alike, with a common name for compatible ones."""
 
 EXACT_TYPES = {
-    *PLAIN_TYPES.values(), "boolean", "bytea", "date", "timestamp without time zone", "timestamp with time zone",
+    *PLAIN_TYPES.values(), "boolean", "bytea", "date", "enum", "timestamp without time zone",
+    "timestamp with time zone",
 }  # fmt: skip
 """Types of which equal values are identical. Not numeric, for example: 1.0 equals 1.00."""
 

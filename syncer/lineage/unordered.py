@@ -17,15 +17,13 @@ _NAMED = frozenset({"jsonb_agg", "json_agg_strict", "jsonb_agg_strict", "json_ar
 _RETURNING = re.compile(r" RETURNING jsonb?\b")
 """What Postgres adds to JSON_ARRAYAGG, and the parser does not know."""
 _VIEWS = """
-SELECT pg_get_viewdef(c.oid)
-FROM unnest($1::text[]) AS asked (name) JOIN pg_class AS c ON c.oid = to_regclass(asked.name) AND c.relkind = 'v'
-ORDER BY asked.name
+SELECT pg_get_viewdef(view.oid) FROM unnest($1::text[]::regclass[]) AS view (oid) ORDER BY view.oid
 """
 
 
-def unordered_fields(connection: Connection, select: str, relations: Iterable[str]) -> frozenset[str]:
-    """Return the columns of a canonical SELECT of these relations whose elements may come in another order."""
-    return unordered_columns(select, *(view for (view,) in connection.execute(_VIEWS, (list(relations),))))
+def unordered_fields(connection: Connection, select: str, views: Iterable[str]) -> frozenset[str]:
+    """Return the columns of a canonical SELECT of these views whose elements may come in another order."""
+    return unordered_columns(select, *(view for (view,) in connection.execute(_VIEWS, (list(views),))))
 
 
 @lru_cache(maxsize=16)

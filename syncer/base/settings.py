@@ -78,11 +78,19 @@ class PostgresSettings(_Section):
     @field_validator("dsn")
     @classmethod
     def _is_connection_string(cls, dsn: SecretStr) -> SecretStr:
+        text = dsn.get_secret_value()
         try:
-            conninfo_to_dict(dsn.get_secret_value())
+            parts = conninfo_to_dict(text)
         except ProgrammingError:
-            # What libpq says may quote a part of the password.
-            raise ValueError("not a connection string, as in postgresql://user:password@host:5432/database") from None
+            parts = None
+        authority, _, path = text.partition("://")[2].partition("/")
+        is_cut = authority.count("@") > 1 or "@" in path.partition("?")[0]
+        if parts is None or is_cut or not set(str(parts.get("port", ""))) <= set("0123456789,"):
+            # What libpq says may quote a part of the password, which it takes for a host or a port.
+            raise ValueError(
+                "not a connection string, as in postgresql://user:password@host:5432/database "
+                "(in the password, write %40 for @, %2F for /, %25 for %)"
+            ) from None
         return dsn
 
 
@@ -149,7 +157,10 @@ class ElasticsearchSettings(_Section):
         # What the client says of a wrong one quotes it, with the password that may be in it.
         try:
             parts = [urlsplit(address.strip()) for address in url.split(",")]
-            is_valid = all(part.scheme in ("http", "https") and part.hostname and part.port for part in parts)
+            is_valid = all(
+                part.scheme in ("http", "https") and part.hostname and part.port and "@" not in "".join(part[2:])
+                for part in parts
+            )
         except ValueError:
             is_valid = False
         if not is_valid:
@@ -278,7 +289,7 @@ def load() -> Settings:
 def _read(file: Path) -> dict[str, Any]:
     try:
         sections = yaml.safe_load(file.read_bytes()) if file.exists() else {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         # What the parser says may quote a secret.
         mark = getattr(error, "problem_mark", None)
         place = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""

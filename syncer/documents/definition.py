@@ -34,6 +34,8 @@ _FIXED_SETTINGS = {
     **dict.fromkeys(indices.PIPELINES, _PIPELINE),
 }
 """The value that a setting may have, and why."""
+_LEVELS_MAX = 100
+"""How deep an index.json may be nested; Elasticsearch takes 20 levels of fields, unless it is set."""
 _OPTIONS_HINT = "Name the search alias, as in: index: blogpost"
 
 
@@ -125,14 +127,17 @@ def _read_index_name(file: Path) -> str:
         loaded = yaml.safe_load(_read(file))
     except yaml.YAMLError as error:
         raise DefinitionError(f"{file} is not valid YAML: {error}", hint=_OPTIONS_HINT) from error
+    except RecursionError:
+        raise DefinitionError(f"{file} is nested too deeply", hint=_OPTIONS_HINT) from None
     if not isinstance(loaded, dict) or "index" not in loaded:
         raise DefinitionError(f"{file} does not name an index", hint=_OPTIONS_HINT)
     if unknown := ", ".join(str(key) for key in loaded if key != "index"):
         raise DefinitionError(f"{file}: {unknown} is no option", hint=_OPTIONS_HINT)
     index = loaded["index"]
     if not isinstance(index, str) or not _INDEX_NAME.fullmatch(index):
+        shown = f"{index[:210]!r}" if isinstance(index, str) else f"a {type(index).__name__}"  # it may expand aliases
         raise DefinitionError(
-            f"{file}: index: {index!r} is not a name for an index: lower case letters, digits, _ . - only",
+            f"{file}: index: {shown} is not a name for an index: lower case letters, digits, _ . - only",
             hint=_OPTIONS_HINT,
         )
     return index
@@ -162,6 +167,10 @@ def read_index_body(file: Path) -> dict[str, Any]:
         body = json.loads(_read(file))
     except json.JSONDecodeError as error:
         raise DefinitionError(f"{file} is not valid JSON: {error}", hint=_BODY_HINT) from error
+    except RecursionError:
+        body = None
+    if body is None or _is_deeper(body, _LEVELS_MAX):
+        raise DefinitionError(f"{file} is no object, or has more than {_LEVELS_MAX} levels", hint=_BODY_HINT)
     unknown = sorted(body.keys() - {"settings", "mappings"}) if isinstance(body, dict) else []
     if not isinstance(body, dict) or unknown:
         raise DefinitionError(
@@ -178,6 +187,11 @@ def read_index_body(file: Path) -> dict[str, Any]:
         if str(settings.get(name, allowed)) != allowed:
             raise DefinitionError(f"{file} sets {name.removeprefix('index.')}", hint=f"Remove it: {why}")
     return body
+
+
+def _is_deeper(body: Any, levels: int) -> bool:
+    values = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
+    return any(levels == 0 or _is_deeper(value, levels - 1) for value in values)
 
 
 def _require_objects(file: Path, mapping: Mapping[str, Any], path: str) -> None:

@@ -278,13 +278,14 @@ class Indices:
             self._client.indices.update_aliases(actions=[{"remove": {"index": target.index_name, "alias": alias}}])
 
     def drop(self, target: Target) -> None:
-        """Delete an index with its aliases. It may be gone already.
+        """Delete an index with its aliases. It may be gone already; one that merely has the name is left alone.
 
         Raises:
             IndexingError: An alias besides the write alias points at it.
         """
-        self._unused(target)
-        self._client.options(ignore_status=_NOT_FOUND).indices.delete(index=target.index_name)
+        if self._ours(target.index_name):
+            self._unused(target)
+            self._client.options(ignore_status=_NOT_FOUND).indices.delete(index=target.index_name)
 
     def _unused(self, target: Target, *, but: str | None = None) -> set[str]:
         """Return the aliases of an index; none if it is gone.

@@ -107,3 +107,20 @@ def test_a_removal_that_is_killed_is_ended_by_the_next(two: World, monkeypatch: 
         activate.carry_out(connection, indices, planned(connection, indices, two.config, remove=again))
     assert active(two) == ["blogpost"]
     assert indices_of_pages(two) == []
+
+
+@pytest.mark.parametrize(
+    "mappings", [{}, {"_meta": {"owner": "another team"}}, {"_meta": {"syncer": {}}}], ids=["none", "another", "empty"]
+)
+def test_an_index_that_merely_has_the_name_is_kept(two: World, mappings: dict[str, object]) -> None:
+    """Rule: only an index with syncer's mark is deleted. The document goes, and what somebody put there stays."""
+    name = two.index_of("page")
+    with two.elasticsearch() as client:
+        client.indices.delete(index=name)
+        client.indices.create(index=name, mappings=mappings)
+        shutil.rmtree(two.config / "documents" / "page")
+        removed = two.syncer("apply", "--yes", "--remove", "page")
+        assert removed.returncode == 0, removed.stderr
+        assert active(two) == ["blogpost"]
+        assert client.indices.exists(index=name)
+        client.indices.delete(index=name)

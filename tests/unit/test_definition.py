@@ -53,6 +53,7 @@ def test_a_closing_semicolon_is_dropped(tmp_path: Path, end: str) -> None:
     assert definition.load(write(tmp_path, files={"select.sql": select + end})).select == select
 
 
+ALIASES = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in range(1, 21))
 SETTINGS = '{{"settings": {}}}'
 BAD: dict[str, tuple[dict[str, str | None], tuple[str, ...]]] = {
     "no_yaml": ({"document.yaml": None}, ("document.yaml", "missing")),
@@ -64,6 +65,23 @@ BAD: dict[str, tuple[dict[str, str | None], tuple[str, ...]]] = {
     "unknown_key": ({"document.yaml": "index: a\nalias: b"}, ("document.yaml", "alias")),
     "not_json": ({"index.json": "{"}, ("index.json", "JSON", "line 1")),
     "json_is_a_list": ({"index.json": "[]"}, ("index.json", "settings and mappings")),
+    **{
+        f"deep_json_{number}": ({"index.json": text}, ("index.json", "100 levels"))
+        for number, text in enumerate(
+            ('{"a":' * 100_000, '{"settings":' * 300 + "1" + "}" * 300, "[" * 102 + "]" * 102)
+        )
+    },
+    **{
+        f"deep_yaml_{number}": ({"document.yaml": text}, ("document.yaml", words))
+        for number, (text, words) in enumerate(
+            (
+                ("index: " + "[" * 5000, "nested too deeply"),
+                (f"x0: &x0 [a]\n{ALIASES}index: *x20", "x0, x1"),
+                (f"index: [{', '.join(['a'] * 10**5)}]", "a list is not a name"),
+                ("index: &a {a: &b [1, 2], b: *b}", "a dict is not a name"),
+            )
+        )
+    },
     "aliases": ({"index.json": '{"aliases": {}}'}, ("index.json", "settings and mappings", "Aliases")),
     "mappings_a_word": ({"index.json": '{"mappings": "dynamic"}'}, ("index.json", "mappings")),
     "multi_field_a_word": (

@@ -98,6 +98,21 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     (FILE_NAME, f"{FILE}more: *{SECRET}\n", ("YAML",)),
     (FILE_NAME, f"{FILE}more: !{SECRET}\n", ("YAML",)),
     (FILE_NAME, FILE.replace("host=db", f"postgresql://u:{SECRET}@h:port/x"), ()),
+    *(
+        ("SYNCER_POSTGRES_DSN", dsn, ("%40 for @",))
+        for dsn in (
+            f"postgresql://u:x@{START}@h/x",
+            f"postgresql://u:x/{START}@h:5432/x",
+            f"postgresql://u:{START}/7@h/x",
+            f"postgres://u@server:{START}@h:5432/x?sslmode=require",
+            f"postgresql://u:7/{START}@h",
+            f"postgresql://u:{START}%zz@h/x",
+        )
+    ),
+    *(
+        (FILE_NAME, FILE.replace("https://search:9200", f"https://u:{password}@h:9200"), ())
+        for password in (f"7/{START}", f"7?{START}", f"7#{START}")
+    ),
     (FILE_NAME, FILE.replace("https://search:9200", f"https://u:{SECRET}@h:port"), ()),
     (FILE_NAME, FILE.replace("https://search:9200", f"https://u:{SECRET}@h"), ()),
     (FILE_NAME, FILE.replace("https://search:9200", f"u:{SECRET}@h:9200"), ()),

@@ -119,17 +119,17 @@ class Preview:
         """The preview as plain data."""
         return {"has_errors": self.has_errors, "has_warnings": self.has_warnings, **asdict(self)}
 
-    def require_applicable(self, *, despite_dead_lettered: bool) -> None:
+    def require_applicable(self, *, allow_failed: bool) -> None:
         """Refuse to apply what is refused, or what has documents that cannot be written."""
         errors = {document.name: document.errors[0] for document in self.documents if document.errors}
         for problem in errors.values():
             if problem.severity is PlanSeverity.REFUSED:
                 raise DefinitionError(problem.message, hint=problem.action)
-        if errors and not despite_dead_lettered:
+        if errors and not allow_failed:
             raise DefinitionError(
                 "\n".join(f"{name}: {problem.message}" for name, problem in errors.items()),
                 hint="Nothing was changed. Fix the SELECT, the mapping or the data; `syncer plan` shows all problems.\n"
-                "To go on without such documents, add --despite-dead-lettered.",
+                "To go on without such documents, add --allow-failed-documents.",
             )
 
 

@@ -62,7 +62,7 @@ def _options(
     config: Annotated[Path | None, typer.Option(help="Config folder [default: SYNCER_CONFIG or config].")] = None,
     debug: Annotated[bool, flag("--debug", text="Show tracebacks of errors.")] = False,
     version: Annotated[  # noqa: ARG001 - it acts as soon as it is read
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, metavar="", help="Show the version.")
     ] = False,
 ) -> None:
     if any("\ud800" <= character <= "\udfff" for argument in sys.argv for character in argument):
@@ -102,7 +102,11 @@ def main() -> None:
 
 
 def migrate() -> None:
-    """Create or upgrade the syncer schema in Postgres."""
+    """Create or upgrade the syncer schema in Postgres.
+
+    The role needs CREATE on the database. Tables of yours are not changed: `syncer apply` adds
+    the triggers.
+    """
     with postgres.connect(settings.load().postgres, name="migrate") as connection:
         applied = migrations.migrate(connection)
     for name in applied:
@@ -111,8 +115,16 @@ def migrate() -> None:
         say("The syncer schema is current.")
 
 
-def run(*, only: Annotated[Part | None, typer.Option(help="Only this part.")] = None) -> None:
-    """Run the daemon.
+def run(
+    *,
+    only: Annotated[
+        Part | None,
+        typer.Option(
+            help="Run only the relay, which publishes changes to Kafka, or only the workers, which write documents."
+        ),
+    ] = None,
+) -> None:
+    """Run the daemon: read changes from Postgres and write documents to Elasticsearch.
 
     If a server does not answer at the start, waits for it.
     SIGTERM or Ctrl-C stops it after the current batch; a second signal stops it at once.
@@ -147,9 +159,11 @@ def _stop_on_signals(stop: Stop) -> None:
 
 
 def demo(
-    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Models of the guide, instead.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL", help="Data models to show instead: see --list.")
+    ] = None,
     *,
-    as_list: Annotated[bool, flag("--list", text="List the models and what each is for.")] = False,
+    as_list: Annotated[bool, flag("--list", text="List the data models and what each is for.")] = False,
     keep: Annotated[bool, flag("--keep", text="Leave everything running.")] = False,
     no_kafka: NoKafka = False,
 ) -> None:
@@ -182,5 +196,5 @@ for panel, command, examples in (
 app.add_typer(jobs.app, name="jobs", rich_help_panel="Operate")
 app.add_typer(load.index_app, name="index", rich_help_panel="Repair")
 app.add_typer(load.letters_app, name="dead-letters", rich_help_panel="Repair")
-app.add_typer(locks.app, name="locks", rich_help_panel="Repair")
+app.add_typer(locks.app, name="locks", rich_help_panel="Locks for your programs")
 app.add_typer(sandbox.app, name="sandbox", rich_help_panel="Try")

@@ -19,9 +19,9 @@ from syncer.base import settings
 from syncer.base.formatting import amount, shortened
 from syncer.cli import render
 from syncer.cli.context import (
+    AllowFailed,
     AnyDocument,
     AsJson,
-    DespiteDeadLettered,
     Parts,
     Yes,
     confirm,
@@ -50,11 +50,14 @@ _STYLES = {
 
 _FIRST_JOIN = re.compile(r"^JOIN (.+) AS n1 ON (.+)$", re.MULTILINE)
 
-Remove = Annotated[list[str] | None, typer.Option(help="Remove a document without a folder, and drop its index.")]
+Remove = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DOCUMENT", help="A document to drop with its index: one whose folder you deleted."),
+]
 
 
 def plan(document: AnyDocument = None, *, remove: Remove = None, as_json: AsJson = False) -> None:
-    """Preview what apply would do, without changing anything.
+    """Preview what apply would do, without doing it.
 
     Shows for each document whether its index would be created, changed in place or rebuilt.
     Writes a sample of documents to a scratch index to find what Elasticsearch rejects. Shows
@@ -78,13 +81,13 @@ def apply(
     yes: Yes = False,
     lock_timeout: Annotated[int, typer.Option(min=0, help="Seconds to keep trying to lock a table in use.")] = 60,
     remove: Remove = None,
-    despite_dead_lettered: DespiteDeadLettered = False,
+    allow_failed: AllowFailed = False,
 ) -> None:
     """Activate the definitions of the config folder.
 
     Shows what changes, as `syncer plan` does, and asks for confirmation. Creates indices,
     triggers and the topic, and runs initial loads. If there is an error in any document that
-    changes, nothing is changed. With --despite-dead-lettered, documents that cannot be written
+    changes, nothing is changed. With --allow-failed-documents, documents that cannot be written
     become dead letters instead. A document whose folder was deleted stays active unless you
     name it with --remove. This drops its index, its jobs, its dead letters, and the triggers
     of tables that no other document reads.
@@ -94,7 +97,7 @@ def apply(
         if kafka.is_used:
             lost_records.require_original(parts.connection, kafka, parts.index)
         decided, found = _decided(parts, document, remove, only_changed=True)
-        found.require_applicable(despite_dead_lettered=despite_dead_lettered)
+        found.require_applicable(allow_failed=allow_failed)
         _show_preview(found)
         if decided.is_empty and (not kafka.is_used or topic.exists(kafka)):
             return
@@ -102,7 +105,7 @@ def apply(
         if kafka.is_used and topic.ensure_topic(kafka):
             say(f"topic {kafka.topic} created")
         loads = activate.carry_out(parts.connection, parts.indices, decided, report=say, timeout_seconds=lock_timeout)
-        load_all(parts, loads, despite_dead_lettered=despite_dead_lettered)
+        load_all(parts, loads, allow_failed=allow_failed)
 
 
 def _decided(

@@ -30,13 +30,11 @@ def flag(*names: str, text: str) -> Any:
 
 DocumentName = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Document name.")]
 AnyDocument = Annotated[str | None, typer.Argument(metavar="DOCUMENT", help="Document name (default: all).")]
-NoKafka = Annotated[bool, flag("--no-kafka", text="Do without Kafka: one daemon at a time handles changes.")]
-AsJson = Annotated[bool, flag("--json", text="Print JSON; docs/json.md has its fields.")]
+NoKafka = Annotated[bool, flag("--no-kafka", text="Run without Kafka: one daemon at a time handles changes.")]
+AsJson = Annotated[bool, flag("--json", text="Print JSON.")]
 Yes = Annotated[bool, flag("--yes", "-y", text="Do not ask for confirmation.")]
 Values = Annotated[bool, flag("--values", text="Show values that differ, which may be sensitive.")]
-DespiteDeadLettered = Annotated[
-    bool, flag("--despite-dead-lettered", text="Go on even if documents cannot be written.")
-]
+AllowFailed = Annotated[bool, flag("--allow-failed-documents", text="Go on even if documents cannot be written.")]
 
 
 class UsageError(typer.BadParameter):

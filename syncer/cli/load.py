@@ -19,7 +19,7 @@ from syncer.base.formatting import amount, shortened, shown_id
 from syncer.base.model import ID_BYTES_MAX, Role
 from syncer.base.postgres import AdvisoryLock
 from syncer.cli import jobs, render
-from syncer.cli.context import AnyDocument, AsJson, DespiteDeadLettered, DocumentName, Parts, Yes, confirm, open_parts
+from syncer.cli.context import AllowFailed, AnyDocument, AsJson, DocumentName, Parts, Yes, confirm, open_parts
 from syncer.cli.render import TIME, say, show_table
 from syncer.cli.verify import compared, show_verify
 from syncer.documents import registry, suspend
@@ -29,7 +29,7 @@ from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind
 from syncer.verify.compare import VerifyReport
 
-index_app = typer.Typer(help="Rebuild an index, or give that up.", no_args_is_help=True)
+index_app = typer.Typer(help="Rebuild an index, or abort a rebuild.", no_args_is_help=True)
 letters_app = typer.Typer(help="List or retry documents that could not be written.", no_args_is_help=True)
 
 _LETTERS_SHOWN_MAX = 10_000
@@ -40,7 +40,12 @@ def backfill(
     *,
     ids: Annotated[
         typer.FileText | None,
-        typer.Option(encoding="utf-8-sig", errors="replace", help="Only the ids in this file, or in -, one per line."),
+        typer.Option(
+            encoding="utf-8-sig",
+            errors="replace",
+            metavar="FILE",
+            help="Only the ids in this file (-: standard input), one per line.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,18 +86,18 @@ def _read(lines: Iterable[str]) -> Iterator[str]:
 
 
 @index_app.command(epilog="Example: `syncer index rebuild blogpost`")
-def rebuild(document: DocumentName, *, despite_dead_lettered: DespiteDeadLettered = False) -> None:
+def rebuild(document: DocumentName, *, allow_failed: AllowFailed = False) -> None:
     """Build a new index and switch searches to it.
 
     Creates it from the applied index.json and writes every document. Searches switch to it
-    atomically when it is complete and verified, and the index before is dropped. If it is
-    interrupted, the same command resumes it. With --despite-dead-lettered, the index may lack
+    atomically when it is complete and verified, and the previous index is dropped. If it is
+    interrupted, the same command resumes it. With --allow-failed-documents, the index may lack
     documents that cannot be written.
     """
     with open_parts("index") as parts:
         parts.document(document)
         initial_load = reindex.begin(parts.connection, parts.indices, document, report=say)
-        load_all(parts, [initial_load], despite_dead_lettered=despite_dead_lettered)
+        load_all(parts, [initial_load], allow_failed=allow_failed)
 
 
 @index_app.command(epilog="Example: `syncer index abort blogpost --yes`")
@@ -187,7 +192,7 @@ def write(parts: Parts, document: Document, job_id: int) -> Job:
     return job
 
 
-def load_all(parts: Parts, loads: Sequence[InitialLoad], *, despite_dead_lettered: bool = False) -> None:
+def load_all(parts: Parts, loads: Sequence[InitialLoad], *, allow_failed: bool = False) -> None:
     """Write all documents of each definition once, and make each new index current; a failed one stops no other.
 
     The last failure is raised; earlier ones are printed.
@@ -199,7 +204,7 @@ def load_all(parts: Parts, loads: Sequence[InitialLoad], *, despite_dead_lettere
     try:
         for each in loads:
             try:
-                _load(parts, each, despite_dead_lettered=despite_dead_lettered)
+                _load(parts, each, allow_failed=allow_failed)
             except SyncerError as error:
                 failed.append(error)
     finally:
@@ -212,7 +217,7 @@ def load_all(parts: Parts, loads: Sequence[InitialLoad], *, despite_dead_lettere
         raise failed[-1]
 
 
-def _load(parts: Parts, load: InitialLoad, *, despite_dead_lettered: bool) -> None:
+def _load(parts: Parts, load: InitialLoad, *, allow_failed: bool) -> None:
     document, is_new = load.document, load.document.role is Role.BUILDING
     try:
         if load.job is not None:
@@ -220,7 +225,7 @@ def _load(parts: Parts, load: InitialLoad, *, despite_dead_lettered: bool) -> No
             if not is_new:
                 _require_written(parts, document, job)
         if is_new:
-            _serve(parts, document, despite_dead_lettered=despite_dead_lettered)
+            _serve(parts, document, allow_failed=allow_failed)
     except (SyncerError, elasticsearch.ApiError):
         # If another command has made the new index current meanwhile, that is as good.
         active = parts.active(document) if is_new else None
@@ -237,7 +242,7 @@ def _settle(parts: Parts, document: Document) -> None:
         parts.indices.settle(document.target)
 
 
-def _serve(parts: Parts, building: Document, *, despite_dead_lettered: bool) -> None:
+def _serve(parts: Parts, building: Document, *, allow_failed: bool) -> None:
     """Settle and verify a loaded index, and make it current."""
     with render.progress(f"settling {building.index_name}"):
         reindex.settle(parts.connection, parts.indices, building)
@@ -246,7 +251,7 @@ def _serve(parts: Parts, building: Document, *, despite_dead_lettered: bool) -> 
     show_verify(report, building)
     before = registry.current(parts.connection)[building.name]
     if not report.holds:
-        _require_acceptable(parts, report, building, before, despite_dead_lettered=despite_dead_lettered)
+        _require_acceptable(parts, report, building, before, allow_failed=allow_failed)
     _wait_for_pending(parts, building)
     current = reindex.serve(parts.connection, parts.indices, parts.active(building) or building)
     say(f"{current.index} is searched in {current.index_name} now")
@@ -262,7 +267,7 @@ def _wait_for_pending(parts: Parts, building: Document) -> None:
 
 
 def _require_acceptable(
-    parts: Parts, report: VerifyReport, building: Document, before: Document, *, despite_dead_lettered: bool
+    parts: Parts, report: VerifyReport, building: Document, before: Document, *, allow_failed: bool
 ) -> None:
     """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
     # What is busy is about to be written, unless the new index refuses it.
@@ -275,9 +280,9 @@ def _require_acceptable(
     )
     if not report.is_complete or report.suspended is not None or not dead_lettered >= set(ids):
         raise IndexingError(f"{building.index_name} is not equal to its SELECT, and does not serve", hint=hint)
-    if not despite_dead_lettered and not lacking >= set(ids):
+    if not allow_failed and not lacking >= set(ids):
         fix = "Fix the data; or the SELECT or index.json, then: syncer apply. To go on without these documents, add "
-        raise _unwritten(parts, building, len(dead_lettered), hint=f"{fix}--despite-dead-lettered.\n{hint}")
+        raise _unwritten(parts, building, len(dead_lettered), hint=f"{fix}--allow-failed-documents.\n{hint}")
 
 
 def _require_written(parts: Parts, document: Document, job: Job) -> None:

@@ -129,7 +129,8 @@ FROM ({_SCALARS}) AS s
 _SESSION = "SET enable_seqscan = off; SET statement_timeout = '30s'"
 _ADDRESS = re.compile(r"""(?:at |host=)["']([^"']+)["'].*?port[ =](\d+).*Connection refused""")
 """Where a client library was refused, in its words: a line for each of several hosts."""
-_HINT = "Start it, or check the network and the settings. Nothing is lost: syncer continues by itself."
+_RETRIED = "Running daemons try again by themselves."
+_SETTINGS = {POSTGRES: "SYNCER_POSTGRES_DSN", ELASTICSEARCH: "SYNCER_ELASTICSEARCH_URL"}
 _HANGS = (
     "Look at its log, its load and its disks, and at the network; restart it if it hangs. "
     "Nothing is lost: syncer continues by itself."
@@ -444,10 +445,11 @@ def describe(server: str, error: Exception) -> tuple[str, str]:
     if isinstance(error, TimeoutError | ConnectionTimeout):
         return f"{name} does not answer: it hangs, or is too busy", _HANGS
     if refused := _ADDRESS.search(f"{error} {getattr(error, 'message', '')}"):
-        return f"{name} is down: connection refused at {refused[1]}:{refused[2]}", _HINT
+        hint = f"Start it, or correct {_SETTINGS.get(server, 'its address')} if it is elsewhere. {_RETRIED}"
+        return f"{name} refuses connections at {refused[1]}:{refused[2]}", hint
     explained = explain(error)
     message = " ".join((explained.message if explained else repr(error)).split())
-    return f"{name} is not usable: {message}", (explained and explained.hint) or _HINT
+    return f"{name} is not usable: {message}", (explained and explained.hint) or _RETRIED
 
 
 def ask_postgres(connection: Connection) -> Stored:

@@ -48,7 +48,7 @@ try:
     from syncer.sandbox.server import EmbeddedServer, start
     from syncer.sandbox.servers import ElasticsearchServer, KafkaServer, PostgresServer
 except ModuleNotFoundError as missing:
-    hint = "pip install 'syncer-cdc[sandbox]'"
+    hint = "In a checkout of syncer: pip install '.[sandbox]'"
     raise SandboxError(f"The sandbox needs a package that is not installed: {missing.name}", hint=hint) from missing
 
 __all__ = ["Endpoints", "Sandbox", "Versions"]

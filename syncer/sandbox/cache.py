@@ -184,7 +184,9 @@ class Cache:
         package = folders[0].split("/", maxsplit=1)[0]
         found = importlib.util.find_spec(package)
         if found is None or found.origin is None:
-            raise SandboxError(f"The package {package} is not installed", hint="pip install 'syncer-cdc[sandbox]'")
+            raise SandboxError(
+                f"The package {package} is not installed", hint="In a checkout of syncer: pip install '.[sandbox]'"
+            )
         root = Path(found.origin).parents[1]
         if self.account.can_enter(root / folders[0] / "bin"):
             return root / folders[0]

@@ -265,7 +265,7 @@ def test_a_server_is_down(draft: World, closed_port: int, server: str, line: str
     """A command ends with one error, and names the setting; status shows the server, and what the others answer."""
     down = {name: value.format(secret=SECRET, port=closed_port) for name, value in DOWN[server].items()}
     if line == "status":
-        refused = f"{server} is down: connection refused at 127.0.0.1:{closed_port}"
+        refused = f"{server} refuses connections at 127.0.0.1:{closed_port}"
         printed = shown(draft, refused, environment=down, seconds=DOWN_SECONDS)
         assert ("No daemon is running" in printed) == (server != "Postgres")
     else:

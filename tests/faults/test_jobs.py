@@ -200,7 +200,7 @@ def test_a_full_disk_amid_a_rebuild_leaves_the_old_index_live(blog: World) -> No
 
 
 def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -> None:
-    """The command says how many, and why; with --despite-dead-lettered the new index serves without them."""
+    """The command says how many, and why; with --allow-failed-documents the new index serves without them."""
     file = blog.document_folder / "index.json"
     body = json.loads(file.read_text())
     body["mappings"]["properties"]["title"] = {"type": "date"}
@@ -219,7 +219,7 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
     with blog.connect() as connection:
         connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
         assert left not in blog.syncer("status").stdout
-    despite = blog.syncer("index", "rebuild", "blogpost", "--despite-dead-lettered")
+    despite = blog.syncer("index", "rebuild", "blogpost", "--allow-failed-documents")
     assert despite.returncode == 0, despite.stdout + despite.stderr
     assert blog.index_of() != before
 

@@ -245,7 +245,7 @@ class Outage:
 OUTAGES = {
     "Elasticsearch refuses connections": Outage(
         away=lambda operator: operator.proxy.closed(),
-        says=("Elasticsearch is down: connection refused at 127.0.0.1:", ", for", "1 change is waiting."),
+        says=("Elasticsearch refuses connections at 127.0.0.1:", ", for", "1 change is waiting."),
         event="Elasticsearch did not answer for",
     ),
     # The only request waits, and succeeds: nothing is retried, and yet the outage is an event.
@@ -293,12 +293,12 @@ def test_postgres_is_away(operator: Operator) -> None:
     world.sandbox.postgres.stop()
     try:
         wait_until(
-            lambda: operator.page()["problems"][0]["message"].startswith("Postgres is down: connection refused at"),
+            lambda: operator.page()["problems"][0]["message"].startswith("Postgres refuses connections at"),
             what="the page says so",
         )
         wait_until(lambda: operator.lag() > before + 2, what="the lag grows")
         status = operator.status()
-        assert status["problems"][0]["message"].startswith("Postgres is down: connection refused at 127.0.0.1")
+        assert status["problems"][0]["message"].startswith("Postgres refuses connections at 127.0.0.1")
         assert status["outbox_waiting"] is status["documents"] is status["jobs"] is status["workers"] is None
     finally:
         world.sandbox.postgres.start()

@@ -195,4 +195,4 @@ def test_of_several_hosts_the_one_that_refuses_is_named() -> None:
     said = 'connection to server at "10.0.0.1", port 5432 failed: session is read-only\n'
     said += 'connection to server at "10.0.0.2", port 5433 failed: Connection refused'
     described, _ = describe("postgres", OperationalError(said))
-    assert described == "Postgres is down: connection refused at 10.0.0.2:5433"
+    assert described == "Postgres refuses connections at 10.0.0.2:5433"

@@ -15,12 +15,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 import msgspec
 import psycopg
 from psycopg import sql
 
-from syncer.base.errors import ComposeError
+from syncer.base.error_policy import is_of_data
+from syncer.base.errors import ComposeError, DocumentError
 from syncer.base.model import Place
 from syncer.base.postgres import Connection, copied, value
 from syncer.documents.registry import Document
@@ -37,6 +40,7 @@ _COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _DUPLICATE = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id HAVING count(*) > 1 LIMIT 1
 """
+_Result = TypeVar("_Result")
 _ROUTING = sql.SQL("coalesce(d._routing::text, '')")
 _NO_ROUTING = sql.SQL("NULL::text")
 _IN_RANGE = _DOCUMENTS + "WHERE {condition}"
@@ -63,6 +67,8 @@ SELECT last._id::text FROM (
 ) AS last
 """
 _ROWS = "SELECT r.{key} AS _id FROM {root} AS r"
+
+_IDS_IN_RANGE = "SELECT d._id::text FROM ({among}) AS d WHERE {condition}"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _NUMERIC = re.compile(r"-?[0-9]+(\.[0-9]+)?|NaN|-?Infinity")
@@ -187,11 +193,58 @@ def next_range(connection: Connection, document: Document, after: str | None, *,
     found = document.dependencies
     if after is None and not (found.root and value(connection, _HAS_INDEX, (found.root, found.root_key))):
         return IdRange()
-    root = sql.SQL(_ROWS).format(key=sql.Identifier(found.root_key or ""), root=sql.SQL(found.root or ""))
     after_it = condition(document, IdRange(after=after))
-    query = sql.SQL(_LAST).format(among=root, after=after_it, rows=sql.Literal(rows - 1))
+    query = sql.SQL(_LAST).format(among=root_keys(document), after=after_it, rows=sql.Literal(rows - 1))
     row = connection.execute(query).fetchone()
     return IdRange(after=after, through=None if row is None else row[0])
+
+
+def root_keys(document: Document) -> sql.Composed:
+    """Return a query for the ids of all rows of the root table, whether the SELECT returns them, fails or leaves out.
+
+    A definition without a root has no other ids than its SELECT returns.
+    """
+    found = document.dependencies
+    if found.root is None or found.root_key is None:
+        return sql.Composed([sql.SQL(found.canonical_select)])
+    return sql.SQL(_ROWS).format(key=sql.Identifier(found.root_key), root=sql.SQL(found.root))
+
+
+def ids_in_range(connection: Connection, document: Document, span: IdRange, *, page: int) -> Generator[list[str]]:
+    """Yield ids of the root table in a range, in the caller's snapshot; the connection is in use until the end."""
+    query = sql.SQL(_IDS_IN_RANGE).format(among=root_keys(document), condition=condition(document, span))
+    ids = (id_.decode() for (id_,) in copied(connection, query) if id_ is not None)
+    while chunk := list(islice(ids, page)):
+        yield chunk
+
+
+def isolated(read: Callable[[list[str]], _Result], ids: Sequence[str]) -> tuple[list[_Result], set[str]]:
+    """Read documents, in halves until each is alone for which the SELECT fails on the data.
+
+    Returns:
+        What was read, and the ids of those that cannot be.
+
+    Raises:
+        DocumentError: The SELECT fails for another reason, or whatever is asked for.
+    """
+    results: list[_Result] = []
+    failing: set[str] = set()
+    parts, is_blamed = [list(ids)], False
+    while parts:
+        part = parts.pop()
+        try:
+            results.append(read(part))
+        except DocumentError as error:
+            if not is_of_data(error.__cause__):
+                raise
+            if not is_blamed:
+                read([])
+                is_blamed = True
+            if middle := len(part) // 2:
+                parts += [part[middle:], part[:middle]]
+            else:
+                failing.update(part)
+    return results, failing
 
 
 def condition(document: Document, span: IdRange) -> sql.Composable:

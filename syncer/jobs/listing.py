@@ -201,20 +201,26 @@ def _list_ranges(connection: Connection, job: Job, document: Document, size: int
     """List range after range, for a while or until the job is some chunks ahead."""
     until = time.monotonic() + _STEP_SECONDS
     is_listed, chunks_left = job.is_listed or job.state is not JobState.WRITING, 0
+    select: sql.Composable = sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
+    ids = affected.touched_by(document, job.cause or ()) if job.kind is JobKind.FAN_OUT else select
     while not is_listed and chunks_left < 2 * CHUNKS_AHEAD and time.monotonic() < until:
-        with reading(connection, document, captured=True, stores=True, lock_seconds=COMPONENT_LOCK_SECONDS):
-            connection.execute(_PLAN_FREELY, prepare=False)
-            span = IdRange()
-            ids: sql.Composable = sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
-            if job.kind is JobKind.FAN_OUT:
-                ids = affected.touched_by(document, job.cause or ())
-            else:
-                [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
-                span = queries.next_range(connection, document, after, rows=_RANGE_CHUNKS * size)
-            query = sql.SQL(_LIST).format(ids=ids, in_range=queries.condition(document, span))
-            row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
-            if row is None:
-                raise psycopg.Rollback
+        try:
+            with reading(connection, document, captured=True, stores=True, lock_seconds=COMPONENT_LOCK_SECONDS):
+                connection.execute(_PLAN_FREELY, prepare=False)
+                span = IdRange()
+                if job.kind is not JobKind.FAN_OUT:
+                    [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
+                    span = queries.next_range(connection, document, after, rows=_RANGE_CHUNKS * size)
+                query = sql.SQL(_LIST).format(ids=ids, in_range=queries.condition(document, span))
+                row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
+                if row is None:
+                    raise psycopg.Rollback
+        except DocumentError as error:
+            # On a row the SELECT fails. All rows of the root table are listed, so that its document alone is at fault.
+            if ids is not select or document.dependencies.root is None or not is_of_data(error.__cause__):
+                raise
+            ids = queries.root_keys(document)
+            continue
         if row is None:  # cancelled meanwhile
             return
         chunks_left, is_listed = row[0], span.is_last

@@ -2,9 +2,10 @@
 
 *Two walks, in short snapshots.* The documents of the SELECT are read in ranges of the key, each range in a snapshot of
 its own. All copies of their ids are read from the index, whatever their shard and routing, and compared byte for byte.
-That finds documents that are missing, different or misplaced. Then the ids of the index are walked in pages, and
-Postgres is asked which of them the SELECT returns: that finds what only Elasticsearch has. Where ``_id`` has no index
-to walk, one statement reads the SELECT, in one snapshot: see `syncer.documents.queries`.
+That finds documents that are missing, different or misplaced. If the SELECT fails on a row, the others of its range
+are read by their ids, and that one is named. Then the ids of the index are walked in pages, and Postgres is asked which
+of them the SELECT returns: that finds what only Elasticsearch has. Where ``_id`` has no index to walk, one statement
+reads the SELECT, in one snapshot: see `syncer.documents.queries`.
 
 *In flight is not drift.* What differs is only *suspect*: the two sides were read at different moments, and it may be
 about to be written. So it is compared, then a moment is taken, and once everything committed before that moment is
@@ -29,8 +30,8 @@ The last result of each index is kept for the status page and metrics.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections import ChainMap, deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,8 @@ from typing import NamedTuple
 
 import structlog
 
+from syncer.base.error_policy import is_of_data
+from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
@@ -47,7 +50,7 @@ from syncer.base.postgres import Connection
 from syncer.base.retry import Backoff, retry
 from syncer.capture import progress
 from syncer.documents import queries
-from syncer.documents.queries import Row
+from syncer.documents.queries import IdRange, Row
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index
@@ -227,32 +230,62 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
     numbers = holdings.sequence_numbers(document.target)
     holdings.refresh(document.target)
 
-    def differing(rows: dict[str, Row]) -> set[str]:
+    def differing(rows: dict[str, Row], failing: Collection[str]) -> set[str]:
         copies = retry(partial(holdings.find, document.target, list(rows)), pause=stop.pause, component="verify")
-        return {drift.id for drift in diff.compare(rows, copies)}
+        return {*failing, *(drift.id for drift in diff.compare(rows, copies))}
+
+    def existing(ids: list[str]) -> set[str]:
+        with reading(walking, document):
+            return {place.id for place in queries.existing(walking, document, ids)}
 
     def only_in_index(ids: list[str]) -> set[str]:
-        with reading(walking, document):
-            return set(ids) - {place.id for place in queries.existing(walking, document, ids)}
+        results, failing = queries.isolated(existing, ids)
+        return set(ids).difference(failing, *results)
 
     rows_max, after, is_last = FIRST_ROWS, None, False
     while not is_last:
-        chunk: dict[str, Row] = {}
-        is_large = False
         with reading(walking, document):
             span = queries.next_range(walking, document, after, rows=rows_max)
-            after, is_last = span.through, span.is_last
-            with closing(queries.in_range(walking, document, span, page=PAGE, bytes_max=_PAGE_BYTES_MAX)) as found:
-                for rows in found:
-                    if is_large := bool(chunk):
-                        yield partial(differing, chunk), len(chunk), 0
-                    chunk = rows
-        if chunk:  # outside of the snapshot, which must not wait for Elasticsearch
-            yield partial(differing, chunk), len(chunk), 0
+        after, is_last, chunks, documents = span.through, span.is_last, 0, 0
+        try:
+            for rows in _in_range(walking, document, span):
+                yield partial(differing, rows, ()), len(rows), 0
+                chunks, documents = chunks + 1, documents + len(rows)
+        except DocumentError as error:
+            if not is_of_data(error.__cause__):
+                raise
+            for rows, failing in _by_id(walking, settler, span):
+                yield partial(differing, rows, failing), max(0, len(rows) - documents), 0
+                documents = max(0, documents - len(rows))
         # Documents may be large: a range then has fewer of them.
-        rows_max = max(1, rows_max // 2) if is_large else min(PAGE, 2 * rows_max)
+        rows_max = max(1, rows_max // 2) if chunks > 1 else min(PAGE, 2 * rows_max)
     for places in holdings.untouched_since(document.target, numbers, page=PAGE):
         yield partial(only_in_index, [place.id for place in places]), 0, len(places)
+
+
+def _in_range(walking: Connection, document: Document, span: IdRange) -> Iterator[dict[str, Row]]:
+    """Yield the documents of a range in one snapshot, the last chunk once it has ended."""
+    chunk: dict[str, Row] = {}
+    with (
+        reading(walking, document),
+        closing(queries.in_range(walking, document, span, page=PAGE, bytes_max=_PAGE_BYTES_MAX)) as chunks,
+    ):
+        for rows in chunks:
+            if chunk:
+                yield chunk
+            chunk = rows
+    if chunk:  # outside of the snapshot, which must not wait for Elasticsearch
+        yield chunk
+
+
+def _by_id(walking: Connection, settler: Settler, span: IdRange) -> Iterator[tuple[dict[str, Row], set[str]]]:
+    """Yield the documents of a range in which the SELECT fails on a row; with each page, the ids of those that fail."""
+    document, read = settler.document, partial(queries.current, settler.connection, settler.document)
+    ids_in_range = queries.ids_in_range(walking, document, span, page=_SETTLED_AT_ONCE)
+    with reading(walking, document), closing(ids_in_range) as pages:
+        for ids in pages:
+            results, failing = queries.isolated(read, ids)
+            yield dict(ChainMap(*results)), failing
 
 
 def _settle(
@@ -322,10 +355,14 @@ class Settler:
         for page in (asked[at : at + _SETTLED_AT_ONCE] for at in range(0, len(asked), _SETTLED_AT_ONCE)):
             read = partial(self.index.holdings.read, self.document.target, page)
             copies = retry(read, pause=time.sleep, component="verify") if self.retries else read()
+            read_rows = partial(queries.current, self.connection, self.document)
+            results, failing = queries.isolated(read_rows, page)
+            rows = ChainMap(*results)
             # Postgres casts the id 007 to 7, which was not asked for.
-            rows = queries.current(self.connection, self.document, page)
             expected = {id_: rows[id_] for id_ in page if id_ in rows}
-            for drift in diff.compare(expected, copies, values=self.values):
+            comparable = [copy for copy in copies if copy.id not in failing]
+            drifts = [Drift(id=id_, kind=DriftKind.FAILING) for id_ in failing]
+            for drift in (*drifts, *diff.compare(expected, comparable, values=self.values)):
                 held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
                 found[drift.id] = _Differing(drift, held)
         return found

@@ -37,6 +37,7 @@ class DriftKind(StrEnum):
     MISSING = "missing"  # Postgres has it, Elasticsearch does not
     EXTRA = "extra"  # Elasticsearch has it, Postgres does not
     DIFFERENT = "different"  # both have it, with other contents
+    FAILING = "failing"  # its SELECT fails on the data
     MISPLACED = "misplaced"  # Elasticsearch has it, or a second copy of it, under another routing
 
 

@@ -42,6 +42,7 @@ _HOW = {
     DriftKind.MISSING: "Missing from Elasticsearch",
     DriftKind.EXTRA: "Elasticsearch has it and Postgres does not",
     DriftKind.MISPLACED: "In the wrong place",
+    DriftKind.FAILING: "Its SELECT fails on the data",
 }
 
 
@@ -200,7 +201,8 @@ def _verdict(document: Document, settled: Settled, drift: Drift | None, *, exist
         waits = "it is being written" if settled.are_changes_handled else "earlier changes are not handled"
         return State.BUSY, f"{how}; {waits}.", "Run it again. If it stays so, see: syncer status"
     says = f"{how}, and no change is in flight." if drift.error is None else f"Dead-lettered: {drift.error}."
-    return State.DIFFERENT, says, advice(drift.cause, document)
+    state = State.UNKNOWN if drift.kind is DriftKind.FAILING else State.DIFFERENT
+    return state, says, advice(drift.cause, document)
 
 
 def _contents(source: bytes) -> Any:

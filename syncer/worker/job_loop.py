@@ -32,7 +32,7 @@ from syncer.base.error_policy import Action, at_work_for, decide, explain, is_of
 from syncer.base.errors import DocumentError, JobError, UnavailableError
 from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import GRACE_SECONDS, Stop, Stopping
-from syncer.base.model import WriteReport
+from syncer.base.model import Place, WriteReport
 from syncer.base.postgres import Connection, Link
 from syncer.base.retry import failed, give_up, recovered, repeat
 from syncer.base.settings import WorkerSettings
@@ -244,14 +244,19 @@ class JobWorker:
 
         Ids that no text of Postgres can be are left: no row has them, so another client has written them.
         """
+
+        def existing(ids: list[str]) -> set[Place]:
+            with reading(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
+                return queries.existing(connection, document, ids)
+
         left = 0
         with at_work_for(document.name, document.revision):
             for places in self._index.holdings.untouched_since(document.target, numbers, page=self._chunk_documents):
                 if self._stop.is_requested:
                     raise Stopping
-                with reading(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
-                    present = queries.existing(connection, document, [place.id for place in places])
-                orphans = [place.id for place in places if place not in present]
+                results, failing = queries.isolated(existing, [place.id for place in places])
+                present = set[Place]().union(*results)
+                orphans = [place.id for place in places if place not in present and place.id not in failing]
                 yield from filter(queries.is_text, orphans)
                 left += sum(not queries.is_text(id_) for id_ in orphans)
         if left:

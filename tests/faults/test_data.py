@@ -281,3 +281,47 @@ def test_a_row_that_fails_for_every_document_suspends_its_definition(empty_world
         follower.drain()
     require_holds(world)
     assert VALUE not in json.dumps(logs, default=str) + told[0][1]
+
+
+FOR_ONE = {
+    "a field": "SELECT p.id AS _id, p.v AS v, 10 / (length(p.v) - 8) AS ratio FROM pay AS p",
+    "a condition": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE p.v::int > 0",
+    "a join": "SELECT p.id AS _id, r.note AS v FROM pay AS p LEFT JOIN rates AS r ON r.id = p.v::int",
+    "a subquery": "SELECT p.id AS _id, (SELECT r.note FROM rates AS r WHERE r.id = p.v::int) AS v FROM pay AS p",
+    "no root": "SELECT p.id % 5000 AS _id, 10 / min(length(p.v) - 8) AS v FROM pay AS p GROUP BY p.id % 5000",
+}
+
+
+@pytest.mark.parametrize("select", FOR_ONE.values(), ids=FOR_ONE)
+def test_one_row_that_fails_hides_no_other(empty_world: World, select: str) -> None:
+    """A backfill writes all others, verify compares them and names that one by its id, and nothing is suspended."""
+    world = empty_world
+    shutil.rmtree(world.document_folder)
+    affects = "SELECT c.id % 5000 AS _id FROM %(rows)s AS c"
+    world.define("pay", select, None, **({"pay": affects} if "%" in select else {}))
+    world.documents = ("pay",)
+    world.sql(PAY + "INSERT INTO pay SELECT g, 1 FROM generate_series(4, 4000) AS g;")
+    world.sql("ANALYZE")
+    world.migrate()
+    world.apply()
+    world.sql(f"INSERT INTO pay VALUES (4999, '{VALUE}')")
+    world.sql("UPDATE pay SET v = '11' WHERE id = 7; ANALYZE")
+    world.backfill("pay")
+    assert letters(world).keys() == {"4999"}
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias_of("pay"), id="3", refresh=True)
+        client.index(index=world.alias_of("pay"), id="4500", document={}, refresh=True)
+    world.sql("DELETE FROM syncer.outbox")  # no change is in flight
+    verified = world.syncer("verify", "--json")
+    assert verified.returncode == 1, verified
+    (report,) = json.loads(verified.stdout)
+    assert report["suspended"] is None
+    found = {drift["id"]: drift["kind"] for drift in report["drifts"]}
+    assert found == {"3": "missing", "4500": "extra", "4999": "failing"}
+    assert report["documents"] == 4000
+    told = world.syncer("verify").stdout + world.syncer("explain", "pay", "4999").stdout
+    assert VALUE not in told + verified.stdout
+    assert "fails on the data" in told
+    world.sql("DELETE FROM pay WHERE id = 4999; DELETE FROM syncer.outbox")
+    assert world.syncer("verify", "--repair").returncode == 0
+    assert world.sql(SUSPENDED) == []

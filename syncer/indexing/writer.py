@@ -57,12 +57,13 @@ from syncer.base.error_policy import (
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, WriteReport
-from syncer.base.postgres import Connection, Link
+from syncer.base.postgres import Connection, Link, bounded
 from syncer.base.retry import retry
 from syncer.base.settings import WorkerSettings
 from syncer.documents import registry, suspend
-from syncer.documents.queries import existing
+from syncer.documents.queries import current as current_rows, existing, isolated, some_ids
 from syncer.documents.registry import Document
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.indexing import compose, dead_letters, failover
 from syncer.indexing.compose import Batch, Composer
@@ -72,6 +73,9 @@ from syncer.indexing.flow_control import BUILD_SECONDS_MAX, FlowControl
 _REWRITES_MAX = 3
 """How many times in a row documents that change meanwhile are written again; their changes cover the rest."""
 _ITEM_FAILED = 500
+_FAILING_MAX = 100
+"""After so many documents in a row for which the SELECT fails, others are tried: it may fail for all of them."""
+_OTHERS = 20
 _FAILED_ATTEMPTS_MAX = 5
 """How often a document is sent for which Elasticsearch fails (500), before it becomes a dead letter."""
 
@@ -144,6 +148,8 @@ class Writer:
         self._name = name
         self._flow = flow or FlowControl(WorkerSettings())
         self._dead_lettered = Repeated()
+        self._failing: Counter[str] = Counter()
+        """By index, for how many documents in a row the SELECT has failed."""
         self._link = Link(self._opened)
         self._composed_by: Composer | None = None
 
@@ -169,7 +175,7 @@ class Writer:
             Stopping: The writer was told to stop. It is safe to repeat.
             SuspendedError: The definition is suspended. What was written before is valid.
             DocumentError: The definition has to be suspended. What was written before is valid.
-            UnavailableError: `resumes` is set, and the index takes no documents.
+            UnavailableError: `resumes` is set, and the index takes no documents, or the SELECT fails for all of them.
             Exception: An error that the policy classifies as FATAL.
         """
         all_ids = list(dict.fromkeys(ids))
@@ -189,9 +195,10 @@ class Writer:
                 if self._retry(partial(self._suspend, error)) or resumes or isinstance(error, SuspendedError):
                     raise
                 slices.append(current)  # another revision is active by now, or another writer has suspended it
-        if resumes and not self._index.holdings.takes_documents(index_name):
-            raise UnavailableError(f"{index_name} takes no documents")
         counts, report = Counter(whole.results.values()), whole.report
+        fails_for_all = counts["dead_lettered"] == len(all_ids) > 1
+        if resumes and (fails_for_all or not self._index.holdings.takes_documents(index_name)):
+            raise UnavailableError(f"{index_name} takes no documents")
         for outcome in OUTCOMES:
             setattr(report, outcome, counts[outcome])
         return report
@@ -274,6 +281,8 @@ class Writer:
             resumes=current.resumes,
         )
         seconds = time.monotonic() - began
+        if number:
+            del self._failing[current.index_name]
         current.report.compose_seconds += seconds
         if seconds > BUILD_SECONDS_MAX or 2 * len(current.batch.too_large) > number > 1:
             self._flow.halve(current.index_name, number)
@@ -451,8 +460,34 @@ class Writer:
                 return []
             failure = Failure(kind=type(error).__name__, error=f"the SELECT fails on the data: {kind(error)}")
             self._record(batch.document, batch.version, dict.fromkeys(left, failure))
+            self._failing[current.index_name] += 1
+            if self._failing[current.index_name] >= _FAILING_MAX:
+                self._require_others(batch.document, error)
         current.results.update(dict.fromkeys(left, "dead_lettered"))
         return [replace(current, attempts=0)]
+
+    def _require_others(self, document: Document, error: psycopg.Error) -> None:
+        """Check that the SELECT does not fail for other documents too, as on a row that all of them show.
+
+        Raises:
+            DocumentError: It fails for each of those that were tried.
+        """
+        self._failing[document.index_name] = -10 * _FAILING_MAX  # to choose others may take as long as to read all ids
+        connection, ids = self._link.connection, list[str]()
+        try:
+            with at_work_for(document.name, document.revision, isolates=True), bounded(connection, seconds=1):
+                ids = some_ids(connection, document, _OTHERS)
+        except (psycopg.errors.QueryCanceled, psycopg.DataError):  # it fails on a row that may be of none of these
+            return
+        read = partial(current_rows, connection, document, lock_seconds=COMPONENT_LOCK_SECONDS)
+        _, failing = isolated(read, ids)
+        if 1 < len(failing) == len(ids):
+            try:
+                with at_work_for(document.name, document.revision):
+                    raise error
+            except DocumentError as explained:
+                explained.ids = ids
+                raise
 
     # Retries
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from syncer.capture import triggers
 from syncer.documents import registry
-from syncer.indexing import compose
+from syncer.indexing import compose, writer
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind, JobState, find, unfinished
 from syncer.verify.compare import verify
@@ -287,7 +287,6 @@ FOR_ONE = {
     "a field": "SELECT p.id AS _id, p.v AS v, 10 / (length(p.v) - 8) AS ratio FROM pay AS p",
     "a condition": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE p.v::int > 0",
     "a join": "SELECT p.id AS _id, r.note AS v FROM pay AS p LEFT JOIN rates AS r ON r.id = p.v::int",
-    "a subquery": "SELECT p.id AS _id, (SELECT r.note FROM rates AS r WHERE r.id = p.v::int) AS v FROM pay AS p",
     "no root": "SELECT p.id % 5000 AS _id, 10 / min(length(p.v) - 8) AS v FROM pay AS p GROUP BY p.id % 5000",
 }
 
@@ -325,3 +324,43 @@ def test_one_row_that_fails_hides_no_other(empty_world: World, select: str) -> N
     world.sql("DELETE FROM pay WHERE id = 4999; DELETE FROM syncer.outbox")
     assert world.syncer("verify", "--repair").returncode == 0
     assert world.sql(SUSPENDED) == []
+
+
+@pytest.mark.parametrize(
+    ("failing", "is_suspended"),
+    [("r.id = 1", True), ("r.id > 1", False)],
+    ids=["a row that all show", "a row that many show"],
+)
+def test_a_row_that_many_documents_show(
+    empty_world: World, monkeypatch: pytest.MonkeyPatch, failing: str, *, is_suspended: bool
+) -> None:
+    """If all of them show it, the definition is suspended after a while; else each of them is a dead letter."""
+    monkeypatch.setattr(writer, "_FAILING_MAX", 20)
+    world = empty_world
+    shutil.rmtree(world.document_folder)
+    world.define(
+        "pay",
+        "SELECT p.id AS _id, 10 / r.rate AS v, 10 / s.rate AS w FROM pay AS p JOIN rates AS r ON r.id = p.base"
+        " JOIN rates AS s ON s.id = p.rate",
+    )
+    world.documents = ("pay",)
+    world.sql(
+        "CREATE TABLE rates (id int PRIMARY KEY, rate int); INSERT INTO rates VALUES (1, 1), (2, 1);"
+        "CREATE TABLE pay (id int PRIMARY KEY, base int, rate int);"
+        "CREATE INDEX ON pay (base); CREATE INDEX ON pay (rate);"
+        "INSERT INTO pay SELECT g, 1, CASE WHEN g < 150 THEN 2 ELSE 1 END FROM generate_series(1, 200) AS g"
+    )
+    world.migrate()
+    world.apply()
+    with harness.following(world, many=100) as follower, world.job_worker(follower.index) as jobs:
+        world.sql(f"UPDATE rates AS r SET rate = 0 WHERE {failing}")
+        follower.handle()
+        world.refresh(follower.index)
+        assert bool(world.sql(SUSPENDED)) is is_suspended
+        assert len(letters(world)) < 150 if is_suspended else len(letters(world)) == 149
+        jobs.run_once()
+        assert bool(world.sql(SUSPENDED)) is is_suspended
+        world.sql("UPDATE rates SET rate = 2")
+        wait_until(lambda: jobs.run_once() >= 0 and not world.sql(SUSPENDED), what="it resumes")
+        follower.drain()
+    require_holds(world)

@@ -25,6 +25,7 @@ from syncer.indexing.flow_control import LiveTraffic
 from syncer.kafka import topic
 from syncer.monitoring.daemons import Reporter
 from syncer.recovery import lost_records
+from syncer.recovery.backlog import BacklogGuard
 from syncer.recovery.schema_watch import Watch
 from syncer.relay.loop import Relay
 from syncer.worker.job_loop import JobWorker
@@ -118,10 +119,13 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
                 raise explain(error) or error from error
             raise
 
-    reporter = Reporter(connect=lambda: _reporting(settings), stop=stop)
+    reporter = Reporter(connect=partial(_current, settings, "report"), stop=stop)
     page = api.page(settings, stop=stop, reporter=reporter)
     threads = _Threads(stop)
     beside: dict[str, Component] = {"report": reporter, **({"web": page} if page else {})}
+    if relay or not settings.kafka.is_used:  # it may lead
+        connect = partial(_current, settings, "backlog")
+        beside["backlog"] = BacklogGuard(connect=connect, bytes_max=settings.relay.outbox_bytes_max)
     threads.start(beside)
     try:
         made = retry(prepare, pause=stop.pause, component="daemon")
@@ -139,9 +143,9 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
     threads.end(reporter)
 
 
-def _reporting(settings: Settings) -> Connection:
-    """A connection for the reporter, to a schema that has its table."""
-    connection = migrations.connected(settings.postgres, name="report")
+def _current(settings: Settings, name: str) -> Connection:
+    """A connection to a schema of this version, for what runs before the servers have answered."""
+    connection = migrations.connected(settings.postgres, name=name)
     migrations.require_current(connection)
     return connection
 

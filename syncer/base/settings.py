@@ -21,6 +21,7 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import (
     BaseModel,
+    ByteSize,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -174,6 +175,9 @@ class RelaySettings(_Section):
     poll_seconds: Annotated[float, Field(gt=0, le=5)] = 0.05
     """Interval between looks at the outbox. Changes of one interval are handled together: a longer one reduces load
     and increases lag."""
+    outbox_bytes_max: Annotated[ByteSize, Field(gt=0)] = ByteSize(10 * 1000**3)
+    """Maximum size of the outbox on the disk of Postgres, such as `10GB`. A larger backlog is given up: the outbox is
+    emptied, and every document is refreshed instead. Nothing is lost."""
 
 
 class WorkerSettings(_Section):

@@ -18,6 +18,10 @@ from psycopg import sql
 from syncer.base.postgres import Connection, value
 
 SEGMENTS = 8
+NOTHING_READ = "1:1:"
+"""The cursor that has seen no change."""
+BACKLOG_CHANGES_MIN = 100_000
+"""Fewer changes than this are never given up: a refresh of every document costs more than they do."""
 _LOOKED_AT_MAX = 1000
 """A transaction with this many changes or more is not examined change by change."""
 
@@ -89,6 +93,11 @@ _SEGMENTS = sql.SQL("SELECT last_value, ARRAY[{}] FROM syncer.outbox_segment").f
         for number in range(SEGMENTS)
     )
 )
+# What an open transaction keeps on the disk was read, and giving it up would free nothing.
+_EXCEEDS = f"""
+SELECT (SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass) > $2
+   AND (SELECT count(*) FROM (SELECT FROM syncer.outbox AS o WHERE {LATER.format("$1")} LIMIT $3) AS w) = $3
+"""
 _USE_SEGMENT = "SELECT setval('syncer.outbox_segment', $1)"
 
 
@@ -141,6 +150,18 @@ def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
     """The tables that a transaction changed; None if its changes are trimmed already, or too many to examine."""
     relations, rows = connection.execute(_RELATIONS, (str(xid), _LOOKED_AT_MAX)).fetchone() or (None, 0)
     return frozenset(relations) if relations and rows < _LOOKED_AT_MAX else None
+
+
+def exceeds(connection: Connection, cursor: str, *, bytes_max: int) -> bool:
+    """Whether the outbox takes more of the disk than this, and many of its changes have not been read."""
+    return bool(value(connection, _EXCEEDS, (cursor, bytes_max, BACKLOG_CHANGES_MIN)))
+
+
+def oldest_changed_at(connection: Connection, cursor: str) -> float | None:
+    """The time of the first change that has not been read, in Unix time; None if there is none."""
+    query = f"SELECT extract(epoch FROM changed_at)::float8 FROM syncer.outbox WHERE {LATER.format('$1')}"
+    row = connection.execute(f"{query} ORDER BY xid, id LIMIT 1", (cursor,)).fetchone()
+    return None if row is None else float(row[0])
 
 
 def trim(connection: Connection, cursor: str) -> tuple[int, bool]:

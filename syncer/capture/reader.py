@@ -16,6 +16,7 @@ from contextlib import suppress
 import psycopg
 import structlog
 
+from syncer.base.errors import NotReadyError
 from syncer.base.formatting import amount
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.capture import outbox, progress
@@ -23,7 +24,7 @@ from syncer.capture.outbox import Page
 from syncer.capture.progress import Cursor
 
 TRIM_SECONDS = 10.0
-"""How often rows that are done are removed."""
+"""How often rows that are done are removed, and the size of the outbox is checked."""
 LEASE_SECONDS = 15.0
 """How long a leader may send nothing to Postgres. Then another process leads."""
 LEADS = threading.Event()
@@ -33,14 +34,31 @@ _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
 # the disk. Neither need the trimming of rows, since the cursor that allows it precedes it. The lease is not
 # idle_in_transaction_session_timeout: while Kafka keeps a leader from reading what the server has sent, it can send
 # nothing either.
+# The refresh must not be forgotten by a crash that remembers the cursor.
+_WAIT_FOR_DISK = "SET LOCAL synchronous_commit TO DEFAULT"
 _BEGIN = "SELECT set_config('synchronous_commit', 'off', false), set_config('idle_session_timeout', $1, false)"
 
 
 class OutboxReader:
-    """Reads the outbox as the leader, or stands by. Not for sharing between threads; after an error, `close` it."""
+    """Reads the outbox as the leader, or stands by. Not for sharing between threads; after an error, `close` it.
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
+    Args:
+        bytes_max: A larger backlog is given up.
+        refresh_all: Creates a refresh of every document, in the caller's transaction, given the time of the oldest
+            change that it makes good.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        *,
+        bytes_max: int,
+        refresh_all: Callable[[Connection, float | None], None],
+    ) -> None:
         self._connect = connect
+        self._bytes_max = bytes_max
+        self._refresh_all = refresh_all
+        self._measured_at = 0.0
         self._connection: Connection | None = None
         self._lease_is_over = threading.Event()
         self._read_to: str | None = None
@@ -94,16 +112,60 @@ class OutboxReader:
             saved = progress.read(connection)
             assert saved is not None  # it was just saved
         self._saved, self._read_to, self._changes = saved, saved.snapshot, saved.changes
-        self._trimmed_at = time.monotonic()
+        self._trimmed_at = self._measured_at = time.monotonic()
+        if outbox.exceeds(connection, self._read_to, bytes_max=self._bytes_max):
+            self._give_up_backlog()
         if not self._was_leading:
             self._log.info("relay.led", cursor=self._read_to, timeline="This daemon became the leader.")
         self._was_leading = True
         LEADS.set()
         return True
 
+    def exceeds(self) -> bool:
+        """Whether the backlog takes too much of the disk, whichever process leads."""
+        if self._connection is None:
+            self._connection = self._connect()
+        saved = progress.read(self._connection)
+        cursor = saved.snapshot if saved is not None and saved.is_valid else outbox.NOTHING_READ
+        return outbox.exceeds(self._connection, cursor, bytes_max=self._bytes_max)
+
+    def require_room(self) -> None:
+        """Check now and then, as the leader, that the backlog does not take too much of the disk.
+
+        Raises:
+            NotReadyError: It does. Drop what is in hand, `close`, and lead anew, which gives the backlog up.
+        """
+        if self._read_to is None or time.monotonic() - self._measured_at < TRIM_SECONDS:
+            return
+        self._measured_at = time.monotonic()
+        if outbox.exceeds(self.connection, self._saved.snapshot, bytes_max=self._bytes_max):
+            raise NotReadyError(
+                "The outbox exceeds relay.outbox_bytes_max: its changes are given up, and every document is refreshed",
+                hint="Nothing is lost. If the disk has room for more, raise relay.outbox_bytes_max.",
+            )
+
+    def _give_up_backlog(self) -> None:
+        """Save a cursor that has seen every change, and have every document refreshed instead."""
+        connection, cursor = self.connection, self._saved.snapshot
+        # Rule: the-refresh-is-committed-with-the-cursor.
+        with connection.transaction():
+            connection.execute(_WAIT_FOR_DISK)
+            # Before the jobs: what they make good was committed by then, as `wait` relies on.
+            snapshot = str(value(connection, "SELECT pg_current_snapshot()::text"))
+            self._refresh_all(connection, outbox.oldest_changed_at(connection, cursor))
+            self._saved = Cursor(snapshot=snapshot, numbers=self._saved.numbers, changes=self._changes, is_valid=True)
+            progress.save(connection, self._saved, changed_at=None)
+        self._read_to = snapshot
+        self.trim()
+
     def read(self, *, rows_max: int) -> Page:
-        """Return the changes that are new; at most so many, and then more follow."""
+        """Return the changes that are new; at most so many, and then more follow.
+
+        Raises:
+            NotReadyError: As `require_room`.
+        """
         assert self._read_to is not None  # only a leader reads
+        self.require_room()
         if self._pages is None:
             self._pages = outbox.pages(self.connection, self._read_to, rows_max=rows_max)
         page = next(self._pages)

@@ -32,9 +32,9 @@ from syncer.base.retry import failed, repeat
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
 from syncer.capture.outbox import Page
-from syncer.capture.reader import OutboxReader
 from syncer.kafka import topic
 from syncer.kafka.producer import ChangeProducer
+from syncer.recovery import backlog
 
 STANDBY_SECONDS = 1.0
 _SILENT_SECONDS = 2.0
@@ -60,7 +60,7 @@ class Relay:
     ) -> None:
         self._settings = settings or RelaySettings()
         self._kafka = kafka
-        self._reader = OutboxReader(connect)
+        self._reader = backlog.reader(connect, bytes_max=self._settings.outbox_bytes_max)
         self._producer: ChangeProducer | None = None
         self._has_answered = False
         self._stop = Stop()
@@ -132,7 +132,9 @@ class Relay:
 
         Raises:
             Stopping: A requested stop is overdue. What is not saved is published again later.
+            NotReadyError: The changes that wait take too much of the disk.
         """
+        self._reader.require_room()
         if self._stop.is_overdue:
             raise Stopping
         if seconds >= _SILENT_SECONDS:

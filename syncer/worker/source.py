@@ -25,9 +25,8 @@ from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
 from syncer.capture.outbox import Page
 from syncer.capture.progress import PartitionPlace
-from syncer.capture.reader import OutboxReader
 from syncer.kafka.consumer import ChangeConsumer, Received
-from syncer.recovery import lost_records
+from syncer.recovery import backlog, lost_records
 
 _KEEP_ALIVE_SECONDS = 5.0
 _SAVE_SECONDS = 0.1
@@ -81,7 +80,7 @@ class OutboxSource:
     def __init__(
         self, *, connect: Callable[[], Connection], settings: RelaySettings, pause: Callable[[float], None]
     ) -> None:
-        self._reader = OutboxReader(connect)
+        self._reader = backlog.reader(connect, bytes_max=settings.outbox_bytes_max)
         self._poll_seconds = settings.poll_seconds
         self._pause = pause
         self._look_at = 0.0
@@ -118,7 +117,12 @@ class OutboxSource:
         self._reader.save(page, {})
 
     def keep_alive(self) -> None:
-        """Nothing to do: the leader's session renews itself."""
+        """Check that the changes that wait have room; the leader's session renews itself.
+
+        Raises:
+            NotReadyError: They do not: call `close`.
+        """
+        self._reader.require_room()
 
     def close(self) -> None:
         """Give up the lead."""

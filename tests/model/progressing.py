@@ -5,6 +5,8 @@ cursor: the last number that belongs to it. The worker saves the greatest number
 handled once its number is. Kafka loses a record together with all after it; new records then take their offsets.
 
 Kafka may be turned off, so that the leader writes the documents itself and saves the cursor, and on again.
+
+A leader may give up the backlog: it saves a cursor that has seen every change, and leaves the changes to a refresh.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import NamedTuple
 
 from tests.model.explorer import Model, Step
 
-_COMMITS, _LOSSES, _DEATHS, _SWITCHES = 2, 2, 1, 1
+_COMMITS, _LOSSES, _DEATHS, _SWITCHES, _BACKLOGS = 2, 2, 1, 1, 1
 
 
 class Record(NamedTuple):
@@ -51,6 +53,7 @@ class State(NamedTuple):
     losses: int = _LOSSES
     deaths: int = _DEATHS  # of a leader
     switches: int = _SWITCHES  # of Kafka, off or on
+    backlogs: int = _BACKLOGS  # that a leader gives up
 
 
 class Progressing(Model[State]):
@@ -59,7 +62,7 @@ class Progressing(Model[State]):
     first = State()
     bounds = (
         f"{_COMMITS} changes, losses: {_LOSSES}, deaths of a leader: {_DEATHS}, any of the worker, "
-        "Kafka turned off and on"
+        f"Kafka turned off and on, backlogs given up: {_BACKLOGS}"
     )
 
     numbers_are_never_reused: bool
@@ -68,6 +71,7 @@ class Progressing(Model[State]):
     a_quiet_partition_gets_an_empty_record: bool
     the_refresh_is_committed_with_the_number: bool
     off_refreshes_what_is_not_handled: bool
+    the_refresh_is_committed_with_the_cursor: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         if not state.leads:
@@ -155,6 +159,15 @@ class Progressing(Model[State]):
         without_leader = state._replace(leads=False, seen=0, sent=0, last=0)
         if state.leads and state.deaths:
             yield "the leader dies", without_leader._replace(deaths=state.deaths - 1)
+        if state.leads and state.backlogs and state.commits > state.cursor:
+            # What it had in hand is dropped, so it is as if it died and led again.
+            cursor = without_leader._replace(
+                cursor=state.commits, notes=(*state.notes, (state.commits, state.saved)), backlogs=state.backlogs - 1
+            )
+            if self.the_refresh_is_committed_with_the_cursor:
+                yield "the leader gives up the backlog, and creates a refresh", cursor._replace(covered=state.commits)
+            else:
+                yield "the leader gives up the backlog, and dies", cursor
         if state.position >= 0:
             yield "the worker dies", state._replace(position=-1, number=0)
         if state.losses:

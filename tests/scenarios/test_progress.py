@@ -15,8 +15,8 @@ import syncer
 from syncer.base.errors import TokenError, WaitTimeoutError
 from syncer.base.postgres import Connection
 from syncer.capture import outbox, progress, reader as capture_reader
-from syncer.capture.reader import OutboxReader
 from syncer.monitoring import status
+from syncer.recovery import backlog
 from syncer.verify.wait import wait
 from syncer.worker.source import OutboxSource
 from tests.faults.harness import committed
@@ -54,7 +54,7 @@ def test_merging_what_waits_keeps_what_is_handled(world: World, monkeypatch: pyt
 def test_a_backlog_is_saved_to_its_end(world: World, rows: int) -> None:
     """Read in pages of two rows, of one transaction or of several: what was read is what the saved cursor sees."""
     users = "INSERT INTO users (id, name, email) SELECT g, 'somebody', '' FROM generate_series({}, {}) AS g"
-    reader = OutboxReader(world.connect)
+    reader = backlog.reader(world.connect, bytes_max=10**9)
     try:
         wait_until(reader.lead, what="it leads")
         world.sql(users.format(1, rows))

@@ -16,7 +16,7 @@ from psycopg import errors
 from syncer.base import migrations as base_migrations, settings
 from syncer.base.errors import SourceError
 from syncer.base.postgres import AdvisoryLock
-from syncer.capture.reader import OutboxReader
+from syncer.recovery import backlog
 from tests.support.capture import forget, install, is_installed, written
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
@@ -82,7 +82,7 @@ def test_what_waits_in_an_earlier_schema_is_read_after_the_upgrade(empty_world: 
         require_current(world)
     assert migrate(world) == [file.stem for file in later]
     world.sql("UPDATE posts SET title = 'after the upgrade'")
-    with closing(OutboxReader(world.connect)) as reader:
+    with closing(backlog.reader(world.connect, bytes_max=10**9)) as reader:
         assert reader.lead()
         assert len(reader.read(rows_max=10).rows) == 2
     install(world)

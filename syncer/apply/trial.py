@@ -26,7 +26,7 @@ from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount, shortened, shown_id, without_preview
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition
-from syncer.base.postgres import SESSION, Connection, bounded, value
+from syncer.base.postgres import SESSION, Connection, bounded
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
@@ -55,9 +55,13 @@ _SETTINGS = {
     ),
     "DateStyle": (("German",), _TO_CHAR),
     "IntervalStyle": (("postgres",), _TO_CHAR),
+    "default_text_search_config": (
+        ("pg_catalog.english",),
+        "Name the configuration, as in: to_tsvector('english', p.body).",
+    ),
 }
 """The settings to try, with other values than syncer's, and what to write instead of what depends on them."""
-_SET = "SELECT pg_catalog.set_config($1, $2, false)"
+_SET = "SELECT pg_catalog.set_config($1, $2, true)"
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d)?")
 
 _Result = TypeVar("_Result")
@@ -198,8 +202,8 @@ def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -
 
 def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
-    found = document.dependencies
-    unordered = unordered_fields(connection, found.canonical_select, found.views)
+    select, views, tables = (getattr(document.dependencies, of) for of in ("canonical_select", "views", "tables"))
+    unordered, rounded = unordered_fields(connection, select, views, tables)
     if unordered:
         yield PlanProblem(
             severity=PlanSeverity.NOTE,
@@ -207,34 +211,38 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
             "order each time, and verify then reports a difference",
             action="Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
         )
-    built = _fields(dict(islice(sample.items(), _TRIED_AGAIN_MAX)))
-    ids = list(dict.fromkeys(id_ for id_, _ in built))
-    for setting, (others, instead) in _SETTINGS.items():
-        differing: set[str] = set()
-        for other in others:
-            rebuilt = _built_with(connection, document, ids, setting, other)
-            differing |= {key[1] for key, content in built.items() if rebuilt.get(key, content) != content}
-        if fields := sorted(differing - unordered):
+    if rounded:
+        yield PlanProblem(
+            severity=PlanSeverity.NOTE,
+            message=f"{', '.join(sorted(rounded))}: a sum of floating-point numbers depends on their order in the last "
+            "digits, and verify reports those as rounding",
+            action="To have it exact, sum numeric values, as in: sum(c.score::numeric).",
+        )
+    depending: dict[str, set[str]] = {}
+    with suppress(pg.QueryCanceled):
+        for setting, fields in _depending(connection, document, list(islice(sample, _TRIED_AGAIN_MAX))):
+            depending.setdefault(setting, set()).update(fields - unordered - rounded)
+    for setting, names in depending.items():
+        if names:
             yield PlanProblem(
                 severity=PlanSeverity.NOTE,
-                message=f"{', '.join(fields)}: depends on {setting}. syncer uses {SESSION[setting]}, whatever "
+                message=f"{', '.join(sorted(names))}: depends on {setting}. syncer uses {SESSION[setting]}, whatever "
                 "the database, the role or psql use",
-                action=instead,
+                action=_SETTINGS[setting][1],
             )
 
 
-def _built_with(
-    connection: Connection, document: Document, ids: list[str], setting: str, other: str
-) -> dict[tuple[str, str], str]:
-    """Return fields of these documents as another setting of the session makes them; none if that fails."""
-    pinned = value(connection, "SELECT pg_catalog.current_setting($1)", (setting,))
-    connection.execute(_SET, (setting, other))
-    try:
-        return _fields(_in_time(connection, partial(queries.current, connection, document, ids)) or {})
-    except DocumentError:
-        return {}
-    finally:
-        connection.execute(_SET, (setting, pinned))
+def _depending(connection: Connection, document: Document, ids: list[str]) -> Iterator[tuple[str, set[str]]]:
+    """Yield the fields of these documents that differ with another value of a setting, in one snapshot."""
+    with bounded(connection, seconds=SECONDS_MAX):  # beside writers, two snapshots differ as well
+        pinned = _fields(queries.current(connection, document, ids))
+        for setting, (others, _) in _SETTINGS.items():
+            for other in others:
+                connection.execute(_SET, (setting, other))
+                with suppress(DocumentError):
+                    built = _fields(queries.current(connection, document, ids))
+                    yield setting, {key[1] for key, content in pinned.items() if built.get(key, content) != content}
+            connection.execute(_SET, (setting, SESSION[setting]))
 
 
 def _fields(rows: Mapping[str, Row]) -> dict[tuple[str, str], str]:

@@ -31,14 +31,27 @@ from syncer.base.settings import PostgresSettings
 
 OLDEST_SUPPORTED_VERSION = 14
 
-# Everything that affects output or durability is pinned; the rest is left to the operator.
+# Everything that affects output or durability is pinned; the rest is left to the operator. A test lists the settings of
+# the server that are neither here nor known to change no value.
 SESSION = {
     # The temporary schema would be searched first if it were not named.
     "search_path": "pg_catalog, pg_temp",
     "TimeZone": "UTC",
     "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
+    "timezone_abbreviations": "Default",
+    "lc_monetary": "C",
+    "lc_numeric": "C",
+    "lc_time": "C",
+    "default_text_search_config": "pg_catalog.simple",
     "bytea_output": "hex",
+    "xmlbinary": "base64",
+    "xmloption": "content",
+    "gin_fuzzy_search_limit": "0",
+    # Of extensions; without one, its setting has no effect. The operators % of pg_trgm depend on them.
+    "pg_trgm.similarity_threshold": "0.3",
+    "pg_trgm.word_similarity_threshold": "0.6",
+    "pg_trgm.strict_word_similarity_threshold": "0.5",
     "extra_float_digits": "1",
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",

@@ -248,7 +248,7 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
         trees = [parser.parsed(text) for *_, text in stored]
     except parser.UnreadableError as error:
         unread = str(error)
-    called = require_steady(connection, rules, file)
+    called = require_steady(connection, rules, trees, file)
     require_no_clock_words(query, canonical, file)
     reads = tuple(_reads(connection, rules, trees, file))
     whole = [read.relation for read in reads if read.is_whole]

@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 import sqlglot
-from sqlglot import TokenType
+from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
 from syncer.capture.install import require_capturable
 
-# A function in SQL or a procedural language may read tables that the catalogue does not record; so may extension
-# functions that run a query given as an argument. Postgres' own are distinguished by name: most stable ones depend only
-# on settings, which we pin.
+# A function in SQL or a procedural language may read tables that the catalogue does not record; one in C may also read
+# the clock or a setting. So only IMMUTABLE ones are trusted outside pg_catalog, and those by name whose settings are
+# pinned. SQL cannot call what takes the state of an aggregate, so authors often omit its label. Postgres' own functions
+# are distinguished by name: most stable ones depend only on settings, which we pin; timetz_zone depends on the date.
 _UNSTEADY = r"""
 SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
        n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
@@ -27,12 +28,13 @@ FROM pg_proc AS p
 JOIN pg_namespace AS n ON n.oid = p.pronamespace
 JOIN pg_language AS l ON l.oid = p.prolang
 WHERE p.oid = ANY ($1::oid[]) AND (
-      p.provolatile = 'v'
-   OR p.provolatile = 's' AND n.nspname <> 'pg_catalog'
-      AND (l.lanname NOT IN ('internal', 'c') OR p.proname ~ '^(connectby|crosstab|xpath_table$)')
-   OR p.provolatile = 's' AND n.nspname = 'pg_catalog' AND (
+      n.nspname <> 'pg_catalog' AND p.provolatile <> 'i' AND NOT 'internal'::regtype = ANY (p.proargtypes)
+      AND NOT (p.provolatile = 's' AND l.lanname = 'c' AND p.proname ~ '^(unaccent|st_asgeojson|\w*similarity\w*_op)$')
+   OR n.nspname = 'pg_catalog' AND p.provolatile = 'v'
+   OR n.nspname = 'pg_catalog' AND p.provolatile = 's' AND (
           p.pronargs = 0 AND p.proname !~ '_build_'
        OR p.proname = 'age' AND p.pronargs = 1
+       OR p.prosrc IN ('timetz_zone', 'mxid_age')
        OR p.proname ~ '^(date|time|timetz|timestamp|timestamptz|range|multirange)_in$'
        OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$'))
 ORDER BY 1
@@ -42,7 +44,7 @@ ORDER BY 1
 _MENTIONED = r"""
 SELECT DISTINCT found[1], nullif(found[2], '{')::bigint
 FROM pg_rewrite AS rule,
-     regexp_matches(rule.ev_action::text, '[:{](funcid|opfuncid|aggfnoid|winfnoid|relid|varattno|tablesample'
+     regexp_matches(rule.ev_action::text, '[:{](opno|funcid|opfuncid|aggfnoid|winfnoid|relid|varattno|tablesample'
                     '|SQLVALUEFUNCTION :op) (-?\d+|\{)', 'g') AS found
 WHERE rule.oid = ANY ($1)
 """
@@ -51,6 +53,13 @@ _CALLED = """
 SELECT unnest($1::oid[])
 UNION SELECT unnest(ARRAY[aggtransfn, aggfinalfn]::oid[]) FROM pg_aggregate WHERE aggfnoid = ANY ($1)
 """
+# An index of these methods returns about the nearest rows, and others once it is built anew.
+_APPROXIMATE = """
+SELECT DISTINCT n.nspname || '.' || o.oprname
+FROM pg_operator AS o JOIN pg_namespace AS n ON n.oid = o.oprnamespace
+JOIN pg_amop AS p ON p.amopopr = o.oid AND p.amoppurpose = 'o' JOIN pg_am AS m ON m.oid = p.amopmethod
+WHERE o.oid = ANY ($1::oid[]) AND m.amname NOT IN ('gist', 'spgist', 'rum')
+"""
 _CATALOGUES = """
 SELECT oid FROM pg_class
 WHERE oid = ANY ($1::oid[]) AND relnamespace = 'pg_catalog'::regnamespace ORDER BY relkind <> 'v', relname
@@ -58,11 +67,18 @@ WHERE oid = ANY ($1::oid[]) AND relnamespace = 'pg_catalog'::regnamespace ORDER 
 # In the order of their numbers: -1 and so on.
 _SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
 
+_STORE_IT = """No change would tell that the documents are outdated. Put the value it is compared with into the
+document, such as published_at, and compare when you search: published_at <= now."""
+_WITH_A_DATE = "Show the time as it is; or, if it has a date, convert both: (t.day + t.time) AT TIME ZONE t.zone."
+
 _CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 
 
-def require_steady(connection: Connection, rules: Sequence[int], file: str) -> list[int]:
-    """Refuse what stored queries mention, by the rules in pg_rewrite; return the oids of the functions they call."""
+def require_steady(connection: Connection, rules: Sequence[int], trees: Sequence[exp.Expr], file: str) -> list[int]:
+    """Refuse what stored queries mention, by the rules in pg_rewrite; return the oids of the functions they call.
+
+    ``trees`` are these queries, parsed; none if that is impossible.
+    """
     mentions: dict[str, list[int]] = {}
     for kind, number in connection.execute(_MENTIONED, (rules,)):
         mentions.setdefault(kind, []).append(number)
@@ -71,11 +87,13 @@ def require_steady(connection: Connection, rules: Sequence[int], file: str) -> l
     calls = [oid for kind in ("funcid", "opfuncid", "aggfnoid", "winfnoid") for oid in mentions.get(kind, ())]
     called = [oid for (oid,) in connection.execute(_CALLED, (calls,))]
     for function, is_fickle in connection.execute(_UNSTEADY, (called,)).fetchall():
+        if function == "timezone":
+            raise _fickle(file, "a time of day AT TIME ZONE, which takes the zone's offset of today", hint=_WITH_A_DATE)
         if is_fickle:
             raise _fickle(file, f"{function}()")
         raise DefinitionError(
-            f"{file} calls {function}, and syncer cannot determine which tables that function reads",
-            hint="Write its query into the SELECT; or, if it reads no table, declare the function IMMUTABLE.",
+            f"{file} calls {function}, and syncer cannot determine what it reads besides its arguments",
+            hint="Write its query into the SELECT; or, if it depends on its arguments alone, declare it IMMUTABLE.",
         )
     if "SQLVALUEFUNCTION :op" in mentions:
         raise _fickle(file, "a keyword such as CURRENT_TIMESTAMP or CURRENT_USER")
@@ -84,7 +102,27 @@ def require_steady(connection: Connection, rules: Sequence[int], file: str) -> l
             raise _fickle(file, f"the system column {_SYSTEM_COLUMNS[-column - 1]}")
     if "tablesample" in mentions:
         raise _fickle(file, "TABLESAMPLE")
+    _require_exact_order(connection, mentions.get("opno", []), trees, file)
     return called
+
+
+def _require_exact_order(
+    connection: Connection, operators: Sequence[int], trees: Sequence[exp.Expr], file: str
+) -> None:
+    for (operator,) in connection.execute(_APPROXIMATE, (operators,)).fetchall():
+        if not trees or any(_sorts_by(tree, operator) for tree in trees):
+            raise DefinitionError(
+                f"{file} sorts by {operator}, which an approximate index may answer: its result changes with the index",
+                hint="Write ORDER BY (a.embedding <-> b.embedding) + 0, which is exact: no index is used for it.",
+            )
+
+
+def _sorts_by(tree: exp.Expr, operator: str) -> bool:
+    """Whether a query sorts by the result of an operator, or by a column that is one."""
+    results = {use for use in tree.find_all(exp.Operator) if use.args["operator"] == operator}
+    names = {column.alias for column in tree.find_all(exp.Alias) if column.this.unnest() in results}
+    keys = [ordered.this.unnest() for ordered in tree.find_all(exp.Ordered)]
+    return any(key in results or (isinstance(key, exp.Column) and key.name in names) for key in keys)
 
 
 def require_no_clock_words(query: str, canonical: str, file: str) -> None:
@@ -103,9 +141,5 @@ def require_no_clock_words(query: str, canonical: str, file: str) -> None:
         raise _fickle(file, f"'{word}'")
 
 
-def _fickle(file: str, what: str) -> DefinitionError:
-    return DefinitionError(
-        f"{file} uses {what}, whose value changes without a commit",
-        hint="No change would tell that the documents are outdated. Put the value it is compared with into the\n"
-        "document, such as published_at, and compare when you search: published_at <= now.",
-    )
+def _fickle(file: str, what: str, *, hint: str = _STORE_IT) -> DefinitionError:
+    return DefinitionError(f"{file} uses {what}, whose value changes without a commit", hint=hint)

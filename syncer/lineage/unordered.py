@@ -1,9 +1,12 @@
-"""Unordered: the fields of a SELECT whose elements may come in another order each time, for want of an ORDER BY."""
+"""Unordered: the fields of a SELECT that depend on the order in which an aggregate without ORDER BY reads its rows.
+
+Their elements may come in another order each time; or they are sums of floating-point numbers, rounded differently.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 
 from sqlglot import exp
@@ -12,7 +15,10 @@ from syncer.base.postgres import Connection
 from syncer.lineage import parser
 
 # Aggregates over json objects are left out: the order of keys is no difference.
-_PARSED = (exp.ArrayAgg, exp.JSONArrayAgg, exp.GroupConcat)
+_PARSED = (exp.ArrayAgg, exp.JSONArrayAgg, exp.GroupConcat, exp.AnyValue)
+_ROUNDED = re.compile("Sum|Avg|Std.*|Var.*|Corr|Covar.*|Regr.*")
+"""The parser's names of aggregates that add up."""
+_FLOATS = ("double", "float")
 _NAMED = frozenset({"jsonb_agg", "json_agg_strict", "jsonb_agg_strict", "json_arrayagg", "xmlagg"})
 _RETURNING = re.compile(r" RETURNING jsonb?\b")
 """What Postgres adds to JSON_ARRAYAGG, and the parser does not know."""
@@ -21,20 +27,42 @@ SELECT pg_get_viewdef(view.oid) FROM unnest($1::text[]::regclass[]) AS view (oid
 """
 
 
-def unordered_fields(connection: Connection, select: str, views: Iterable[str]) -> frozenset[str]:
-    """Return the columns of a canonical SELECT of these views whose elements may come in another order."""
-    return unordered_columns(select, *(view for (view,) in connection.execute(_VIEWS, (list(views),))))
+_FLOAT_COLUMNS = """
+SELECT attname::text FROM pg_attribute
+WHERE attrelid = ANY ($1::text[]::regclass[]) AND atttypid IN ('real'::regtype, 'double precision'::regtype)
+"""
+
+
+def unordered_fields(
+    connection: Connection, select: str, views: Iterable[str], tables: Iterable[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the columns of a canonical SELECT whose elements may come in another order, and those that are rounded."""
+    queries = [select, *(view for (view,) in connection.execute(_VIEWS, (list(views),)))]
+    floats = frozenset(name for (name,) in connection.execute(_FLOAT_COLUMNS, (list(tables),)))
+    return unordered_columns(*queries), rounded_columns(floats, *queries)
 
 
 @lru_cache(maxsize=16)
 def unordered_columns(select: str, *views: str) -> frozenset[str]:
-    """Return such columns of a SELECT that reads these views, all as Postgres deparses them.
+    """Return such columns of a SELECT that reads these views, all as Postgres deparses them."""
+    return _columns((select, *views), _is_unordered)
+
+
+@lru_cache(maxsize=16)
+def rounded_columns(floats: frozenset[str], select: str, *views: str) -> frozenset[str]:
+    """Return the columns of a SELECT that sum floating-point numbers, which these columns of tables are."""
+    floats = floats | _columns((select, *views), lambda column: _is_float(column, floats), of_all=True)
+    return _columns((select, *views), lambda column: _is_rounded(column, floats))
+
+
+def _columns(queries: Sequence[str], is_one: Callable[[exp.Expr], bool], *, of_all: bool = False) -> frozenset[str]:
+    """Return the columns of the first query, or of all, for which something holds, or that are made of such ones.
 
     A column is found by the name that it has in a subquery or view. So a column of the same name elsewhere is found,
     too.
     """
     try:
-        tree, *others = (parser.parsed(_RETURNING.sub("", query)) for query in (select, *views))
+        tree, *others = (parser.parsed(_RETURNING.sub("", query)) for query in queries)
     except parser.UnreadableError:
         return frozenset()
     selects = [query for part in (tree, *others) for query in part.find_all(exp.Select)]
@@ -44,11 +72,30 @@ def unordered_columns(select: str, *views: str) -> frozenset[str]:
         found = {
             column.alias_or_name
             for column in columns
-            if _is_unordered(column) or any(part.name in names for part in column.find_all(exp.Column))
+            if is_one(column) or any(part.name in names for part in column.find_all(exp.Column))
         }
         if found <= names:
-            return frozenset(names.intersection(tree.named_selects))
+            return frozenset(names if of_all else names.intersection(tree.named_selects))
         names |= found
+
+
+def _is_float(expression: exp.Expr, floats: Collection[str]) -> bool:
+    """Whether a column may be a floating-point number: nothing casts it to another type."""
+    expression = expression.unalias().unnest()
+    if isinstance(expression, exp.Cast):
+        return expression.is_type(*_FLOATS)
+    return any(
+        part.name in floats if isinstance(part, exp.Column) else _is_float(part, floats)
+        for part in ([expression] if isinstance(expression, exp.Column) else expression.iter_expressions())
+    )
+
+
+def _is_rounded(column: exp.Expr, floats: Collection[str]) -> bool:
+    """Whether a column has an aggregate of floating-point numbers whose last digits depend on the order of its rows."""
+    return any(
+        _ROUNDED.fullmatch(type(call).__name__) and not isinstance(call.this, exp.Order) and _is_float(call, floats)
+        for call in column.find_all(exp.AggFunc)
+    )
 
 
 def _is_unordered(column: exp.Expr) -> bool:

@@ -29,6 +29,7 @@ The last result of each index is kept for the status page and metrics.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import ChainMap, deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -83,8 +84,8 @@ FROM syncer.verification AS v JOIN syncer.document AS d USING (index_name)
 WHERE d.role = 'current' ORDER BY d.name
 """
 """The query that returns the fields of each `Verification`, of the index that searches find."""
-_NAMED_BY_STATUS = frozenset({Cause.DEAD_LETTERED, Cause.INCOMPLETE})
-"""What `syncer status` names by itself, as long as it lasts."""
+_NO_PROBLEM = frozenset({Cause.DEAD_LETTERED, Cause.INCOMPLETE, Cause.ROUNDED})
+"""What `syncer status` names by itself, as long as it lasts, and what is no fault of syncer or of another program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,8 @@ class Verification:
     """The last result of an index.
 
     Args:
-        drifted: How many were left different, for a reason that `syncer status` does not name otherwise.
+        drifted: How many were left different, for a reason that `syncer status` does not name otherwise, and other
+            than the rounding of a sum.
         repaired: How many differed and are equal since they were written again.
         is_complete: False if so many differed that the comparison ended early.
     """
@@ -404,7 +406,17 @@ class Settler:
             return Cause.DEAD_LETTERED
         if is_foreign:
             return Cause.FOREIGN
+        if drift.cause is Cause.ROUNDED and not self._are_sums(drift):
+            return None
         return drift.cause if self.document.is_loaded else Cause.INCOMPLETE
+
+    def _are_sums(self, drift: Drift) -> bool:
+        """Whether all that differs is in fields that sum floating-point numbers."""
+        from syncer.lineage.unordered import unordered_fields  # noqa: PLC0415 - it imports sqlglot, which is slow to load
+
+        of = self.document.dependencies
+        _, rounded = unordered_fields(self.connection, of.canonical_select, of.views, of.tables)
+        return all(re.split(r"[.\[]", difference.path)[0] in rounded for difference in drift.differences)
 
     def _is_foreign(self, number: int) -> bool:
         return failover.is_foreign(self.connection, self.index, number)
@@ -412,7 +424,7 @@ class Settler:
 
 def record(connection: Connection, report: VerifyReport) -> None:
     """Record the result for an index, if it is still active."""
-    drifted, repaired = sum(drift.cause not in _NAMED_BY_STATUS for drift in report.drifts), len(report.repaired)
+    drifted, repaired = sum(drift.cause not in _NO_PROBLEM for drift in report.drifts), len(report.repaired)
     connection.execute(_RECORD, (report.index_name, report.documents, drifted, repaired, report.is_complete))
     documents = amount(report.documents, "document")
     structlog.get_logger().info(

@@ -24,6 +24,7 @@ from syncer.elasticsearch.reader import Copy
 TOO_DEEP = "…"
 _DIFFERENCES_MAX = 20
 _VALUE_CHARACTERS_MAX = 80
+_ROUNDING = Decimal("1e-12")
 _NOTHING = object()
 _BETWEEN_ELEMENTS = re.compile(r"\s*[,;|/\n]\s*")
 """What `string_agg` usually puts between elements."""
@@ -49,6 +50,7 @@ class Cause(StrEnum):
     FOREIGN_AHEAD = "foreign_ahead"  # another client wrote it, with a version that no write of syncer's surpasses
     INCOMPLETE = "incomplete"  # the document's definition has not been loaded yet
     REORDERED = "reordered"  # both have the same elements in another order
+    ROUNDED = "rounded"  # sums of floating-point numbers differ in their last digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +127,21 @@ def _compared(expected: bytes, held: bytes) -> tuple[list[Difference], Cause | N
         found = list(islice(_differences(left, right), _DIFFERENCES_MAX))
     except _UNPARSED:
         return [Difference(path=TOO_DEEP)], None
+    if len(found) < _DIFFERENCES_MAX and all(map(_is_rounding, found)):
+        return found, Cause.ROUNDED
     try:
         return found, Cause.REORDERED if _in_any_order(left) == _in_any_order(right) else None
     except RecursionError:
         return found, None
+
+
+def _is_rounding(difference: Difference) -> bool:
+    """Whether two numbers are equal but for the digits that the order of a sum decides."""
+    try:
+        left, right = Decimal(difference.postgres or ""), Decimal(difference.elasticsearch or "")
+        return abs(left - right) <= _ROUNDING * max(abs(left), abs(right))
+    except InvalidOperation:
+        return False
 
 
 def _in_any_order(value: Any) -> str:
@@ -172,9 +185,19 @@ def _shown(value: Any) -> str | None:
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
 
 
+_OF_AGGREGATES = {
+    Cause.REORDERED: "An aggregate without ORDER BY returns its elements in any order. If select.sql has such an "
+    "aggregate, add ORDER BY to it and run: syncer apply",
+    Cause.ROUNDED: "A sum of floating-point numbers depends on their order in the last digits. To have it exact, sum "
+    "numeric values in select.sql, as in: sum(c.score::numeric), and run: syncer apply",
+}
+
+
 def advice(cause: Cause | None, document: Document) -> str:
     """What to do about a document that differs for this cause."""
     name = document.name
+    if cause in _OF_AGGREGATES:
+        return _OF_AGGREGATES[cause]
     match cause:
         case Cause.DEAD_LETTERED:
             return "Fix the data, and it is written. Or fix select.sql or index.json, and run: syncer apply"
@@ -189,10 +212,5 @@ def advice(cause: Cause | None, document: Document) -> str:
             return (
                 f"Another program writes to {document.index_name}, with a version that syncer has not assigned yet and "
                 f"cannot overwrite. Stop that program, then run: syncer index rebuild {name}"
-            )
-        case Cause.REORDERED:
-            return (
-                "An aggregate without ORDER BY returns its elements in any order. If select.sql has such an aggregate, "
-                "add ORDER BY to it and run: syncer apply"
             )
     return f"To write again what differs: syncer verify {name} --repair; or all documents: syncer backfill {name}"

@@ -14,6 +14,9 @@ HELPERS = """
 CREATE FUNCTION one_more(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT coalesce($1, 0) + 1';
 CREATE FUNCTION alike(int, int) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT coalesce($1, 0) = $2';
 CREATE OPERATOR "other.one".= (FUNCTION = alike, LEFTARG = int, RIGHTARG = int);
+CREATE FUNCTION noted(internal, bigint) RETURNS internal LANGUAGE internal AS 'int8_avg_accum';
+CREATE FUNCTION average(internal) RETURNS numeric LANGUAGE internal AS 'numeric_poly_avg';
+CREATE AGGREGATE own_average(bigint) (SFUNC = noted, STYPE = internal, FINALFUNC = average);
 CREATE FUNCTION twice(int) RETURNS SETOF int LANGUAGE sql IMMUTABLE AS 'SELECT $1 UNION ALL SELECT $1 + 1';
 """
 

@@ -277,6 +277,8 @@ FICKLE = [
     "random()", "gen_random_uuid()", "CURRENT_USER", "USER", "CURRENT_SCHEMA", 'pg_catalog."session_user"()',
     "current_setting('TimeZone', true)", "pg_backend_pid()", "version()", "has_table_privilege('r', 'select')",
     "to_regclass('r')::text", "pg_relation_size('r')", "table_to_xml('r', true, true, '')::text", "lastval()",
+    "y.moment::time AT TIME ZONE 'Europe/Rome'", "timezone(y.word, timetz '12:00+02')", "mxid_age('5'::xid)",
+    "(SELECT jsonb_agg('12:00'::time AT TIME ZONE 'Asia/Amman') FROM a)",
     "x.ctid::text", "x.xmin::text", "x.tableoid", "(SELECT count(*) FROM a TABLESAMPLE SYSTEM (10))",
 ]  # fmt: skip
 # Postgres makes such a word the day on which the SELECT is read, and that of the apply says nothing.
@@ -305,6 +307,12 @@ READS = "CREATE FUNCTION reads(int, int) RETURNS int LANGUAGE sql STABLE AS 'SEL
 UNREAD = {  # what is made, and a value that reads more than its dependencies name
     "operator": ("CREATE OPERATOR === (FUNCTION = reads, LEFTARG = int, RIGHTARG = int)", "x.k === 1"),
     "aggregate": ("CREATE AGGREGATE counts(int) (SFUNC = reads, STYPE = int, INITCOND = 0)", "counts(x.k)"),
+    "a clock that is called stable": (
+        "CREATE FUNCTION sysdate() RETURNS timestamptz LANGUAGE internal STABLE AS 'now'", "sysdate()"
+    ),
+    "a setting that is called stable": (
+        "CREATE FUNCTION setting(text) RETURNS text LANGUAGE internal STABLE AS 'show_config_by_name'", "setting('jit')"
+    ),
     "extension": (
         "CREATE FUNCTION crosstab(text) RETURNS text LANGUAGE internal STABLE AS 'upper'", "crosstab('SELECT v FROM a')"
     ),
@@ -383,6 +391,8 @@ STEADY = [
     "concat(x.id, y.word)", "to_tsvector('english', y.word)::text", "row_to_json(y)::text", "pg_typeof(x.id)::text",
     "date '2020-01-01'", "y.word = 'today'", "'now'::text", "y.word::date", "(y.moment::text || 'now')::text",
     "timezone('UTC', y.moment)", "one_more(x.id)",
+    "((y.day + time '12:00') AT TIME ZONE 'Europe/Rome')::text", "time '12:00' + interval '1 hour'",
+    "(SELECT own_average(z.v) FROM a z WHERE z.r_id = x.id)::text",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview
 from syncer.apply.trial import Trial
 from syncer.base.model import Target
+from syncer.documents import queries
 from syncer.elasticsearch.bulk import Index
 from tests.support.world import BLOG_SCHEMA, World, planned
 
@@ -288,8 +289,27 @@ def test_a_field_that_depends_on_a_setting_is_noted(blog: World) -> None:
     select = """SELECT p.id AS _id, p.created, p.created::date::text AS b, to_char(p.created, 'HH24') AS a,
         (p.created - 'epoch')::text AS i FROM posts AS p"""
     notes = {problem.partition(". syncer uses ")[0] for problem in problems(blog, "two", select)}
+    select = select.replace(" AS i", " AS i, to_tsvector(p.title || ' of the') AS t")
+    notes |= {problem.partition(". syncer uses ")[0] for problem in problems(blog, "two", select)}
     settings = {"a, b: depends on TimeZone", "b: depends on DateStyle", "i: depends on IntervalStyle"}
+    settings |= {"t: depends on default_text_search_config"}
     assert notes == {f"note: {setting}" for setting in settings}
+
+
+def test_writers_beside_plan_make_no_note(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What differs with another setting is seen in one snapshot: what writers change meanwhile is no difference."""
+    current = queries.current
+
+    def beside_a_writer(*arguments: Any, **options: Any) -> Any:
+        rows = current(*arguments, **options)
+        blog.sql("UPDATE posts SET title = title || 'x', user_id = 1 + user_id % 50; UPDATE comments SET age = age + 1")
+        return rows
+
+    monkeypatch.setattr(queries, "current", beside_a_writer)
+    select = """SELECT p.id AS _id, p.title, p.user_id,
+        (SELECT u.name FROM users AS u WHERE u.id = p.user_id) AS author,
+        (SELECT jsonb_agg(c.age ORDER BY c.id) FROM comments AS c WHERE c.post_id = p.id) AS ages FROM posts AS p"""
+    assert problems(blog, "busy", select) == []
 
 
 def test_every_refusal_of_every_document_is_listed(blog: World) -> None:

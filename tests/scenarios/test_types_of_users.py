@@ -166,3 +166,22 @@ def test_what_a_type_of_an_extension_cannot_be_is_said_with_what_to_write(
     with pytest.raises(DefinitionError) as refused:
         judge.derive(select.format(t=type_))
     assert re.search(re.escape(advice), f"{refused.value} {refused.value.hint}")
+
+
+NEAREST = (
+    "SELECT c.id AS _id, (SELECT n.id FROM (SELECT x.id, x.key <-> c.key AS far FROM {t} AS x) AS n"
+    " ORDER BY n.far LIMIT 1) AS nearest FROM {t} AS c"
+)
+
+
+@pytest.mark.parametrize("operator", ["<->", "<=>", "<#>"])
+def test_an_approximate_order_is_refused(judge: Judge, operator: str) -> None:
+    """Rows in the order of a vector index change with the index; an order that no index has is exact, and accepted."""
+    require_type(judge, "vector")
+    affects = {"vector_child": "SELECT c.id AS _id FROM vector_child AS c WHERE EXISTS (SELECT FROM %(rows)s)"}
+    select = NEAREST.format(t="vector_child").replace("<->", operator)
+    for ordered in (select, select.replace("n.far", f"(SELECT 1 ORDER BY c.key {operator} c.key)")):
+        with pytest.raises(DefinitionError, match=r"sorts by public\..* an approximate index"):
+            judge.derive(ordered, affects)
+    judge.derive(select.replace("ORDER BY n.far", "ORDER BY n.far + 0"), affects)
+    judge.derive(f"SELECT c.id AS _id, c.key {operator} '[1,2]' AS far FROM vector_child AS c")

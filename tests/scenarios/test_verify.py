@@ -168,6 +168,39 @@ def test_a_dead_letter_is_named(blog: World) -> None:
     assert blog.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
 
 
+SUMS = """
+CREATE TABLE teams (id int PRIMARY KEY);
+CREATE TABLE games (id int PRIMARY KEY, team int, score float8);
+INSERT INTO teams SELECT g FROM generate_series(1, 3) AS g;
+INSERT INTO games SELECT g, 1 + g % 3, 0.1 * (1 + g / 3) FROM generate_series(0, 8) AS g
+"""
+
+
+def test_a_rounded_sum_is_named_and_is_no_problem(empty_world: World) -> None:
+    """A sum of doubles differs once rows lie in another order; a difference elsewhere, or a larger one, is drift."""
+    world = empty_world
+    world.use()
+    sums = "SELECT {} FROM games AS g WHERE g.team = t.id"
+    fields = f"({sums.format('sum(g.score)')}) AS total, ({sums.format('min(g.score)')}) AS least"
+    world.define("team", f"SELECT t.id AS _id, {fields} FROM teams AS t", {"dynamic": True})
+    world.sql(SUMS)
+    world.migrate()
+    assert "total: a sum of floating-point numbers" in world.syncer("plan").stdout
+    world.apply()
+    world.sql("UPDATE games SET score = score WHERE id < 3")  # as written before, and so no change
+    found = world.syncer("verify", "team")
+    assert found.returncode == 1
+    assert "rounded" in found.stdout
+    assert "sum(c.score::numeric)" in found.stdout
+    assert world.sql("SELECT drifted FROM syncer.verification") == [(0,)]
+    world.sql(
+        "UPDATE games SET score = score + 0.000001 WHERE id = 0; UPDATE games SET score = 0.1 + 1e-17 WHERE id = 1"
+    )
+    handled(world)
+    world.syncer("verify", "team")
+    assert world.sql("SELECT drifted FROM syncer.verification") == [(1,)]
+
+
 def test_no_extra_hides(blog: World, client: Elasticsearch) -> None:
     """Whatever their order, all are found; those that lack another document's place, too: totals prove nothing."""
     extras = {str(number) for number in range(1000, 1040)} | {"ghost", "007", "99999999999999999999"}

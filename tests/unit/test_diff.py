@@ -127,3 +127,23 @@ def test_another_order_is_a_cause_only_if_all_elements_are_the_same(
     """Real drift gets no harmless cause."""
     (found,) = compare({"1": row(expected)}, [copy(held)])
     assert (found.cause is Cause.REORDERED) is is_order
+
+
+@pytest.mark.parametrize(
+    ("expected", "held", "is_rounding"),
+    [
+        ({"sum": 0.6000000000000001}, {"sum": 0.6}, True),
+        ({"a": {"sum": 1e300}, "b": [-0.3]}, {"a": {"sum": 1.0000000000000001e300}, "b": [-0.30000000000000004]}, True),
+        ({"sum": 1000000.01}, {"sum": 1000000.02}, False),
+        ({"sum": 12345678901}, {"sum": 12345678902}, False),
+        ({"sum": "0.6000000000000001"}, {"sum": "0.6"}, False),
+        ({"sum": 0.6000000000000001, "n": 1}, {"sum": 0.6, "n": 2}, False),
+        ({"sum": 0.1}, {"sum": None}, False),
+    ],
+)
+def test_rounding_is_a_cause_only_if_nothing_else_differs(
+    expected: dict[str, Any], held: dict[str, Any], is_rounding: bool
+) -> None:
+    """The last of some fifteen digits, of numbers alone."""
+    (found,) = compare({"1": row(expected)}, [copy(held)])
+    assert (found.cause is Cause.ROUNDED) is is_rounding

@@ -38,6 +38,7 @@ SCENARIOS = (
     "tests/scenarios/test_capture_writes_the_outbox.py",
     "tests/scenarios/test_every_way_to_write_is_captured.py",
     "tests/scenarios/test_types_of_users.py",
+    "tests/scenarios/test_session_settings.py",
     "tests/scenarios/test_relay_publishes_in_snapshots.py",
     "tests/scenarios/test_versions_never_go_back.py",
     "tests/scenarios/test_indices_of_a_rebuild.py",

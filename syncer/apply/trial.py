@@ -23,7 +23,7 @@ from psycopg import errors as pg
 from syncer.apply.plan import NEEDS_INDEX, Step
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
-from syncer.base.formatting import amount, shortened, shown_id, without_preview
+from syncer.base.formatting import amount, shortened, shown_id, without_values
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition
 from syncer.base.postgres import SESSION, Connection, bounded
@@ -40,9 +40,7 @@ SECONDS_MAX = 2.0
 """How long the sample is chosen, built and written, each."""
 _COUNT_SECONDS_MAX = 10.0
 # What distinguishes the rejections of two documents for the same reason, besides the value after a colon.
-_OF_ONE_DOCUMENT = re.compile(
-    r"\[-?\d+:-?\d+\] | in document with id '.*?'| in doc \[.*?\]|\s+at \[Source: .*", re.DOTALL
-)
+_OF_ONE_DOCUMENT = re.compile(r"\[-?\d+:-?\d+\] | in document with id '.*?'| in doc \[.*?\]", re.DOTALL)
 _TRIED_AGAIN_MAX = 50
 """How many documents are built again with other settings."""
 _TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."
@@ -189,7 +187,7 @@ def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -
         reason = _OF_ONE_DOCUMENT.sub("", rejection.reason)
         found.setdefault((rejection.kind, reason.partition(":")[0]), []).append(rejection)
     for first, *others in found.values():
-        are, reason = "are" if others else "is", without_preview(_OF_ONE_DOCUMENT.sub("", first.reason))
+        are, reason = "are" if others else "is", without_values(_OF_ONE_DOCUMENT.sub("", first.reason))
         yield PlanProblem(
             severity=PlanSeverity.ERROR,
             message=f"{1 + len(others):,} of {tried} {are} rejected, for example {shown_id(first.composition.id)}: "

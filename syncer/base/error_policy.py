@@ -38,6 +38,7 @@ from syncer.base.errors import (
     TopicError,
     UnavailableError,
 )
+from syncer.base.formatting import without_values
 
 
 class Action(Enum):
@@ -274,7 +275,7 @@ def explain_refusal(document: str, cause: str) -> IndexingError:
             hint="Was it deleted? To create it again and write every document, run: syncer apply",
         )
     return IndexingError(
-        f"The index of {document} is gone or refuses: {_one_line(cause)}",
+        f"The index of {document} is gone or refuses: {_one_line(without_values(cause))}",
         hint="If it is closed, open it; if it is blocked (index.blocks.*), lift the block: it resumes by itself.\n"
         "If it was deleted, or once a privilege that the role lacks is granted, run: syncer apply",
     )
@@ -325,7 +326,7 @@ def reason(error: elasticsearch.ApiError) -> str:
         return str(error.message)
     root = str((detail.get("root_cause") or [detail])[0].get("reason", error.message))
     cause = detail.get("caused_by", {}).get("reason")
-    return _one_line(f"{root}: {cause}" if cause and cause not in root else root)
+    return _one_line(without_values(f"{root}: {cause}" if cause and cause not in root else root))
 
 
 def _one_line(text: str) -> str:

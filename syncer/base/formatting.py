@@ -8,7 +8,14 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import Any
 
+_FIELD = re.compile(r"(.*?failed to parse field \[.*?\] of type \[\w+\])(.*)", re.DOTALL)
 _PREVIEW = re.compile(r"\s*Preview of field's value: '(.*)'(?=:|$)", re.DOTALL)
+_DELIMITED = re.compile(r"(?<=\[)[^][]+(?=\])|(?<=\()[^()]+(?=\))|(?<=['\"])[^'\"]+(?=['\"])")
+_PARSER = re.compile(r"\s+at \[Source: .*", re.DOTALL)
+_OTHER = re.compile(
+    r"(?<=Preview of invalid vector: )\[.*?\]|(?<=Illegal input )\[.*\](?= UTF)|(?<=Numeric value )\(.*?\)", re.DOTALL
+)
+"""What else quotes a value, in the words of Elasticsearch."""
 _LONG_TEXT = 200
 _LONG_LIST = 5
 _MINUTE, _HOUR = 60, 3600
@@ -46,13 +53,21 @@ def shown_id(id_: str) -> str:
     return str(shortened(id_)) or "''"
 
 
-def without_preview(error: str) -> str:
-    """Return the reason for a rejection without the value that Elasticsearch quotes, in the cause too."""
-    before, *quoted = _PREVIEW.split(error, maxsplit=1)
-    if not quoted:
-        return error
-    value, cause = quoted
-    return before.removesuffix(".") + re.sub(rf"(?<=[\[\"']){re.escape(value)}(?=[\]\"'])", "…", cause)
+def without_values(reason: str) -> str:
+    """Return the reason for a rejection without values of the document: Elasticsearch quotes them, and its parser too.
+
+    Of the cause of a field's rejection nothing is kept that is in quotes or brackets.
+    """
+    reason = _OTHER.sub("…", _PARSER.sub("", reason))
+    if (of_field := _FIELD.fullmatch(reason)) is None:
+        return reason
+    field, cause = of_field.groups()
+    before, *quoted = _PREVIEW.split(cause, maxsplit=1)
+    if quoted:
+        value, cause = quoted
+        cause = before.removesuffix(".") + re.sub(rf"(?<=[\[\"'(]){re.escape(value)}(?=[\]\"')])", "…", cause)
+    where, colon, cause = cause.partition(":")
+    return field + where + colon + _DELIMITED.sub("…", cause)
 
 
 def plain(value: object) -> Any:

@@ -47,7 +47,19 @@ OWN_PROPERTIES = frozenset(
         *("bootstrap.servers", "metadata.broker.list", "group.id", "group.protocol", "group.instance.id"),
         *("acks", "request.required.acks", "enable.idempotence", "transactional.id", "delivery.report.only.error"),
         *("enable.auto.commit", "auto.commit.enable", "enable.auto.offset.store", "auto.offset.reset"),
-        *("enable.partition.eof", "partition.assignment.strategy"),
+        *("enable.partition.eof", "partition.assignment.strategy", "group.protocol.type"),
+        # What is sent and fetched together: memory is bounded, and a large change gets through.
+        *("message.max.bytes", "queue.buffering.max.messages", "queued.max.messages.kbytes"),
+        *("fetch.message.max.bytes", "max.partition.fetch.bytes", "fetch.max.bytes", "receive.message.max.bytes"),
+        # When a record fails, and whether it is sent again.
+        *("message.timeout.ms", "delivery.timeout.ms", "message.send.max.retries", "retries", "queuing.strategy"),
+        *("max.in.flight", "max.in.flight.requests.per.connection", "enable.gapless.guarantee"),
+        # How soon other partitions are noticed. A topic that a client creates by asking for it has one.
+        *("topic.metadata.refresh.interval.ms", "topic.metadata.propagation.max.ms", "metadata.max.age.ms"),
+        *("allow.auto.create.topics", "topic.blacklist", "test.mock.num.brokers"),
+        # Not text, but code of the program's.
+        *("on_delivery", "on_commit", "error_cb", "throttle_cb", "stats_cb", "oauth_cb", "logger"),
+        *("default.topic.config", "offset.store.method", "fetch.queue.backoff.ms"),
     }
 )
 """The librdkafka properties that a guarantee depends on, or that have a setting of their own."""
@@ -128,7 +140,7 @@ class KafkaSettings(_Section):
     @classmethod
     def _keep_guarantees(cls, properties: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
         if own := sorted(properties.keys() & OWN_PROPERTIES):
-            raise ValueError(f"{own[0]} is set by syncer, so that no change is lost: remove it here")
+            raise ValueError(f"{' and '.join(own)} cannot be set, since syncer relies on its value: remove it here")
         return properties
 
 

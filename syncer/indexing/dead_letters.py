@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 
 from syncer.base.error_policy import Action, decide, kind as kind_of
 from syncer.base.errors import NotReadyError
-from syncer.base.formatting import without_preview
+from syncer.base.formatting import without_values
 from syncer.base.model import ID_BYTES_MAX
 from syncer.base.postgres import Connection
 from syncer.documents.queries import is_text
@@ -138,7 +138,7 @@ def dead_letter(connection: Connection, index_name: str, version: int, failed: M
 
 def _storable(text: str) -> str:
     """Return a text as Postgres can hold it, without a field's value: its readers may not be allowed to see it."""
-    text = without_preview(text).replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    text = without_values(text).replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
     text = " ".join(text.split())
     return text if len(text) <= _ERROR_CHARACTERS_MAX else f"{text[:_ERROR_CHARACTERS_MAX]}…"
 

@@ -220,3 +220,22 @@ def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
     for command in (("status",), ("dead-letters", "list", "--limit", "0"), ("jobs", "list"), ("doctor",)):
         ended = world.syncer("--debug", *command)
         assert VALUE not in ended.stderr, command
+
+
+def test_no_value_of_a_refused_document_is_stored_or_shown(empty_world: World) -> None:
+    """A number that is out of range, beside a secret in another field: no command shows either without --values."""
+    world = empty_world
+    fields = {"n": {"type": "integer"}, "secret": {"type": "keyword"}}
+    select = "SELECT t.id AS _id, t.n, t.secret FROM things AS t"
+    follow_only(world, "CREATE TABLE things (id int PRIMARY KEY, n bigint, secret text)", select, fields)
+    world.daemon()
+    with psycopg.connect(world.dsn) as connection:
+        connection.execute("INSERT INTO things VALUES (1, 48151623421, %s)", (VALUE,))
+        (token,) = connection.execute("SELECT syncer.token()").fetchone() or ("",)
+    shown = ""
+    for command in (f"wait {token}", "verify", "explain note 1", "dead-letters list", "status", "events"):
+        for options in ([], ["--json"]):
+            shown += world.syncer(*command.split(), *options).stdout
+    stored = world.sql("SELECT error FROM syncer.dead_letter")
+    assert "out of range of int" in shown
+    assert not [value for value in (VALUE, "48151623421") if value in shown + str(stored)], shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import elasticsearch
@@ -16,6 +17,7 @@ from structlog.testing import capture_logs
 from syncer.base import errors
 from syncer.base.error_policy import Action, at_work_for, decide, decide_item, explain, is_away
 from syncer.base.errors import DocumentError
+from syncer.base.formatting import without_values
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.retry import retry
 
@@ -151,3 +153,23 @@ def test_an_action_is_repeated_with_pauses_that_grow() -> None:
     with capture_logs(), pytest.raises(Stopping):
         retry(action, pause=stop.pause, component="relay")
     assert failures == []
+
+
+QUOTING = (
+    # As Elasticsearch 8.16 words them; what has 4815 in it is of the document.
+    '[1:18] Numeric value (48151623) out of range of Java short\n at [Source: (byte[])"{"n":48151623}"; line: 1]',
+    "failed to parse field [b] of type [boolean]. Preview of field's value: '4815'x]': to [4815'x]]",
+    "[1:31] failed to parse field [geo] of type [geo_point]: illegal latitude value [4.8151623E7] for geo",
+    "[1:12] failed to parse: The [cosine] similarity does not support it. Preview of invalid vector: [4815.0, 0.0]",
+    "[1:9] failed to parse: Illegal input [4815] [23] UTF-16 codepoint [0x1f] at position 0 is a reserved character",
+    "failed to parse field [r] of type [integer_range] in document with id 1: min value (48151623) is above (1)",
+)
+
+
+@pytest.mark.parametrize("reason", QUOTING, ids=range(len(QUOTING)))
+def test_a_reason_is_kept_without_what_it_quotes_of_the_document(reason: str) -> None:
+    """What is wrong, and with which field, stays."""
+    kept = without_values(reason)
+    assert not re.search(r"4\.?815", kept), kept
+    assert kept[:20] == reason[:20]
+    assert without_values("mapping set to strict, [a] is not allowed") == "mapping set to strict, [a] is not allowed"

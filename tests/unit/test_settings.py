@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import traceback
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pydantic import SecretStr
 from syncer.base import settings
 from syncer.base.errors import ConfigError
 from syncer.base.settings import PostgresSettings
+from tests.support.world import REPOSITORY
 
 SECRET = "pa:ss'w\"o%s{}/@ß*&!rd"  # noqa: S105 - has whatever a URL, YAML, JSON, a format or a log might stumble over
 START = SECRET[:6]
@@ -137,6 +139,20 @@ def test_what_is_wrong_is_named_and_no_secret_is_shown(
     assert [words for words in expected if words not in refusal] == [], refusal
     assert START not in refusal
     assert "o%s{}" not in refusal
+
+
+TUNABLE = {"client.id", "compression.type", "linger.ms", "socket.nagle.disable", "reconnect.backoff.max.ms"}
+"""What syncer sets and anyone may set otherwise, as the timeouts of a session."""
+
+
+def test_every_property_that_syncer_sets_is_its_own() -> None:
+    """None can be replaced, but for those that change nothing that it guarantees."""
+    folder = REPOSITORY / "syncer" / "kafka"
+    source = "".join(file.read_text() for file in folder.glob("*.py"))
+    names = set(re.findall(r'^ +"([a-z]+(?:\.[a-z]+)+)": ', source, re.MULTILINE))
+    assert {"acks", "message.max.bytes", "group.id"} & names
+    sessions = {"session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms"}
+    assert names - TUNABLE - sessions <= settings.OWN_PROPERTIES
 
 
 @pytest.mark.parametrize("name", sorted(settings.OWN_PROPERTIES))

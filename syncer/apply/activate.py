@@ -163,6 +163,11 @@ def alone(connection: Connection) -> Iterator[None]:
 
 def _activate(connection: Connection, step: Step) -> InitialLoad:
     document = step.document
+    if step.takes_over and step.before is not None:
+        registry.put_document(connection, step.before)
+        orphan_indices.forget(connection, step.before.target)
+        reason = f"{step.before.index_name} is another installation's, and is searched until a new index replaces it"
+        registry.suspend(connection, document.name, step.before.revision, reason=reason, ids=(), is_stale=True)
     if step.change is PlannedChange.INDEX_GONE and step.before is not None and step.before.target != document.target:
         deactivate(connection, step.before)
     if step.is_new_revision:
@@ -193,6 +198,9 @@ def _with_index(connection: Connection, indices: Indices, step: Step, report: Ca
             takes_over=not is_beside,
             announce=partial(orphan_indices.note, connection),
         )
+        if step.takes_over and step.before is not None:
+            indices.take_over(step.before.target, registry.installation(connection))
+            report(f"index {step.before.index_name} is taken over, and gets no more writes")
         if not is_beside:
             indices.swap(document.index, target)
         report(f"index {target.index_name}, searched as {document.index}{', once it is complete' if is_beside else ''}")

@@ -48,7 +48,8 @@ NEEDS_INDEX = (PlannedChange.NEW, PlannedChange.REBUILD, PlannedChange.INDEX_GON
 class Step:
     """What apply will do to one document: from ``before``, as it is active, to ``document``, as it will be.
 
-    The reason says why it needs a new index. ``abandoned`` is being built and no longer matches the definition.
+    The reason says why it needs a new index. ``abandoned`` is being built and no longer matches the definition. If it
+    ``takes_over``, the index of ``before`` is another installation's, and is active here until it is replaced.
     """
 
     document: Document
@@ -56,6 +57,7 @@ class Step:
     before: Document | None
     reason: str | None = None
     abandoned: Document | None = None
+    takes_over: bool = False
 
     @property
     def suspended(self) -> str | None:
@@ -201,8 +203,15 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
         )
 
 
-def step(connection: Connection, indices: Indices, definition: Definition, active: ActiveDefinitions) -> Step:
-    """Decide what to do about one definition.
+def step(
+    connection: Connection,
+    indices: Indices,
+    definition: Definition,
+    active: ActiveDefinitions,
+    *,
+    takes_over: bool = False,
+) -> Step:
+    """Decide what to do about one definition; if it ``takes_over``, also about the index that its alias points at.
 
     Raises:
         DefinitionError: The definition is refused.
@@ -217,8 +226,7 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
     if is_changed:
         queries.require_unique(connection, after)
     if before is None:
-        indices.require_free(after.index, active.installation)
-        return Step(document=after, change=PlannedChange.NEW, before=None)
+        return _first(indices, after, active, takes_over=takes_over)
     if before.index != after.index:
         raise DefinitionError(
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
@@ -230,8 +238,9 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
     is_moved = building is not None and indices.exists(building.target, searched_as=before.index)
     is_there = indices.exists(before.target, searched_as=None if is_moved else before.index)
     reason = _obstacle(indices, before, after) if is_there and is_changed else None
-    # A failover may have taken back the record of the move, after the index before was dropped.
-    is_next = reason is not None or (is_moved and not is_there)
+    # A failover may have taken back the record of the move, after the index before was dropped. And an index that was
+    # taken over is suspended until the new one takes its place.
+    is_next = reason is not None or (is_moved and not is_there) or before.suspended is not None
     if building is not None and is_as_wanted and is_next and building.suspended is None:
         return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
     if reason is not None:
@@ -248,6 +257,21 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
     is_complete = document.is_loaded and indices.is_settled(before.target)
     change = PlannedChange.UNCHANGED if is_complete else PlannedChange.INCOMPLETE
     return Step(document=document, change=change, before=before, abandoned=abandoned)
+
+
+def _first(indices: Indices, after: Document, active: ActiveDefinitions, *, takes_over: bool) -> Step:
+    """Decide what to do about a definition that is not active."""
+    taken = indices.owned_elsewhere(after.index, active.installation) if takes_over else None
+    if taken is None:
+        indices.require_free(after.index, active.installation, document=after.name)
+        return Step(document=after, change=PlannedChange.NEW, before=None)
+    return Step(
+        document=anew(after, after.revision + 1),
+        change=PlannedChange.REBUILD,
+        before=dataclasses.replace(after, target=taken),
+        reason="another installation of syncer created its index",
+        takes_over=True,
+    )
 
 
 def _obstacle(indices: Indices, before: Document, after: Document) -> str | None:

@@ -141,14 +141,16 @@ def read(
     *,
     only: str | None = None,
     remove: Collection[str] = (),
+    take_over: Collection[str] = (),
     only_changed: bool = False,
 ) -> tuple[Plan, Preview]:
     """Plan what apply would do, and preview it.
 
     With ``only``, do so for this document alone; with ``only_changed``, try only definitions that change. ``remove``
-    names documents without a folder that are to be withdrawn.
+    names documents without a folder that are to be withdrawn, ``take_over`` those that
+    replace another installation's index.
     """
-    is_migrated = bool(migrations.applied(connection))
+    is_migrated = migrations.exists(connection)
     if is_migrated:
         migrations.require_current(connection)
     if only is not None:
@@ -168,7 +170,8 @@ def read(
             with previewed.refusals(wanted.name):
                 definition.require_own_index(wanted, definitions)
             with previewed.refusals(wanted.name):
-                steps.append(plan.step(connection, indices, wanted, active))
+                takes_over = wanted.name in take_over
+                steps.append(plan.step(connection, indices, wanted, active, takes_over=takes_over))
     decided = plan.assemble(connection, steps, active, remove=remove)
     documents = {
         step.document.name: previewed.document(step, is_tried=step.is_new_revision or not only_changed)

@@ -1,19 +1,22 @@
 """The ``syncer`` schema in Postgres: numbered SQL files, applied in one transaction.
 
-Owns ``syncer.migration``, which records each applied file with its checksum.
+Owns ``syncer.migration``, which records each applied file with its checksum, and the objects that the last one left.
 
-Guarantees: a migration is applied once and completely, even if two processes migrate at the same time. No program works
-with a schema other than its own. No daemon works with a database that is still being restored.
+Guarantees: a migration is applied once and completely, even if two processes migrate at the same time, and no
+application waits for it longer than `syncer.base.postgres.without_blocking` does. No program works with a schema other
+than its own, nor with a damaged one. No daemon works with a database that is still being restored.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from psycopg import sql
 
 from syncer.base import postgres, settings as base_settings
 from syncer.base.errors import NotReadyError, SourceError
-from syncer.base.postgres import AdvisoryLock, Connection, value
+from syncer.base.postgres import AdvisoryLock, Connection, value, without_blocking
 from syncer.base.settings import PostgresSettings
 
 _CREATE = """
@@ -22,11 +25,55 @@ CREATE TABLE IF NOT EXISTS syncer.migration (
     name text PRIMARY KEY,
     checksum text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
-)
+);
+ALTER TABLE syncer.migration ADD COLUMN IF NOT EXISTS objects text[]
 """
 _RECORD = "INSERT INTO syncer.migration (name, checksum) VALUES ($1, $2)"
+# Functions of triggers come and go with the definitions.
+_OBJECTS = """
+SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'S' THEN 'sequence' ELSE 'table' END
+       || ' syncer.' || c.relname AS object
+FROM pg_class AS c WHERE c.relnamespace = to_regnamespace('syncer') AND c.relkind NOT IN ('i', 'I', 't')
+UNION ALL
+SELECT format('column syncer.%s.%s', c.relname, a.attname)
+FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+WHERE c.relnamespace = to_regnamespace('syncer') AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL
+SELECT format('function syncer.%s', p.proname)
+FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace('syncer') AND p.prorettype <> 'trigger'::regtype
+"""
+_RECORD_OBJECTS = f"""
+UPDATE syncer.migration SET objects = ARRAY(SELECT o.object FROM ({_OBJECTS}) AS o)
+WHERE name = (SELECT max(name) FROM syncer.migration)
+"""
+# Of a table that is gone, its columns are not named too. A schema of an earlier version has no list of its objects.
+_MISSING_OBJECTS = f"""
+WITH o (object) AS ({_OBJECTS}), gone (object) AS (
+    SELECT jsonb_array_elements_text(to_jsonb(m) -> 'objects') FROM syncer.migration AS m
+    WHERE name = (SELECT max(name) FROM syncer.migration) AND jsonb_typeof(to_jsonb(m) -> 'objects') = 'array'
+    EXCEPT SELECT object FROM o
+)
+SELECT object FROM gone AS g
+WHERE NOT EXISTS (SELECT FROM gone AS t WHERE g.object LIKE replace(t.object, 'table ', 'column ') || '.%')
+ORDER BY object !~ '^(table|view)', 1
+"""
 _APPLIED = "SELECT name, checksum FROM syncer.migration ORDER BY name"
+_EXISTS = "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('syncer'))"
 _HAS_RECORD = "SELECT to_regclass('syncer.migration') IS NOT NULL"
+_HAS_TABLE = "SELECT to_regclass($1) IS NOT NULL"
+# What a migration may have to wait for; and the tables that triggers go from if the schema is dropped.
+_RELATIONS = "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = to_regnamespace('syncer')"
+_CAPTURED = """
+SELECT DISTINCT format('%I.%I', n.nspname, c.relname)
+FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_proc AS p ON p.oid = t.tgfoid
+WHERE p.pronamespace = to_regnamespace('syncer') AND t.tgparentid = 0 ORDER BY 1
+"""
+_NAMED_MAX = 3
+_START_OVER = (
+    "Nothing can be indexed. Start over: syncer migrate --anew && syncer apply\n"
+    "Searches find the index that is there until apply has built a new one."
+)
 
 # Restoring a dump loads materialized views last: see the migration that creates this one.
 _IS_WHOLE = """
@@ -34,30 +81,67 @@ SELECT coalesce((SELECT relispopulated FROM pg_class WHERE oid = to_regclass('sy
 """
 
 
-def migrate(connection: Connection) -> list[str]:
+def migrate(
+    connection: Connection,
+    *,
+    anew: bool = False,
+    timeout_seconds: float = 60,
+    waiting: Callable[[str], None] = lambda _: None,
+) -> list[str]:
     """Apply all missing migrations in one transaction, or none; return their names.
 
+    A schema without any row is dropped first, as every one is if it is to be made ``anew``: with all triggers.
+    ``waiting`` is called with the holder of a lock after each failed request.
+
     Raises:
-        SourceError: Another version of syncer created the schema.
+        SourceError: Another version of syncer created the schema, it is broken, or the locks were not available in
+            time.
     """
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock($1)", (AdvisoryLock.SCHEMA,))
-        missing = _missing(applied(connection))
+    names: list[str] = []
+
+    def change() -> None:
+        found: dict[str, str] = {} if anew else applied(connection)
+        if not found and value(connection, _EXISTS):
+            captured = [relation for (relation,) in connection.execute(_CAPTURED)]
+            if captured:  # before the outbox, for which writers of these tables wait
+                tables = sql.SQL(", ").join(map(sql.SQL, captured))
+                connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(tables))
+            connection.execute("DROP SCHEMA syncer CASCADE")
+        missing = _missing(found)
         if missing:
             connection.execute(_CREATE)
         for name, content in missing.items():
             connection.execute(content)
             connection.execute(_RECORD, (name, hashlib.sha256(content).hexdigest()))
-    return list(missing)
+        if missing:
+            connection.execute(_RECORD_OBJECTS)
+        else:
+            require_current(connection)
+        names[:] = missing
+
+    # Of the session, so that another process that migrates is waited for, however long it takes.
+    connection.execute("SELECT pg_advisory_lock($1)", (AdvisoryLock.SCHEMA,))
+    try:
+        relations = [relation for query in (_RELATIONS, _CAPTURED) for (relation,) in connection.execute(query)]
+        subject = "the syncer schema"
+        without_blocking(connection, relations, change, timeout_seconds, waiting, subject=subject)
+    finally:
+        connection.execute("SELECT pg_advisory_unlock($1)", (AdvisoryLock.SCHEMA,))
+    return names
 
 
 def require_current(connection: Connection) -> None:
-    """Check that the schema is the one of this program.
+    """Check that the schema is the one of this program, and whole.
 
     Raises:
-        SourceError: The schema is missing, or belongs to another version.
+        SourceError: The schema is missing, emptied or broken, or belongs to another version.
     """
     found = applied(connection)
+    if not found and exists(connection):
+        raise SourceError(
+            "The syncer schema has no rows: a dump of definitions was restored, or every table was truncated",
+            hint="Nothing is indexed. Run: syncer migrate && syncer apply",
+        )
     if not found:
         raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
     if missing := _missing(found):
@@ -65,6 +149,26 @@ def require_current(connection: Connection) -> None:
             f"The syncer schema is older than this program: {', '.join(missing)} not applied",
             hint="Run: syncer migrate",
         )
+    objects = [name for (name,) in connection.execute(_MISSING_OBJECTS)]
+    if not objects and value(connection, _HAS_TABLE, ("syncer.cluster_identity",)):
+        objects = [] if _has_rows(connection, "cluster_identity") else ["the row of table syncer.cluster_identity"]
+    if objects:
+        raise _broken(objects)
+
+
+def _has_rows(connection: Connection, table: str) -> bool:
+    return bool(value(connection, f"SELECT EXISTS (SELECT FROM syncer.{table})"))
+
+
+def _broken(missing: list[str]) -> SourceError:
+    others = f" and {len(missing) - _NAMED_MAX} more" if len(missing) > _NAMED_MAX else ""
+    named = ", ".join(missing[:_NAMED_MAX])
+    return SourceError(f"The syncer schema is broken: it lacks {named}{others}", hint=_START_OVER)
+
+
+def exists(connection: Connection) -> bool:
+    """Whether there is a syncer schema with anything in it."""
+    return bool(value(connection, _EXISTS))
 
 
 def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
@@ -91,10 +195,19 @@ def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float 
 
 
 def applied(connection: Connection) -> dict[str, str]:
-    """Return the applied migrations with their checksums; none if the database was never migrated."""
+    """Return the applied migrations with their checksums; none if the database was never migrated, or is emptied.
+
+    Raises:
+        SourceError: They are not known, and the schema is not empty.
+    """
     if not value(connection, _HAS_RECORD):
+        if exists(connection):
+            raise _broken(["table syncer.migration"])
         return {}
-    return dict(connection.execute(_APPLIED).fetchall())
+    found: dict[str, str] = dict(connection.execute(_APPLIED).fetchall())
+    if not found and value(connection, _HAS_TABLE, ("syncer.document",)) and _has_rows(connection, "document"):
+        raise _broken(["the rows of table syncer.migration"])
+    return found
 
 
 def _missing(applied: Mapping[str, str]) -> dict[str, bytes]:
@@ -109,6 +222,6 @@ def _missing(applied: Mapping[str, str]) -> dict[str, bytes]:
         raise SourceError(
             f"The database was migrated by another version of syncer: {', '.join(foreign)} is unknown here or differs",
             hint="Install the version of syncer that migrated it. If that was a development version, whose schema\n"
-            "cannot be upgraded, start over: DROP SCHEMA syncer CASCADE; then run: syncer migrate && syncer apply",
+            "cannot be upgraded, start over: syncer migrate --anew && syncer apply",
         )
     return {name: content for name, content in files.items() if name not in applied}

@@ -13,6 +13,7 @@ Guarantees of a connection from `connect`:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -221,11 +222,79 @@ A commit with ``synchronous_commit = off`` is visible earlier, and a crash can u
 """
 
 
+def row(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> tuple[Any, ...]:
+    """Return the only row of a query that always returns one row, unless tables of syncer's were emptied.
+
+    Raises:
+        SourceError: It returns none.
+    """
+    found = connection.execute(query, parameters).fetchone()
+    if found is None:
+        raise SourceError("The syncer schema lacks a row that it always has", hint="Run: syncer migrate")
+    return found
+
+
 def value(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> object:
-    """Return the first column of the only row of a query that always returns one row."""
-    row = connection.execute(query, parameters).fetchone()
-    assert row is not None  # see the docstring
-    return row[0]
+    """Return the first column of the only row of a query, as `row` does."""
+    return row(connection, query, parameters)[0]
+
+
+# A prepared transaction holds its locks without a process.
+_BLOCKERS = """
+WITH RECURSIVE tree (oid) AS (
+    SELECT to_regclass(name)::oid FROM unnest($1::text[]) AS name
+    UNION
+    SELECT i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid
+)
+SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
+                       extract(epoch FROM now() - a.xact_start)::bigint),
+                'a prepared transaction')
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+WHERE l.relation IN (SELECT t.oid FROM tree AS t)
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
+"""
+_BRIEFLY_SECONDS_MAX = 0.2
+"""How long to request a lock: a transaction that queues behind ours waits no longer."""
+_PAUSE_SECONDS = 0.5
+
+
+def without_blocking(
+    connection: Connection,
+    relations: Sequence[str],
+    change: Callable[[], None],
+    timeout_seconds: float,
+    waiting: Callable[[str], None],
+    *,
+    subject: str = "",
+) -> None:
+    """Run DDL in a transaction that waits for a lock only briefly, and begins again until it has them all.
+
+    So no application waits behind a transaction that this one waits for. ``relations`` are those that it locks;
+    ``waiting`` is called with the holder of the lock after each failed request.
+
+    Raises:
+        SourceError: The locks were not available in time.
+    """
+    deadline, subject = time.monotonic() + timeout_seconds, subject or relations[0]
+    while True:
+        try:
+            with connection.transaction():
+                connection.execute(lock_timeout(_BRIEFLY_SECONDS_MAX, local=True))
+                change()
+        except psycopg.errors.LockNotAvailable as error:
+            row = connection.execute(_BLOCKERS, (list(relations),)).fetchone()
+            blocker = f", held by {row[0]}" if row else ""
+            if time.monotonic() > deadline:
+                raise SourceError(
+                    f"{subject} is in use: its lock was not to be had in {timeout_seconds:.0f} s{blocker}",
+                    hint="Nothing was changed. Wait for that transaction to end, or end it, and run this again.",
+                ) from error
+            waiting(f"waiting for {subject}{blocker}")
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
 
 
 @contextmanager

@@ -13,7 +13,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -22,8 +21,8 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from syncer.base.errors import DefinitionError, SourceError
-from syncer.base.postgres import Connection, lock_timeout, value
+from syncer.base.errors import DefinitionError
+from syncer.base.postgres import Connection, lock_timeout, value, without_blocking
 from syncer.capture import triggers
 from syncer.capture.triggers import Capture
 
@@ -53,10 +52,7 @@ _REFUSED = {
         "A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {} SET LOGGED",
     ),
 }
-_LOCK_SECONDS_MAX = 0.2
-"""How long to request a lock: a transaction that queues behind ours waits no longer."""
 _ARMING_SECONDS_MAX = 0.1
-_PAUSE_SECONDS = 0.5
 
 # A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
 # function for it waits for the lock of each partition.
@@ -145,17 +141,6 @@ _PUT = f"""
 INSERT INTO syncer.capture AS c (relation, routing, watched, files) VALUES ($1, $2, $3, ({_FILES}))
 ON CONFLICT (relation) DO UPDATE
 SET routing = excluded.routing, watched = excluded.watched, files = coalesce(c.files, excluded.files)
-""".format(relation="$1")
-# A prepared transaction holds its locks without a process.
-_BLOCKERS = f"""{_TREE}
-SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
-                       extract(epoch FROM now() - a.xact_start)::bigint),
-                'a prepared transaction')
-FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
-WHERE l.relation IN (SELECT t.oid FROM tree AS t)
-  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
-ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
 """.format(relation="$1")
 
 
@@ -275,7 +260,7 @@ def install(
             connection.execute(triggers.create_triggers(relation))
         _record(connection, capture)
 
-    _without_blocking(connection, relation, change, timeout_seconds, waiting)
+    without_blocking(connection, [relation], change, timeout_seconds, waiting)
 
 
 def _columns(capture: Capture) -> frozenset[str]:
@@ -319,31 +304,4 @@ def remove(
         connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(triggers.function(relation)))
         connection.execute("DELETE FROM syncer.capture WHERE relation = $1", (relation,))
 
-    _without_blocking(connection, relation, change, timeout_seconds, waiting)
-
-
-def _without_blocking(
-    connection: Connection,
-    relation: str,
-    change: Callable[[], None],
-    timeout_seconds: float,
-    waiting: Callable[[str], None],
-) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            with connection.transaction():
-                connection.execute(lock_timeout(_LOCK_SECONDS_MAX, local=True))
-                change()
-        except psycopg.errors.LockNotAvailable as error:
-            row = connection.execute(_BLOCKERS, (relation,)).fetchone()
-            blocker = f", held by {row[0]}" if row else ""
-            if time.monotonic() > deadline:
-                raise SourceError(
-                    f"{relation} is in use: its lock was not to be had in {timeout_seconds:.0f} s{blocker}",
-                    hint="Nothing was changed. Wait for that transaction to end, or end it, and run this again.",
-                ) from error
-            waiting(f"waiting for {relation}{blocker}")
-            time.sleep(_PAUSE_SECONDS)
-        else:
-            return
+    without_blocking(connection, [relation], change, timeout_seconds, waiting)

@@ -68,7 +68,7 @@ FROM syncer.outbox AS o
 # Rule: the-cursor-is-what-was-read.
 _NEW = f"""
 SELECT o.key, o.change, o.changed_at, s.snapshot
-FROM (SELECT pg_current_snapshot()::text AS snapshot) AS s
+FROM (SELECT pg_current_snapshot()::text AS snapshot WHERE syncer.is_primary()) AS s
 LEFT JOIN LATERAL (
     ({_CHANGES} WHERE {LATER.format("$1")} LIMIT $2)
     UNION ALL
@@ -78,6 +78,7 @@ LEFT JOIN LATERAL (
 """
 _PAGE = f"""
 {_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND o.xid < $3::xid8 AND pg_visible_in_snapshot(o.xid, $4::pg_snapshot)
+  AND syncer.is_primary()
 ORDER BY o.xid, o.id LIMIT $5
 """
 _RELATIONS = """
@@ -188,7 +189,10 @@ def _truncate_seen(connection: Connection, number: int, cursor: str) -> bool:
             # transaction that is still in progress has a row in it.
             # Rule: trim-under-a-lock.
             connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(segment))
-            if value(connection, sql.SQL("SELECT {}").format(unseen.format(sql.Literal(cursor), segment))):
+            if value(
+                connection,
+                sql.SQL("SELECT {} WHERE syncer.is_primary()").format(unseen.format(sql.Literal(cursor), segment)),
+            ):
                 return False
             connection.execute(sql.SQL("TRUNCATE {}").format(segment))
     except psycopg.errors.LockNotAvailable:

@@ -96,6 +96,7 @@ SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(c.adopted_in, h.snapshot)
        AND NOT EXISTS (SELECT FROM syncer.outbox AS o
                        WHERE o.xid = c.adopted_in AND NOT pg_visible_in_snapshot(c.adopted_in, c.snapshot))
 FROM (VALUES ($1::pg_snapshot)) AS m (moment) CROSS JOIN {_LATEST}
+WHERE syncer.is_primary()
 """
 # Of a transaction that was open while rows were adopted, the rows keep its own id.
 _TRANSACTION = f"""
@@ -108,6 +109,7 @@ FROM {_LATEST} CROSS JOIN LATERAL (
     SELECT coalesce(c.is_valid AND pg_visible_in_snapshot($1::xid8, c.snapshot)
                     AND pg_visible_in_snapshot(c.adopted_in, c.snapshot), false) AS is_read
 ) AS r
+WHERE syncer.is_primary()
 """
 # Forwards only, by number: a worker that was replaced meanwhile may be late. A refresh covers a number, and no offset.
 _ADVANCE = """
@@ -225,7 +227,7 @@ def handled(connection: Connection) -> int:
 
 def moment(connection: Connection) -> str:
     """A snapshot of what is committed now, for `is_handled`."""
-    return str(value(connection, "SELECT pg_current_snapshot()::text"))
+    return str(value(connection, "SELECT pg_current_snapshot()::text WHERE syncer.is_primary()"))
 
 
 def is_handled(connection: Connection, moment: str) -> bool:

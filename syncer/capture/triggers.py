@@ -49,14 +49,19 @@ GRANT EXECUTE ON FUNCTION {function}() TO {owner}
 # Rows are compared byte by byte (*= on records): equality is not identity (1.0 and 1.00), and some types have none.
 # Postgres raises an error if a column is gone, or has another type than at the session's first change. Then the row is
 # a change, and has images if they can still be built. The subtransactions write nothing, so they never get an xid.
+#
+# No subtransaction protects the INSERT. So what it needs is locked before, once in a transaction; nobody drops it until
+# that ends. If it is gone, nothing is captured, and `syncer.base.migrations` calls the schema broken. A session that
+# drops it may also wait for this table: the first deadlock is survived here, and the next ends that session.
 _BODY = """
 DECLARE
     old_image pg_catalog.jsonb;
     new_image pg_catalog.jsonb;
     untouched bigint[];
+    segment bigint;
 BEGIN
-    IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN
-        BEGIN
+    BEGIN
+        IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN
             IF TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN
                 IF {is_same} THEN
                     RETURN NULL;
@@ -64,20 +69,37 @@ BEGIN
                 untouched := {untouched};
             END IF;
             {images}
+        END IF;
+        {lock}
+        segment := {segment};
+    EXCEPTION WHEN OTHERS THEN
+        untouched := NULL;
+        BEGIN
+            {images}
         EXCEPTION WHEN OTHERS THEN
-            untouched := NULL;
-            BEGIN
-                {images}
-            EXCEPTION WHEN OTHERS THEN
-                old_image := NULL;
-                new_image := NULL;
-            END;
+            old_image := NULL;
+            new_image := NULL;
         END;
-    END IF;
+        BEGIN
+            {lock}
+        EXCEPTION WHEN undefined_table OR internal_error THEN
+            RETURN NULL;
+        END;
+        segment := 0;
+    END;
     INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
-    VALUES ({segment}, {relation}, pg_catalog.left(TG_OP, 1), {old_image}, {new_image}, untouched);
+    VALUES (segment, {relation}, pg_catalog.left(TG_OP, 1), {old_image}, {new_image}, untouched);
     RETURN NULL;
 END
+"""
+# A local setting ends with the locks: with the transaction, or the savepoint that is rolled back. The value of the
+# sequence is of no use. The INSERT of nothing needs no more privileges than the one that follows, and gets no xid.
+_LOCK = """
+IF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'yes' THEN NULL; ELSE
+    segment := pg_catalog.pg_sequence_last_value('syncer.outbox_id_seq');
+    INSERT INTO syncer.outbox (segment, relation, operation) SELECT 0, '', 'I' WHERE false;
+    PERFORM pg_catalog.set_config('syncer.is_locked', 'yes', true);
+END IF;
 """
 _IMAGES = """
             old_image := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN {old} END;
@@ -175,6 +197,7 @@ def body(capture: Capture, types: Types) -> sql.Composed:
     untouched = sql.SQL(_UNTOUCHED).format(_comma(sets)) if len(sets) > 1 else sql.SQL("NULL")
     return sql.SQL(_BODY).format(
         relation=sql.Literal(capture.relation),
+        lock=sql.SQL(_LOCK),
         segment=sql.SQL(_SEGMENT),
         is_same=_is_same(capture.routing.union(*capture.watched)),
         untouched=untouched,

@@ -27,7 +27,7 @@ from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.cli import apply, init, jobs, load, locks, render, sandbox, status, verify
-from syncer.cli.context import NoKafka, UsageError, flag
+from syncer.cli.context import NoKafka, UsageError, Yes, confirm, flag
 from syncer.cli.render import say
 
 _EXIT_SECONDS = 5.0
@@ -101,14 +101,23 @@ def main() -> None:
         sys.exit(1)
 
 
-def migrate() -> None:
+def migrate(
+    *,
+    anew: Annotated[bool, flag("--anew", text="Drop the schema and all triggers, and create it again.")] = False,
+    yes: Yes = False,
+) -> None:
     """Create or upgrade the syncer schema in Postgres.
 
     The role needs CREATE on the database. Tables of yours are not changed: `syncer apply` adds
-    the triggers.
+    the triggers. No application waits for it: a lock that is in use is given up and requested
+    again, for a minute. With --anew, it drops the schema and all triggers first, and so forgets
+    definitions, jobs and progress: nothing is captured until `syncer apply --take-over DOCUMENT`
+    has built new indices.
     """
+    if anew:
+        confirm("Drop the syncer schema with everything in it, and the triggers?", yes=yes)
     with postgres.connect(settings.load().postgres, name="migrate") as connection:
-        applied = migrations.migrate(connection)
+        applied = migrations.migrate(connection, anew=anew, waiting=say)
     for name in applied:
         say(f"applied {name}")
     if not applied:

@@ -55,8 +55,15 @@ Remove = Annotated[
     typer.Option(metavar="DOCUMENT", help="A document to drop with its index: one whose folder you deleted."),
 ]
 
+TakeOver = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DOCUMENT", help="A document whose alias points at another database's index: replace that."),
+]
 
-def plan(document: AnyDocument = None, *, remove: Remove = None, as_json: AsJson = False) -> None:
+
+def plan(
+    document: AnyDocument = None, *, remove: Remove = None, take_over: TakeOver = None, as_json: AsJson = False
+) -> None:
     """Preview what apply would do, without doing it.
 
     Shows for each document whether its index would be created, changed in place or rebuilt.
@@ -66,7 +73,7 @@ def plan(document: AnyDocument = None, *, remove: Remove = None, as_json: AsJson
     Exit code 1 if a definition is invalid or a sampled document is rejected.
     """
     with open_parts("plan", is_migrated=False) as parts:
-        _, found = _decided(parts, document, remove)
+        _, found = _decided(parts, document, remove, take_over)
     if as_json:
         render.print_json(found.as_json())
     else:
@@ -81,6 +88,7 @@ def apply(
     yes: Yes = False,
     lock_timeout: Annotated[int, typer.Option(min=0, help="Seconds to keep trying to lock a table in use.")] = 60,
     remove: Remove = None,
+    take_over: TakeOver = None,
     allow_failed: AllowFailed = False,
 ) -> None:
     """Activate the definitions of the config folder.
@@ -90,13 +98,15 @@ def apply(
     changes, nothing is changed. With --allow-failed-documents, documents that cannot be written
     become dead letters instead. A document whose folder was deleted stays active unless you
     name it with --remove. This drops its index, its jobs, its dead letters, and the triggers
-    of tables that no other document reads.
+    of tables that no other document reads. If an alias points at an index of another database,
+    --take-over DOCUMENT builds a new one beside it, switches searches once it is complete,
+    and drops it. From the start, the other database cannot write it.
     """
     with open_parts("apply") as parts:
         kafka = parts.settings.kafka
         if kafka.is_used:
             lost_records.require_original(parts.connection, kafka, parts.index)
-        decided, found = _decided(parts, document, remove, only_changed=True)
+        decided, found = _decided(parts, document, remove, take_over, only_changed=True)
         found.require_applicable(allow_failed=allow_failed)
         _show_preview(found)
         if decided.is_empty and (not kafka.is_used or topic.exists(kafka)):
@@ -109,11 +119,23 @@ def apply(
 
 
 def _decided(
-    parts: Parts, document: str | None, remove: Sequence[str] | None, *, only_changed: bool = False
+    parts: Parts,
+    document: str | None,
+    remove: Sequence[str] | None,
+    take_over: Sequence[str] | None,
+    *,
+    only_changed: bool = False,
 ) -> tuple[Plan, Preview]:
     with render.progress("testing the definitions on a sample"):
         servers = parts.connection, parts.index, parts.indices
-        return read(*servers, settings.config_folder(), only=document, remove=remove or (), only_changed=only_changed)
+        return read(
+            *servers,
+            settings.config_folder(),
+            only=document,
+            remove=remove or (),
+            take_over=take_over or (),
+            only_changed=only_changed,
+        )
 
 
 def _show_preview(preview: Preview) -> None:

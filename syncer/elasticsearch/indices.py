@@ -247,7 +247,18 @@ class Indices:
             ]
         )
 
-    def require_free(self, alias: str, installation: str) -> None:
+    def owned_elsewhere(self, alias: str, installation: str) -> Target | None:
+        """Return the only index behind an alias, if another installation of syncer created it."""
+        names = self.searched(alias)
+        owners = [self._ours(name).get("installation", installation) for name in names]
+        return Target.of_index(names[0]) if len(names) == 1 and owners != [installation] else None
+
+    def take_over(self, target: Target, installation: str) -> None:
+        """Make another installation's index this one's, to be replaced. From then on nobody writes to it."""
+        self._put_settings(target, {"index.blocks.write": True})
+        self._put_meta(target, {**self._ours(target.index_name), "installation": installation})
+
+    def require_free(self, alias: str, installation: str, *, document: str = "") -> None:
         """Refuse an alias that is an index, or that points at someone else's.
 
         Raises:
@@ -262,10 +273,16 @@ class Indices:
                     f"{alias} is an index, and syncer needs the name for an alias",
                     hint="Name another alias in document.yaml, or delete that index.",
                 )
-            if _ours(index).get("installation") != installation:
+            owner = _ours(index).get("installation")
+            if owner != installation:
+                hint = f"Name another alias in document.yaml, or delete the index {name} if it is unused."
+                if owner and document:
+                    hint = (
+                        "If no other syncer writes it, as after `syncer migrate --anew`, replace it without a gap:\n"
+                        f"syncer apply --take-over {document}\nIf another one does: {hint}"
+                    )
                 raise IndexingError(
-                    f"The alias {alias} already points at {name}, which is not this database's",
-                    hint=f"Name another alias in document.yaml, or delete the index {name} if it is unused.",
+                    f"The alias {alias} already points at {name}, which is not this database's", hint=hint
                 )
 
     def hide(self, target: Target, alias: str) -> None:

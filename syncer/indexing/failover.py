@@ -24,10 +24,10 @@ from uuid import UUID
 import structlog
 
 from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT, is_raised
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, row
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing.version import CLUSTER_IDENTITY, NOTED, row, skip_unflushed, split
+from syncer.indexing.version import CLUSTER_IDENTITY, NOTED, skip_unflushed, split
 from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind
 

@@ -14,12 +14,10 @@ recognises a database that was set back, and one whose epoch has ended just now.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
 from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, row
 
 _SEQUENCE_LOGGED_AHEAD = 32  # SEQ_LOG_VALS in Postgres' sequence.c
 
@@ -110,10 +108,3 @@ def note(connection: Connection) -> tuple[UUID, int]:
         return installation, noted
     connection.execute(_NOTE, (version, at))
     return installation, version
-
-
-def row(connection: Connection, query: str, parameters: Sequence[object] = ()) -> tuple[Any, ...]:
-    """Return the only row of a query on tables that have exactly one."""
-    found = connection.execute(query, parameters).fetchone()
-    assert found is not None  # each of these tables has exactly one row
-    return found

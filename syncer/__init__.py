@@ -29,8 +29,8 @@ The packages, from the top down; each uses only those below it, and its docstrin
     monitoring      status, problems, metrics; the status page (`web`) and the checks (`doctor`)
     relay           outbox → Kafka, if it is used
     worker          the main loop (`loop`): changes → documents; the job worker (`job_loop`)
-    verify          compare documents with their SELECT, repair, `explain` one, `wait` for one's own write
     apply           desired definitions against active ones: plan, preview, activate, reindex, scaffold
+    verify          compare documents with their SELECT, repair, `explain` one, `wait` for one's own write
     recovery        lost Kafka records, altered tables, orphan indices
     indexing        ids → documents built in one snapshot → Elasticsearch: the version rule, also across a failover
     jobs            durable work on many documents: a queue in Postgres, in chunks of ids

@@ -196,6 +196,7 @@ def _with_index(connection: Connection, indices: Indices, step: Step, report: Ca
             revision=document.revision,
             installation=registry.installation(connection),
             takes_over=not is_beside,
+            before=step.before.target if is_beside and step.before else None,
             announce=partial(orphan_indices.note, connection),
         )
         if step.takes_over and step.before is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from elasticsearch import ApiError
 from psycopg import sql
 
 from syncer.apply import cost, plan, trial
@@ -29,7 +30,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 
 # Errors of one definition; a failing connection is none of these.
-_REFUSALS = (SyncerError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
+_REFUSALS = (SyncerError, ApiError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
 _BUILD = "SELECT to_jsonb(d.*) FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 
 

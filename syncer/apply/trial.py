@@ -32,7 +32,9 @@ from syncer.documents.queries import Row
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index, Rejection
 from syncer.elasticsearch.indices import Indices
+from syncer.elasticsearch.reader import Copy
 from syncer.lineage.unordered import unordered_fields
+from syncer.verify.diff import compare
 
 DOCUMENTS_MAX = 200
 BYTES_MAX = 5_000_000
@@ -114,14 +116,22 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         if (message := _message(error)) not in failures.values():
             failures[""] = message
     live = None if step.change in NEEDS_INDEX else document.target
+    problems: list[PlanProblem] = []
     with indices.scratch(document=document.name, alias=document.index, body=document.index_body, live=live) as target:
         compositions = [
             Composition(id=id_, version=1, source=row.source, routing=row.routing) for id_, row in sample.items()
         ]
         rejections = index.write(target, compositions).rejections
+        written = {id_: sample[id_] for id_ in sample.keys() - {refused.composition.id for refused in rejections}}
+        problems += _read_back(written, index.holdings.read(target, list(written)))
+        for shortcoming in index.holdings.shortcomings(target):
+            shown = shortcoming.problem.replace(
+                target.index_name, live.index_name if live else f"{document.name}'s index"
+            )
+            problems.append(PlanProblem(severity=PlanSeverity.WARNING, message=shown, action=shortcoming.advice))
     tried = amount(len(sample) + sum(map(bool, failures)), "sampled document")
-    problems = (*_errors(failures, rejections, tried), *_notes(connection, document, sample))
-    return Trial(documents=count, sample=sample, problems=problems)
+    problems += (*_errors(failures, rejections, tried), *_notes(connection, document, sample))
+    return Trial(documents=count, sample=sample, problems=tuple(problems))
 
 
 def _in_time(connection: Connection, read: Callable[[], _Result], *, seconds: float = SECONDS_MAX) -> _Result | None:
@@ -195,6 +205,20 @@ def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -
             action="Add the field to index.json: syncer init --from-select adds every field that it lacks."
             if first.kind == "strict_dynamic_mapping_exception"
             else _TO_FIX,
+        )
+
+
+def _read_back(written: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem]:
+    """Yield what Elasticsearch returns otherwise than it was written, compared as `syncer verify` compares it."""
+    drifts = list(compare(written, copies))
+    if drifts:
+        fields = sorted({difference.path.partition("[")[0] for drift in drifts for difference in drift.differences})
+        yield PlanProblem(
+            severity=PlanSeverity.REFUSED,
+            message=f"{len(drifts):,} of {amount(len(written), 'sampled document')} are read back otherwise than they "
+            f"were written, for example {shown_id(drifts[0].id)}: {shortened(', '.join(fields)) or drifts[0].kind}",
+            action="syncer could never find such documents equal to their SELECT. See what index.json, or a template "
+            "of the\ncluster, does to these fields.",
         )
 
 

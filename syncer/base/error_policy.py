@@ -275,9 +275,8 @@ def explain_refusal(document: str, cause: str) -> IndexingError:
             hint="Was it deleted? To create it again and write every document, run: syncer apply",
         )
     return IndexingError(
-        f"The index of {document} is gone or refuses: {_one_line(without_values(cause))}",
-        hint="If it is closed, open it; if it is blocked (index.blocks.*), lift the block: it resumes by itself.\n"
-        "If it was deleted, or once a privilege that the role lacks is granted, run: syncer apply",
+        f"The index of {document} refuses documents: {_one_line(without_values(cause))}",
+        hint="Once that is put right, the document resumes by itself.",
     )
 
 
@@ -316,6 +315,9 @@ def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
     elif _CLUSTER_BLOCK in str(error.body):
         message = "Elasticsearch is blocked"
         hint = "It has no master yet, or its settings cluster.blocks.* forbid writes: lift the block."
+        if block := re.search(r"index \[([^]]+)\] blocked by: \[\w+/\d+/index ([\w-]+) \(api\)", cause):
+            message = f"The index {block[1]} is blocked"
+            hint = f"Its setting index.blocks.{block[2].replace('-', '_')} is true: set it to false."
     return IndexingError(f"{message}: {cause}", hint=hint)
 
 

@@ -20,20 +20,13 @@ from typing import Any
 import yaml
 
 from syncer.base.errors import DefinitionError
-from syncer.elasticsearch import indices
+from syncer.elasticsearch import indices, shortcomings
 
 # The characters that Elasticsearch allows in an index name, except deprecated ones.
 _INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _BODY_HINT = 'As in: {"settings": {"number_of_shards": 1}, "mappings": {"properties": {"title": {"type": "text"}}}}'
 _MAPPING_HINT = 'As in: "properties": {"title": {"type": "text", "fields": {"exact": {"type": "keyword"}}}}'
-_PIPELINE = "_none", "put its logic into select.sql, since a document must equal its SELECT."
-_FIXED_SETTINGS = {
-    "index.gc_deletes": ("", "syncer's protocol sets how long deletes are remembered."),
-    "index.routing_partition_size": ("1", "syncer must know the shard of a document from its _routing alone."),
-    **dict.fromkeys(indices.PIPELINES, _PIPELINE),
-}
-"""The value that a setting may have, and why."""
 _LEVELS_MAX = 100
 """How deep an index.json may be nested; Elasticsearch takes 20 levels of fields, unless it is set."""
 _OPTIONS_HINT = "Name the search alias, as in: index: blogpost"
@@ -182,10 +175,9 @@ def read_index_body(file: Path) -> dict[str, Any]:
         if not isinstance(part, dict):
             raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
     _require_objects(file, body.get("mappings", {}), "mappings")
-    settings = indices.flat_settings(body.get("settings", {}))
-    for name, (allowed, why) in _FIXED_SETTINGS.items():
-        if str(settings.get(name, allowed)) != allowed:
-            raise DefinitionError(f"{file} sets {name.removeprefix('index.')}", hint=f"Remove it: {why}")
+    for shortcoming in shortcomings.of_body(body, indices.flat_settings(body.get("settings", {}))):
+        if shortcoming.is_grave:
+            raise DefinitionError(f"{file}: {shortcoming.problem}", hint=f"Remove it from {file.name}.")
     return body
 
 

@@ -32,6 +32,7 @@ from elasticsearch import Elasticsearch
 from syncer.base.error_policy import NO_ROOM, is_by_another, reason
 from syncer.base.errors import UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_raised
+from syncer.elasticsearch.indices import create_own
 from syncer.elasticsearch.reader import Holdings
 
 BULK_BYTES_MAX = 8 * 1024 * 1024
@@ -199,6 +200,7 @@ class Index:
         return int(found.body["_source"][name])
 
     def _write_state(self, name: str, installation: UUID, number: int) -> None:
+        create_own(self._client, _STATE_INDEX, {})
         self._client.index(
             index=_STATE_INDEX,
             id=f"{name}-{installation}",

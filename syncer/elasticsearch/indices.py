@@ -23,24 +23,31 @@ from syncer.base.error_policy import reason
 from syncer.base.errors import IndexingError
 from syncer.base.model import Target
 from syncer.elasticsearch.reader import Holdings
+from syncer.elasticsearch.shortcomings import BLOCKS, GC_DELETES_SECONDS, is_metadata_blocked, metadata_blocked
 
-GC_DELETES_SECONDS = 3600
-"""How long our indices remember the version of a deleted document; Elasticsearch's default is 60."""
-
-_UNITS = {"nanos": 1e-9, "micros": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-PIPELINES = ("index.default_pipeline", "index.final_pipeline")
-"""Settings of an index that let an ingest pipeline change its documents, unless they are ``_none``."""
 _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 
 # Without refreshes a load is 1.3 times as fast. Fewer merges, a translog that is synced less often and one that is
 # flushed later made no measurable difference.
-_NO_COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False}
+_NO_COPIES = {
+    "index.number_of_replicas": 0,
+    "index.auto_expand_replicas": False,
+    "index.write.wait_for_active_shards": 1,
+}
 _LOAD = {**_NO_COPIES, "index.refresh_interval": -1}
 
 _NOT_FOUND = 404
+_FORBIDDEN = 403
 _LOOK_SECONDS = 0.5
 _TRIAL_SECONDS_MAX = 600
 """How old a scratch index is, by its name, that no trial uses any more."""
+_ROUTING_SHARDS = "index.number_of_routing_shards"
+_WRITES = {"is_hidden": True, "is_write_index": True}
+"""A write alias: Elasticsearch lets no other index, as from a restore, become the one that is written to."""
+_OWN_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True, "mode": "standard"} | {
+    "default_pipeline": "_none",
+    "final_pipeline": "_none",
+}
 # Settings that only Elasticsearch itself can set, or that depend on where the index is.
 _PRIVATE = (
     *("index.uuid", "index.version.", "index.creation_date", "index.provided_name", "index.resize.", "index.history."),
@@ -66,16 +73,19 @@ class Indices:
         revision: int,
         installation: str,
         takes_over: bool = False,
+        before: Target | None = None,
         announce: Callable[[Target], object] = lambda _: None,
     ) -> Target:
         """Create a physical index with its write alias and with settings that suit a load. No search finds it yet.
 
         An existing index of that name is left alone, and the new one gets another name. But if it is this
         installation's, and the caller ``takes_over`` what the database no longer knows after a restore, it is changed
-        to match ``body``. ``announce`` is called before the index exists.
+        to match ``body``. ``announce`` is called before the index exists. ``before`` is the index to be replaced, whose
+        aliases it will take over.
 
         Raises:
-            IndexingError: Elasticsearch refuses the settings or the mapping.
+            IndexingError: Elasticsearch refuses the settings or the mapping, or the index could not keep documents as
+                they are written, or could not take over an alias.
         """
         target, meta = Target.of(alias, revision), {"document": document, "installation": installation}
         if self.is_there(target):
@@ -85,33 +95,70 @@ class Indices:
                     return target
             target = Target.of_index(f"{target.index_name}-{uuid4().hex[:8]}")
         announce(target)
-        self._create(document, target, body, _REMEMBERS, meta)
+        aliases = {"aliases": removed} if (removed := self._create(document, target, body, meta)) else {}
         found = self._settings(target)
         # Recorded first, so that the settings to restore are known whatever happens. They may stem from a template.
-        self._put_meta(target, {**meta, "settled": {name: found.get(name) for name in _LOAD}})
+        self._put_meta(target, {**meta, "settled": {name: found.get(name) for name in _LOAD}, **aliases})
         self._put_settings(target, _LOAD)
+        self._require_sound(target, target.index_name)
+        if before is not None:
+            self._require_aliases_fit(before, target)
         return target
 
+    def _require_sound(self, target: Target, shown: str) -> None:
+        """Refuse a new index that would not keep documents as they are written; ``shown`` is what to call it."""
+        for shortcoming in self._holdings.shortcomings(target):
+            if shortcoming.is_grave:
+                raise IndexingError(shortcoming.problem.replace(target.index_name, shown), hint=shortcoming.advice)
+
+    def _require_aliases_fit(self, before: Target, target: Target) -> None:
+        """Refuse a new index that an alias cannot move to, before it is loaded: its filter may need another mapping."""
+        for alias, properties in self._aliases(before.index_name).items():
+            if "filter" in properties:
+                query = {"index": target.index_name, "query": properties["filter"], "explain": True}
+                answer = self._client.indices.validate_query(**query).body
+                if not answer["valid"]:
+                    why = "".join(part.get("error", "") for part in answer.get("explanations", ()))
+                    raise IndexingError(
+                        f"The alias {alias} cannot move to the new index, which refuses its filter: {why}",
+                        hint="Change or remove the alias, or keep in index.json what it filters by. Searches still use "
+                        "the current index.",
+                    )
+
     def _create(
-        self,
-        document: str,
-        target: Target,
-        body: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        meta: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, document: str, target: Target, body: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Create an index that only its write alias leads to; return the aliases that templates have added to it."""
         mappings = dict(body.get("mappings", {}))
         if meta is not None:
             mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": meta}
         try:
             self._client.indices.create(
                 index=target.index_name,
-                settings={**flat_settings(body.get("settings", {})), **settings},
+                settings={**_REMEMBERS, **flat_settings(body.get("settings", {}))},
                 mappings=mappings,
-                aliases={target.write_alias: {"is_hidden": True}},
+                aliases={target.write_alias: _WRITES},
             )
         except elasticsearch.BadRequestError as error:
-            raise _refused(document, reason(error)) from error
+            raise self._refusal(document, target, reason(error)) from error
+        aliases = self._aliases(target.index_name)
+        del aliases[target.write_alias]
+        if aliases:  # while it is empty, so that no search finds a document twice
+            self._client.indices.update_aliases(actions=[_removal(target.index_name, alias) for alias in aliases])
+        return aliases
+
+    def _refusal(self, document: str, target: Target, why: str) -> IndexingError:
+        """Return why no index can be created from index.json, and whether it would be without."""
+        try:
+            self._client.indices.create(index=target.index_name)
+        except elasticsearch.BadRequestError:
+            return IndexingError(
+                f"Elasticsearch refuses to create an index for {document}: {why}",
+                hint="index.json is not the reason: it refuses that index without settings and mappings, too. See the\n"
+                "cluster's index templates and limits.",
+            )
+        self._client.indices.delete(index=target.index_name)
+        return _refused(document, why)
 
     def is_settled(self, target: Target) -> bool:
         """Whether an index has its own settings, and not those of a load."""
@@ -168,7 +215,9 @@ class Indices:
     def try_change(self, target: Target, body: Mapping[str, Any]) -> str | None:
         """As `change`, but return Elasticsearch's reason if it refuses."""
         mappings = {key: value for key, value in body.get("mappings", {}).items() if key != "_meta"}
-        wanted, found = {**flat_settings(body.get("settings", {})), **_REMEMBERS}, self._settings(target)
+        wanted, found = {**_REMEMBERS, **flat_settings(body.get("settings", {}))}, self._settings(target)
+        if _ROUTING_SHARDS in wanted:
+            found |= self._routing_shards(target)
         settings = {name: value for name, value in wanted.items() if _as_returned(value) != found.get(name)}
         try:
             self._put_settings(target, settings)
@@ -182,7 +231,14 @@ class Indices:
         found = self._client.indices.get(index=target.index_name, flat_settings=True).body[target.index_name]
         settings = {name: value for name, value in found["settings"].items() if not name.startswith(_PRIVATE)}
         mappings = {name: value for name, value in found["mappings"].items() if name != "_meta"}
-        return {"settings": settings, "mappings": mappings}
+        return {"settings": {**settings, **self._routing_shards(target)}, "mappings": mappings}
+
+    def _routing_shards(self, target: Target) -> dict[str, str]:
+        """Return the one setting that Elasticsearch does not return as such."""
+        state = self._client.cluster.state(
+            metric="metadata", index=target.index_name, filter_path="metadata.indices.*.routing_num_shards"
+        )
+        return {_ROUTING_SHARDS: str(state.body["metadata"]["indices"][target.index_name]["routing_num_shards"])}
 
     def _settings(self, target: Target) -> dict[str, Any]:
         answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
@@ -234,18 +290,34 @@ class Indices:
                 hint="Was it deleted by hand? Searches find the same index as before.",
             )
         self.require_free(alias, installation)
+        # What the index before is searched as, the new one is, too, with the same filters and routings.
+        present, added = self._aliases(to.index_name), {alias: {}, **self._ours(to.index_name).get("aliases", {})}
+        actions: list[dict[str, Any]] = []
+        for name in self.searched(alias):
+            if name != to.index_name:
+                inherited = self._aliases(name)
+                actions += [_removal(name, each) for each in inherited if each != Target.of_index(name).write_alias]
+                added |= inherited
+                added.pop(Target.of_index(name).write_alias, None)
+        added = {each: properties for each, properties in added.items() if each not in present}
         # One call, so that every search finds exactly one of the two. It also restores a lost write alias.
-        self._client.indices.update_aliases(
-            actions=[
-                *(
-                    {"remove": {"index": name, "alias": alias}}
-                    for name in self.searched(alias)
-                    if name != to.index_name
-                ),
-                {"add": {"index": to.index_name, "alias": alias}},
-                {"add": {"index": to.index_name, "alias": to.write_alias, "is_hidden": True}},
-            ]
-        )
+        actions += [
+            {"add": {"index": to.index_name, "alias": each, **properties}}
+            for each, properties in {**added, to.write_alias: _WRITES}.items()
+        ]
+        self._client.indices.update_aliases(actions=actions)
+
+    def _aliases(self, index_name: str) -> dict[str, Any]:
+        """Return the aliases of an index with their properties; none if it is gone."""
+        try:
+            answer = self._client.options(ignore_status=_NOT_FOUND).indices.get_alias(index=index_name)
+        except elasticsearch.AuthorizationException as error:
+            if not is_metadata_blocked(error):
+                raise
+            blocked = metadata_blocked(index_name)
+            hint = f"{blocked.remedy}\nIf a template sets it for new indices: {blocked.advice}"
+            raise IndexingError(blocked.problem, hint=hint) from error
+        return {} if answer.meta.status == _NOT_FOUND else dict(answer.body[index_name]["aliases"])
 
     def owned_elsewhere(self, alias: str, installation: str) -> Target | None:
         """Return the only index behind an alias, if another installation of syncer created it."""
@@ -292,7 +364,7 @@ class Indices:
             IndexingError: Another alias points at it; nothing was changed.
         """
         if alias in self._unused(target, but=alias):
-            self._client.indices.update_aliases(actions=[{"remove": {"index": target.index_name, "alias": alias}}])
+            self._client.indices.update_aliases(actions=[_removal(target.index_name, alias)])
 
     def drop(self, target: Target) -> None:
         """Delete an index with its aliases. It may be gone already; one that merely has the name is left alone.
@@ -310,8 +382,7 @@ class Indices:
         Raises:
             IndexingError: It has others than its write alias and this one.
         """
-        found = self._client.options(ignore_status=_NOT_FOUND).indices.get_alias(index=target.index_name)
-        aliases = set() if found.meta.status == _NOT_FOUND else set(found.body[target.index_name]["aliases"])
+        aliases = set(self._aliases(target.index_name))
         if others := aliases - {target.write_alias, but}:
             raise IndexingError(
                 f"{target.index_name} is searched as {', '.join(sorted(others))}, and is not dropped",
@@ -335,10 +406,12 @@ class Indices:
         """
         target = Target.of_index(f"{alias}-syncer-plan-{time.time():.0f}-{uuid4().hex[:8]}")
         try:
-            self._create(document, target, self.body(live) if live else body, {**_NO_COPIES, "index.hidden": True})
-            # Settings that a scratch index overrides, such as the number of replicas, have not been tried yet.
-            if (refusal := self.try_change(target, body)) is not None:
-                raise _refused(document, refusal.replace(target.index_name, live.index_name if live else alias))
+            # Hidden only afterwards: templates for every index do not apply to hidden ones.
+            self._create(document, target, self.body(live) if live else body)
+            if live and (refusal := self.try_change(target, body)) is not None:
+                raise _refused(document, refusal.replace(target.index_name, live.index_name))
+            self._require_sound(target, live.index_name if live else f"a new index for {document}")
+            self._put_settings(target, {**_NO_COPIES, "index.hidden": True})
             yield target
         finally:
             self._delete_scratch(target, alias)
@@ -350,13 +423,44 @@ class Indices:
         return None if refusal is None else refusal.replace(target.index_name, live.index_name)
 
     def _delete_scratch(self, target: Target, alias: str) -> None:
-        names = self._client.indices.get(
-            index=f"{alias}-syncer-plan-*", expand_wildcards="all", filter_path="*.settings.index.hidden"
+        # From the cluster state, which also names an index whose own blocks forbid to ask about it.
+        answer = self._client.cluster.state(
+            metric="metadata",
+            index=f"{alias}-syncer-plan-*",
+            expand_wildcards="all",
+            filter_path="metadata.indices.*.state",
         ).body
-        for name in names:
+        for name in answer.get("metadata", {}).get("indices", {}):
             since = re.fullmatch(r".*-syncer-plan-(\d+)-\w+", name)
             if name == target.index_name or (since and time.time() - int(since[1]) > _TRIAL_SECONDS_MAX):
-                self._client.options(ignore_status=_NOT_FOUND).indices.delete(index=name)
+                client = self._client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN))
+                if client.indices.delete(index=name).meta.status == _FORBIDDEN:
+                    self._client.indices.put_settings(index=name, settings=dict.fromkeys(BLOCKS))
+                    self._client.indices.delete(index=name)
+
+
+def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) -> None:
+    """Create an index for syncer's own data, unless it exists, with nothing that is left to templates.
+
+    Raises:
+        IndexingError: Elasticsearch refuses, with its reason.
+    """
+    if client.indices.exists(index=name):
+        return
+    try:
+        client.indices.create(
+            index=name,
+            settings=_OWN_SETTINGS,
+            mappings={"dynamic": False, "_source": {"enabled": True}, "properties": properties},
+        )
+    except elasticsearch.BadRequestError as error:
+        if error.error != "resource_already_exists_exception":
+            hint = "syncer keeps data of its own there. See the cluster's index templates and limits."
+            raise IndexingError(f"Elasticsearch refuses to create {name}: {reason(error)}", hint=hint) from error
+
+
+def _removal(index_name: str, alias: str) -> dict[str, Any]:
+    return {"remove": {"index": index_name, "alias": alias}}
 
 
 def _ours(index: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,7 +471,7 @@ def _ours(index: Mapping[str, Any]) -> dict[str, Any]:
 def _refused(document: str, why: str) -> IndexingError:
     return IndexingError(
         f"Elasticsearch refuses the index.json of {document}: {why}",
-        hint="Fix index.json: its settings and mappings are passed on unchanged.",
+        hint="Change what it names in index.json: its settings and mappings are passed on unchanged.",
     )
 
 
@@ -375,6 +479,8 @@ def _as_returned(value: Any) -> Any:
     """Return a setting as Elasticsearch returns it: as a string, or a list of strings."""
     if isinstance(value, list):
         return [_as_returned(element) for element in value]
+    if value is None:
+        return None
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -387,9 +493,3 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
         else:
             flat[f"index.{(prefix + name).removeprefix('index.')}"] = value
     return flat
-
-
-def seconds(duration: str) -> float:
-    """Return a duration that Elasticsearch writes, as in ``"1.5h"``; 0 if it has no unit."""
-    found = re.fullmatch(r"(-?[0-9.]+)([a-z]+)", str(duration))
-    return float(found[1]) * _UNITS.get(found[2], 0) if found else 0

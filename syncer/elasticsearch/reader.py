@@ -25,11 +25,11 @@ from elasticsearch.serializer import CompatibilityModeJsonSerializer
 
 from syncer.base.errors import IndexingError, UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Place, Target
+from syncer.elasticsearch import shortcomings
+from syncer.elasticsearch.shortcomings import Effect
 
 MODULO_SINCE = 9_064_000
 """The ``index.version.created`` from which on a shard is the hash modulo the number of shards: Elasticsearch 9.4."""
-_DISK_BLOCK = "index.blocks.read_only_allow_delete"
-_BLOCKS = ("index.blocks.write", "index.blocks.read_only", _DISK_BLOCK)
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
 _HITS_MAX = 1000
 """More than a document has copies: one for each shard at most."""
@@ -164,6 +164,8 @@ class Holdings:
     def __init__(self, client: Elasticsearch) -> None:
         self._client = client
         self._shards: dict[str, Shards] = {}
+        self._hits_max: dict[str, int] = {}
+        """By index, how many hits to ask for, if ``index.max_result_window`` has refused more."""
         self._raw = _undecoded(client)
 
     def shards(self, target: Target) -> Shards:
@@ -212,6 +214,10 @@ class Holdings:
         self.refresh(target)
         return self.find(target, ids)
 
+    def _hits_allowed(self, target: Target, size: int) -> int:
+        """Return how many hits a search may ask for, as far as this process has found out."""
+        return min(size, self._hits_max.get(target.index_name, size))
+
     def find(self, target: Target, ids: Sequence[str]) -> list[Copy]:
         """As `read`, but as searches find them: without what was written since the last refresh."""
         # Elasticsearch has no copies with other ids, and refuses requests for them.
@@ -223,7 +229,10 @@ class Holdings:
         if found.total.value <= len(found.hits):
             return list(found.hits)
         if len(valid) == 1:
-            raise IndexingError(f"{target.index_name} has more than {_HITS_MAX:,} copies of {valid[0]}")
+            raise IndexingError(
+                f"{target.index_name} has more than {len(found.hits):,} copies of {valid[0]}",
+                hint="Is index.max_result_window less than the number of its shards?",
+            )
         middle = len(valid) // 2
         return self.find(target, valid[:middle]) + self.find(target, valid[middle:])
 
@@ -267,22 +276,36 @@ class Holdings:
                 if hits:
                     yield [hit.place for hit in hits]
                 # Numbers have gaps where documents were written again.
-                end, span = (hits[-1].sort[0], hits[-1].sort[0] - last) if len(hits) == page else (end, 2 * span)
+                is_full = len(hits) >= self._hits_allowed(target, page)
+                end, span = (hits[-1].sort[0], hits[-1].sort[0] - last) if is_full else (end, 2 * span)
                 last = end
 
-    def takes_documents(self, index_name: str) -> bool:
-        """Whether an index is open, every shard answers, and no block of its own or full disk forbids writes.
+    def shortcomings(
+        self, target: Target, *, searched_as: str = "", has_routing: bool = True
+    ) -> list[shortcomings.Shortcoming]:
+        """Return what keeps an index from holding and showing every document as it was written."""
+        try:
+            answer = self._client.indices.get(
+                index=[target.index_name, target.write_alias],
+                ignore_unavailable=True,
+                flat_settings=True,
+                include_defaults=True,
+            )
+        except elasticsearch.AuthorizationException as error:
+            if not shortcomings.is_metadata_blocked(error):
+                raise
+            return [shortcomings.metadata_blocked(target.index_name)]
+        return list(shortcomings.find(target, answer.body, searched_as=searched_as, has_routing=has_routing))
+
+    def require_usable(self, target: Target, *, has_routing: bool = True) -> None:
+        """Refuse an index that may refuse or change what is written to it, or that is not the alias's only one.
 
         Raises:
-            elasticsearch.NotFoundError: It is gone.
+            IndexingError: It is such an index, with the reason and the remedy.
         """
-        found = self._client.indices.get_settings(index=index_name, flat_settings=True).body
-        if any(str(index["settings"].get(block)).lower() == "true" for index in found.values() for block in _BLOCKS):
-            return False
-        try:
-            return not self._client.count(index=index_name).body["_shards"]["failed"]
-        except elasticsearch.BadRequestError:  # it is closed
-            return False
+        for shortcoming in self.shortcomings(target, has_routing=has_routing):
+            if shortcoming.effect is Effect.REFUSES:
+                raise shortcoming.error()
 
     def count(self, target: Target) -> int:
         """Return how many documents a search of this target finds.
@@ -291,23 +314,35 @@ class Holdings:
             UnavailableError: A shard is unavailable, and its documents were not counted.
         """
         answer = self._client.count(index=target.index_name).body
-        if answer["_shards"]["failed"]:
+        if answer["_shards"]["successful"] < answer["_shards"]["total"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be asked", hint=_AGAIN)
         return int(answer["count"])
 
     def searched(self, aliases: Sequence[str]) -> dict[str, list[str]]:
         """Return the physical indices that searches through each of these aliases find."""
-        client = self._client.options(ignore_status=_NOT_FOUND)
-        found = client.indices.get_alias(name=list(aliases)).body if aliases else {}
-        # Besides indices, the response may contain an error message about a missing alias.
-        held = {name: index["aliases"] for name, index in found.items() if isinstance(index, dict)}
-        return {alias: sorted(name for name, having in held.items() if alias in having) for alias in aliases}
+        if not aliases:
+            return {}
+        # From the cluster state: any other request is refused while one index of the cluster has a metadata block.
+        state = self._client.cluster.state(
+            metric="metadata", index=list(aliases), expand_wildcards="all", filter_path="metadata.indices.*.aliases"
+        ).body
+        indices = state.get("metadata", {}).get("indices", {})
+        return {
+            alias: sorted(name for name, index in indices.items() if alias in index["aliases"]) for alias in aliases
+        }
 
     def _search(self, target: Target, request: Mapping[str, Any], *, shard: str | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.
         path = f"/{target.index_name}/_search?allow_partial_search_results=false"
         path = path if shard is None else f"{path}&preference=_shards:{shard}"
-        body = self._raw.perform_request("POST", path, headers=_JSON, body=request).body
+        size = self._hits_allowed(target, request["size"])
+        try:
+            body = self._raw.perform_request("POST", path, headers=_JSON, body={**request, "size": size}).body
+        except elasticsearch.BadRequestError as error:
+            if "index.max_result_window" not in str(error.body) or size == 1:
+                raise
+            self._hits_max[target.index_name] = size // 2
+            return self._search(target, request, shard=shard)
         try:
             answer = _ANSWER.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:

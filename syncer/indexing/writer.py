@@ -56,7 +56,7 @@ from syncer.base.error_policy import (
 )
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
-from syncer.base.model import OUTCOMES, Composition, WriteReport
+from syncer.base.model import OUTCOMES, Composition, Target, WriteReport
 from syncer.base.postgres import Connection, Link, bounded
 from syncer.base.retry import retry
 from syncer.base.settings import WorkerSettings
@@ -152,6 +152,8 @@ class Writer:
         """By index, for how many documents in a row the SELECT has failed."""
         self._link = Link(self._opened)
         self._composed_by: Composer | None = None
+        self._usable: set[str] = set()
+        """The indices that were found usable on this connection."""
 
     def write(
         self,
@@ -175,7 +177,8 @@ class Writer:
             Stopping: The writer was told to stop. It is safe to repeat.
             SuspendedError: The definition is suspended. What was written before is valid.
             DocumentError: The definition has to be suspended. What was written before is valid.
-            UnavailableError: `resumes` is set, and the index takes no documents, or the SELECT fails for all of them.
+            IndexingError, UnavailableError: `resumes` is set, and the index takes no documents, or the SELECT fails for
+                all of them.
             Exception: An error that the policy classifies as FATAL.
         """
         all_ids = list(dict.fromkeys(ids))
@@ -197,8 +200,11 @@ class Writer:
                 slices.append(current)  # another revision is active by now, or another writer has suspended it
         counts, report = Counter(whole.results.values()), whole.report
         fails_for_all = counts["dead_lettered"] == len(all_ids) > 1
-        if resumes and (fails_for_all or not self._index.holdings.takes_documents(index_name)):
-            raise UnavailableError(f"{index_name} takes no documents")
+        if resumes:
+            if fails_for_all:
+                raise UnavailableError(f"{index_name} takes no documents")
+            self._index.holdings.require_usable(Target.of_index(index_name))
+            self._index.holdings.count(Target.of_index(index_name))  # every shard answers
         for outcome in OUTCOMES:
             setattr(report, outcome, counts[outcome])
         return report
@@ -217,6 +223,7 @@ class Writer:
         connection.prepare_threshold = None
         failover.enter(connection, self._index)
         self._composed_by = Composer(connection)
+        self._usable.clear()
         return connection
 
     @property
@@ -298,6 +305,10 @@ class Writer:
         current.outcome = BulkOutcome()
         if document is None or not compositions:
             return
+        if document.index_name not in self._usable:
+            # Rule: a-write-alias-leads-to-one-index. A restore may have added another, or taken ours from it.
+            self._require_usable(document)
+            self._usable.add(document.index_name)
         began = time.monotonic()
         try:
             with at_work_for(document.name, document.revision):
@@ -380,6 +391,7 @@ class Writer:
         for each in current.outcome.rejections:
             action = decide_item(each.status, each.kind, each.reason)
             if action is Action.SUSPEND:
+                self._require_usable(document)  # it knows more than a refusal says
                 explained = explain_refusal(document.name, f"{each.kind}: {each.reason}")
                 raise DocumentError(
                     explained.message,
@@ -394,6 +406,12 @@ class Writer:
             else:
                 failed[each.composition.id] = Failure(kind=each.kind, error=f"{each.kind}: {each.reason}")
         return {id_: each for id_, each in refused.items() if id_ not in failed}, failed
+
+    def _require_usable(self, document: Document) -> None:
+        """Raise a `DocumentError` if the index, and not its documents, may be the reason for what is refused."""
+        with at_work_for(document.name, document.revision):
+            has_routing = document.dependencies.has_routing
+            self._index.holdings.require_usable(document.target, has_routing=has_routing)
 
     def _gone(self, document: Document, created: Sequence[Composition]) -> list[Composition]:
         """Return those created documents that are gone from Postgres, or belong on another shard."""
@@ -427,7 +445,9 @@ class Writer:
 
         Raises:
             NotReadyError: They cannot be recorded, although Postgres is available.
+            DocumentError: The index is at fault.
         """
+        self._require_usable(document)
         self._record(document, current.batch.version, failed)
         try:
             now = self._composer.compose(document.index_name, list(failed), resumes=current.resumes)

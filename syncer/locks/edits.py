@@ -13,7 +13,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import OF_INDEX, Action, decide_item
 from syncer.base.errors import LockError, UnavailableError
-from syncer.elasticsearch.indices import GC_DELETES_SECONDS, seconds
+from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, seconds
 
 CONFLICT = 409
 _NOT_FOUND = 404

@@ -22,10 +22,11 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, unquote
 
-from elasticsearch import BadRequestError, Elasticsearch, NotFoundError
+from elasticsearch import Elasticsearch, NotFoundError
 
 from syncer.base.errors import LockError
 from syncer.base.retry import Backoff
+from syncer.elasticsearch.indices import create_own
 from syncer.locks import edits
 from syncer.locks.edits import CONFLICT, Edit
 
@@ -33,7 +34,6 @@ INDEX = "syncer-locks"
 """The default index of locks."""
 _TABLE = "holders"
 """The id of the table's document."""
-_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}
 _PROPERTIES = {"holders": {"type": "object", "enabled": False}}
 _CREATE_SECONDS = 60
 _SEQ_NO_BITS = 31
@@ -129,12 +129,7 @@ class Table:
     def ensure(cls, client: Elasticsearch, index: str) -> Table:
         """Return the table in an index, which is created if it does not exist."""
         while (table := cls.find(client, index)) is None:
-            indices = client.options(request_timeout=_CREATE_SECONDS).indices
-            try:
-                indices.create(index=index, settings=_SETTINGS, mappings={"dynamic": False, "properties": _PROPERTIES})
-            except BadRequestError as error:
-                if error.error != "resource_already_exists_exception":
-                    raise
+            create_own(client.options(request_timeout=_CREATE_SECONDS), index, _PROPERTIES)
         return table
 
     def within(self, seconds: float) -> Table:

@@ -36,7 +36,8 @@ from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
-from syncer.elasticsearch.indices import GC_DELETES_SECONDS, PIPELINES, seconds
+from syncer.elasticsearch.reader import Holdings
+from syncer.elasticsearch.shortcomings import Effect
 from syncer.indexing import failover
 from syncer.kafka import topic
 
@@ -349,36 +350,25 @@ def _topic(deployment: Deployment) -> Iterator[Finding]:
             yield Finding(f"{setting} is {values[setting]}", command, severity=severity)
 
 
-_INDEX: dict[str, tuple[str, Callable[[str], bool], str | None]] = {
-    "index.gc_deletes": ("60s", lambda value: seconds(value) < GC_DELETES_SECONDS, f"{GC_DELETES_SECONDS}s"),
-    "index.translog.durability": ("request", lambda value: value == "async", "request"),
-    "index.refresh_interval": ("1s", lambda value: value.startswith("-1"), None),
-    "index.lifecycle.name": ("", bool, None),
-    **dict.fromkeys(PIPELINES, ("_none", lambda value: value != "_none", None)),
-}
-"""The default of a setting of an index, whether a value is wrong, and the right one."""
-_OF_A_LOAD = ("index.translog.durability", "index.refresh_interval")
-"""An index that is being built may have another value."""
-
-
 def _request(method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
     return f"{method} {path}" + ("" if body is None else f"\n{json.dumps(body)}")
 
 
 def _indices(deployment: Deployment) -> Iterator[Finding]:
-    found = deployment.server("elasticsearch").indices.get_settings(
-        index=[document.index_name for document in deployment.documents] or ["none"],
-        flat_settings=True,
-        ignore_unavailable=True,
-        expand_wildcards="all",
-    )
-    for document in (each for each in deployment.documents if each.index_name in found):
-        for name, (default, is_wrong, right) in _INDEX.items():
-            value = str(found[document.index_name]["settings"].get(name, default)).lower()
-            if is_wrong(value) and (document.role is Role.CURRENT or name not in _OF_A_LOAD):
-                fix = _request("PUT", f"/{document.index_name}/_settings", {name: right})
-                again = f"Then run: syncer backfill {document.name}" if name in PIPELINES else ""
-                yield Finding(f"{name} of {document.index_name} is {value}", fix, again)
+    holdings = Holdings(deployment.server("elasticsearch"))
+    for document in deployment.documents:
+        is_current = document.role is Role.CURRENT
+        for shortcoming in holdings.shortcomings(
+            document.target,
+            searched_as=document.index if is_current else "",
+            has_routing=document.dependencies.has_routing,
+        ):
+            if is_current or shortcoming.effect is not Effect.ENDANGERS:  # as that of a load
+                again = (
+                    f"Then run: syncer backfill {document.name}" if shortcoming.setting.endswith("_pipeline") else ""
+                )
+                how = _REQUEST if shortcoming.is_request else _ADVICE
+                yield Finding(shortcoming.problem, shortcoming.remedy, again, how)
 
 
 def _orphans(deployment: Deployment) -> Iterator[Finding]:

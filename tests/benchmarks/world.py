@@ -23,7 +23,7 @@ import psutil
 import psycopg
 from elasticsearch import Elasticsearch
 
-from syncer.elasticsearch.indices import GC_DELETES_SECONDS
+from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS
 from syncer.monitoring import status
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.server import LASTING_JAVA

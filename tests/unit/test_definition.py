@@ -90,7 +90,10 @@ BAD: dict[str, tuple[dict[str, str | None], tuple[str, ...]]] = {
     ),
     "affects_without_rows": ({"affects/users.sql": "SELECT 1"}, ("users.sql", "%(rows)s")),
     "affects_misspelled": ({"affect/users.sql": "SELECT 1"}, ("affect is no folder that a document has",)),
-    "deletes_forgotten": ({"index.json": SETTINGS.format('{"gc_deletes": "1s"}')}, ("sets gc_deletes",)),
+    "deletes_forgotten": (
+        {"index.json": SETTINGS.format('{"gc_deletes": "1s"}')},
+        ("index.gc_deletes of the index is 1s",),
+    ),
     **{
         f"shard_by_id_{number}": ({"index.json": SETTINGS.format(settings)}, ("routing_partition_size",))
         for number, settings in enumerate(

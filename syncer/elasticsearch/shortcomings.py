@@ -1,0 +1,244 @@
+"""Shortcomings: why an index does not keep or show every document as it was written.
+
+index.json describes an index. What it becomes is decided by the cluster's templates, the server's version, operators
+and restores, too. So an index is judged by one answer about it, of ``GET /INDEX`` with default values: by plan, when
+it is created, before its documents are blamed, before a suspended one resumes, and by the doctor. index.json is judged
+in the same way, as far as it goes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from elasticsearch import ApiError
+
+from syncer.base.errors import IndexingError
+from syncer.base.model import Target
+
+GC_DELETES_SECONDS = 3600
+"""How long our indices remember the version of a deleted document; Elasticsearch's default is 60."""
+_DISK_BLOCK = "index.blocks.read_only_allow_delete"
+BLOCKS = (*(f"index.blocks.{kind}" for kind in ("write", "read_only", "read", "metadata")), _DISK_BLOCK)
+_UNITS = {"nanos": 1e-9, "micros": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_VECTORS = frozenset({"dense_vector", "sparse_vector", "rank_vectors"})
+"""The types of fields that Elasticsearch 9.2 and later leaves out of ``_source``."""
+
+
+class Effect(Enum):
+    """What a shortcoming does."""
+
+    REFUSES = "the index may refuse or change what is written"
+    ALTERS = "what is read back is not what was written, or cannot be compared"
+    HIDES = "searches through the alias miss documents"
+    ENDANGERS = "what was acknowledged may be lost or reverted, or is not shown"
+
+
+class Shortcoming(NamedTuple):
+    """Something about an index that breaks a guarantee.
+
+    Args:
+        problem: A sentence without its full stop.
+        setting: The setting at fault, if it is one, with the value that it needs; None stands for the default.
+        remedy: What to do with the index: a request as Kibana's console takes it, or advice.
+        is_request: Whether the remedy is a request.
+    """
+
+    effect: Effect
+    problem: str
+    remedy: str
+    setting: str = ""
+    value: Any = None
+    is_request: bool = True
+
+    @property
+    def is_grave(self) -> bool:
+        """Whether documents cannot be kept, or compared."""
+        return self.effect in (Effect.REFUSES, Effect.ALTERS)
+
+    @property
+    def advice(self) -> str:
+        """What to do before the index is created: index.json prevails over templates."""
+        if not self.setting:
+            return self.remedy
+        if self.value is None:
+            return f"Remove {self.setting} from index.json, or from the template that adds it."
+        return in_index_json(self.setting, self.value)
+
+    def error(self) -> IndexingError:
+        """Return the error to raise if the index cannot be used."""
+        return IndexingError(self.problem, hint=f"To mend it: {self.remedy}" if self.is_request else self.remedy)
+
+
+class _Rule(NamedTuple):
+    """A setting of an index: whether a value, in lower case, is wrong, the right one, and why.
+
+    If it is fixed, only a new index can have another value.
+    """
+
+    effect: Effect
+    is_wrong: Callable[[str], bool]
+    right: Any = None
+    why: str = ""
+    is_fixed: bool = False
+
+
+def seconds(duration: str) -> float:
+    """Return a duration that Elasticsearch writes, as in ``"1.5h"``; 0 if it has no unit."""
+    match = re.fullmatch(r"(-?[0-9.]+)([a-z]+)", str(duration))
+    return float(match[1]) * _UNITS.get(match[2], 0) if match else 0
+
+
+def _is_on(value: str) -> bool:
+    return value == "true"
+
+
+_PIPELINE = _Rule(
+    Effect.REFUSES,
+    lambda value: value != "_none",
+    "_none",
+    why=": a document must equal its SELECT, so the logic of a pipeline belongs into select.sql",
+)
+_RULES = {
+    **dict.fromkeys(BLOCKS, _Rule(Effect.REFUSES, _is_on, right=False)),
+    _DISK_BLOCK: _Rule(
+        Effect.REFUSES, _is_on, right=False, why=": Elasticsearch sets that while a disk is full, and lifts it itself"
+    ),
+    "index.default_pipeline": _PIPELINE,
+    "index.final_pipeline": _PIPELINE,
+    "index.routing_partition_size": _Rule(
+        Effect.ALTERS,
+        lambda value: value != "1",
+        1,
+        why=": the shard of a document must follow from its _routing alone",
+        is_fixed=True,
+    ),
+    "index.mapping.source.mode": _Rule(
+        Effect.ALTERS,
+        lambda value: value != "stored",
+        "stored",
+        why=": documents are not kept as they were written",
+        is_fixed=True,
+    ),
+    "index.mapping.exclude_source_vectors": _Rule(
+        Effect.ALTERS, _is_on, right=False, why=": documents are returned without their vectors", is_fixed=True
+    ),
+    "index.disable_sequence_numbers": _Rule(
+        Effect.ALTERS, _is_on, right=False, why=": loads and `syncer verify` cannot list the index", is_fixed=True
+    ),
+    "index.gc_deletes": _Rule(
+        Effect.ALTERS,
+        lambda value: seconds(value) < GC_DELETES_SECONDS,
+        f"{GC_DELETES_SECONDS}s",
+        why=": a late write could bring a deleted document back",
+    ),
+    "index.translog.durability": _Rule(
+        Effect.ENDANGERS, lambda value: value == "async", "request", why=": acknowledged writes may be lost"
+    ),
+    "index.refresh_interval": _Rule(
+        Effect.ENDANGERS, lambda value: value.startswith("-1"), why=": searches show an old state"
+    ),
+    "index.lifecycle.name": _Rule(
+        Effect.ENDANGERS, bool, why=": a lifecycle policy may delete the index or make it read-only"
+    ),
+}
+
+
+def find(
+    target: Target, answer: Mapping[str, Any], *, searched_as: str = "", has_routing: bool = True
+) -> Iterator[Shortcoming]:
+    """Yield the shortcomings of an index.
+
+    Args:
+        target: The index and its write alias.
+        answer: What both names lead to: the response to ``GET /INDEX,ALIAS`` with flat settings.
+        searched_as: The alias through which all of its documents are to be found.
+        has_routing: Whether its documents come with a ``_routing``.
+    """
+    name, alias = target.index_name, target.write_alias
+    index = answer.get(name)
+    if index is None:
+        apply = "If it was deleted, make it again with every document: syncer apply"
+        yield Shortcoming(Effect.REFUSES, f"The index {name} is gone", apply, is_request=False)
+        return
+    for other in sorted(answer.keys() - {name}):
+        remedy = _request("POST", "/_aliases", {"actions": [{"remove": {"index": other, "alias": alias}}]})
+        yield Shortcoming(Effect.REFUSES, f"The write alias {alias} leads to {other} as well", remedy)
+    if alias not in index["aliases"]:
+        added = {"index": name, "alias": alias, "is_hidden": True, "is_write_index": True}
+        remedy = _request("POST", "/_aliases", {"actions": [{"add": added}]})
+        yield Shortcoming(Effect.REFUSES, f"{name} lacks its write alias {alias}", remedy)
+    if index["settings"].get("index.verified_before_close") == "true":
+        yield Shortcoming(Effect.REFUSES, f"The index {name} is closed", _request("POST", f"/{name}/_open"))
+    if index["mappings"].get("_routing", {}).get("required") and not has_routing:
+        remedy = "Add a column _routing to select.sql, or remove _routing from the mapping in index.json or a template."
+        problem = f"The mapping of {name} requires a _routing, which the SELECT lacks"
+        yield Shortcoming(Effect.REFUSES, problem, remedy, is_request=False)
+    yield from _of_body(name, {**index.get("defaults", {}), **index["settings"]}, index["mappings"])
+    searched = index["aliases"].get(searched_as, {})
+    if limits := [limit for limit in ("filter", "search_routing") if limit in searched]:
+        remedy = _request("POST", "/_aliases", {"actions": [{"add": {"index": name, "alias": searched_as}}]})
+        limit = limits[0].removeprefix("search_")
+        yield Shortcoming(Effect.HIDES, f"The alias {searched_as} has a {limit}, so searches miss documents", remedy)
+
+
+def is_metadata_blocked(error: ApiError) -> bool:
+    """Whether an index cannot be asked about because of its own block."""
+    return "/index metadata (" in str(error.body)
+
+
+def metadata_blocked(name: str) -> Shortcoming:
+    """Return the shortcoming of an index that cannot be asked about."""
+    block = "index.blocks.metadata"
+    remedy = _request("PUT", f"/{name}/_settings", {block: False})
+    return Shortcoming(Effect.REFUSES, f"{block} of {name} is true", remedy, block, value=False)
+
+
+def of_body(body: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Shortcoming]:
+    """Yield the shortcomings that an index would have for what index.json says, with these flat settings."""
+    yield from _of_body("the index", settings, body.get("mappings", {}))
+
+
+def _of_body(name: str, settings: Mapping[str, Any], mappings: Mapping[str, Any]) -> Iterator[Shortcoming]:
+    source = mappings.get("_source", {})
+    # Elasticsearch 8 has the mode in the mapping, which then decides; later ones in the settings alone.
+    settings = {**settings, **({"index.mapping.source.mode": source["mode"]} if "mode" in source else {})}
+    if source.get("enabled") in (False, "false") or source.get("excludes") or source.get("includes"):
+        limit = ", ".join(sorted(source))
+        remedy = 'Remove it from index.json, or from the template that adds it. Over a template\'s {"enabled": false},'
+        remedy += ' {"_source": {"enabled": true}} in the mappings of index.json prevails.'
+        problem = f"_source of {name} leaves out what is written ({limit}), so documents cannot be compared or kept"
+        yield Shortcoming(Effect.ALTERS, problem, remedy, is_request=False)
+    has_vectors = not _VECTORS.isdisjoint(_types(mappings))
+    for setting, rule in _RULES.items():
+        value = str(settings.get(setting, "")).lower()
+        if settings.get(setting) is None or not rule.is_wrong(value):
+            continue
+        if setting == "index.mapping.exclude_source_vectors" and not has_vectors:
+            continue
+        remedy = _request("PUT", f"/{name}/_settings", {setting: rule.right})
+        if rule.is_fixed:
+            remedy = f"{in_index_json(setting, rule.right)} Then run: syncer apply"
+        problem = f"{setting} of {name} is {value}{rule.why}"
+        yield Shortcoming(rule.effect, problem, remedy, setting, rule.right, is_request=not rule.is_fixed)
+
+
+def in_index_json(setting: str, value: Any) -> str:
+    """Return the advice to give a setting a value in index.json, which prevails over templates."""
+    return f"Add to the settings in index.json: {json.dumps(setting)}: {json.dumps(value)}."
+
+
+def _types(mapping: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the types of all fields of a mapping."""
+    fields = list(mapping.get("properties", {}).values())
+    while fields:
+        field = fields.pop()
+        yield field.get("type", "object")
+        fields += [*field.get("properties", {}).values(), *field.get("fields", {}).values()]
+
+
+def _request(method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
+    return f"{method} {path}" + ("" if body is None else f"\n{json.dumps(body)}")

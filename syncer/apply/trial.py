@@ -117,7 +117,13 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
             failures[""] = message
     live = None if step.change in NEEDS_INDEX else document.target
     problems: list[PlanProblem] = []
-    with indices.scratch(document=document.name, alias=document.index, body=document.index_body, live=live) as target:
+    with indices.scratch(
+        document=document.name,
+        alias=document.index,
+        body=document.index_body,
+        live=live,
+        has_routing=document.dependencies.has_routing,
+    ) as target:
         compositions = [
             Composition(id=id_, version=1, source=row.source, routing=row.routing) for id_, row in sample.items()
         ]
@@ -125,10 +131,9 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         written = {id_: sample[id_] for id_ in sample.keys() - {refused.composition.id for refused in rejections}}
         problems += _read_back(written, index.holdings.read(target, list(written)))
         for shortcoming in index.holdings.shortcomings(target):
-            shown = shortcoming.problem.replace(
-                target.index_name, live.index_name if live else f"{document.name}'s index"
-            )
-            problems.append(PlanProblem(severity=PlanSeverity.WARNING, message=shown, action=shortcoming.advice))
+            shown = live.index_name if live else f"a new index for {document.name}"
+            message = shortcoming.problem.replace(target.index_name, shown)
+            problems.append(PlanProblem(severity=PlanSeverity.WARNING, message=message, action=shortcoming.advice))
     tried = amount(len(sample) + sum(map(bool, failures)), "sampled document")
     problems += (*_errors(failures, rejections, tried), *_notes(connection, document, sample))
     return Trial(documents=count, sample=sample, problems=tuple(problems))

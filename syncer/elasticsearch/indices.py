@@ -29,12 +29,9 @@ _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 
 # Without refreshes a load is 1.3 times as fast. Fewer merges, a translog that is synced less often and one that is
 # flushed later made no measurable difference.
-_NO_COPIES = {
-    "index.number_of_replicas": 0,
-    "index.auto_expand_replicas": False,
-    "index.write.wait_for_active_shards": 1,
-}
-_LOAD = {**_NO_COPIES, "index.refresh_interval": -1}
+_NO_COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False}
+_WAITS_FOR_ONE = {"index.write.wait_for_active_shards": 1}
+_LOAD = {**_NO_COPIES, **_WAITS_FOR_ONE, "index.refresh_interval": -1}
 
 _NOT_FOUND = 404
 _FORBIDDEN = 403
@@ -99,15 +96,17 @@ class Indices:
         found = self._settings(target)
         # Recorded first, so that the settings to restore are known whatever happens. They may stem from a template.
         self._put_meta(target, {**meta, "settled": {name: found.get(name) for name in _LOAD}, **aliases})
+        # In a request of its own: the number of replicas is compared with what was set before.
+        self._put_settings(target, _WAITS_FOR_ONE)
         self._put_settings(target, _LOAD)
         self._require_sound(target, target.index_name)
         if before is not None:
             self._require_aliases_fit(before, target)
         return target
 
-    def _require_sound(self, target: Target, shown: str) -> None:
+    def _require_sound(self, target: Target, shown: str, *, has_routing: bool = True) -> None:
         """Refuse a new index that would not keep documents as they are written; ``shown`` is what to call it."""
-        for shortcoming in self._holdings.shortcomings(target):
+        for shortcoming in self._holdings.shortcomings(target, has_routing=has_routing):
             if shortcoming.is_grave:
                 raise IndexingError(shortcoming.problem.replace(target.index_name, shown), hint=shortcoming.advice)
 
@@ -138,6 +137,7 @@ class Indices:
                 settings={**_REMEMBERS, **flat_settings(body.get("settings", {}))},
                 mappings=mappings,
                 aliases={target.write_alias: _WRITES},
+                wait_for_active_shards=1,
             )
         except elasticsearch.BadRequestError as error:
             raise self._refusal(document, target, reason(error)) from error
@@ -394,7 +394,13 @@ class Indices:
 
     @contextmanager
     def scratch(
-        self, *, document: str, alias: str, body: Mapping[str, Any], live: Target | None = None
+        self,
+        *,
+        document: str,
+        alias: str,
+        body: Mapping[str, Any],
+        live: Target | None = None,
+        has_routing: bool = True,
     ) -> Iterator[Target]:
         """Create an empty hidden index from index.json, and delete it afterwards.
 
@@ -410,7 +416,9 @@ class Indices:
             self._create(document, target, self.body(live) if live else body)
             if live and (refusal := self.try_change(target, body)) is not None:
                 raise _refused(document, refusal.replace(target.index_name, live.index_name))
-            self._require_sound(target, live.index_name if live else f"a new index for {document}")
+            shown = live.index_name if live else f"a new index for {document}"
+            self._require_sound(target, shown, has_routing=has_routing)
+            self._put_settings(target, _WAITS_FOR_ONE)
             self._put_settings(target, {**_NO_COPIES, "index.hidden": True})
             yield target
         finally:

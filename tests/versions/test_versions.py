@@ -42,6 +42,7 @@ SCENARIOS = (
     "tests/scenarios/test_relay_publishes_in_snapshots.py",
     "tests/scenarios/test_versions_never_go_back.py",
     "tests/scenarios/test_indices_of_a_rebuild.py",
+    "tests/scenarios/test_clusters_of_others.py",
     "tests/scenarios/test_documents_with_routing.py",
     "tests/faults/test_elasticsearch.py",
     "tests/faults/test_processes.py",

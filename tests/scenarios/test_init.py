@@ -227,6 +227,44 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
     assert not (bare.config / "syncer.yaml").exists()
 
 
+TEMPORAL = """
+CREATE TABLE plans (id int, valid {range}, name text, PRIMARY KEY (id, valid));
+CREATE TABLE seats (
+    number int, plan_id int, during {range}, PRIMARY KEY (number, during),
+    CONSTRAINT plan FOREIGN KEY (plan_id, during) REFERENCES plans
+);
+SET session_replication_role = replica;
+INSERT INTO plans VALUES (1, '[{a},{b})', 'basic'), (1, '[{b},{d})', 'full'), (2, '[{a},{d})', 'other');
+INSERT INTO seats VALUES (7, 1, '[{a},{c})'), (8, 1, '[{b},{d})');
+UPDATE pg_constraint SET conperiod = true WHERE conname = 'plan';
+"""
+# An integer beside WITHOUT OVERLAPS needs btree_gist, which the embedded Postgres lacks: the catalogue is set instead.
+
+
+@pytest.mark.parametrize(
+    ("range_", "dates"),
+    [
+        ("daterange", ("2026-01-01", "2026-03-01", "2026-04-01", "2027-01-01")),
+        ("int4range", ("1", "3", "4", "9")),
+        ("numrange", ("0.5", "1.25", "1.5", "2")),
+    ],
+)
+def test_a_temporal_foreign_key_leads_to_all_rows_of_its_period(
+    bare: World, range_: str, dates: tuple[str, ...]
+) -> None:
+    """Ranges of a key with PERIOD overlap: they are not equal. Both directions become arrays."""
+    if bare.sql("SELECT current_setting('server_version_num')::int < 180000")[0][0]:
+        pytest.skip("Postgres 18 has temporal keys")
+    bare.sql(TEMPORAL.format(range=range_, **dict(zip("abcd", dates, strict=True))))
+    drafted(bare, "--table", "seats")
+    drafted(bare, "--table", "plans", "--with", "seats")
+    followed(bare)
+    seats = {seat["number"]: [row["name"] for row in seat["plans"]] for seat in bare.held("seats").values()}
+    plans = {plan["name"]: [row["number"] for row in plan["seats"]] for plan in bare.held("plans").values()}
+    assert seats == {7: ["basic", "full"], 8: ["full"]}
+    assert plans == {"basic": [7], "full": [7, 8], "other": []}
+
+
 ORDERS = """
 CREATE TABLE customers (id bigint PRIMARY KEY, name text NOT NULL, born date, tags text[]);
 CREATE TABLE orders (id bigint PRIMARY KEY, customer_id bigint NOT NULL, title text, extra jsonb, embedding real[]);

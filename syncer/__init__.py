@@ -29,7 +29,8 @@ The packages, from the top down; each uses only those below it, and its docstrin
     monitoring      status, problems, metrics; the status page (`web`) and the checks (`doctor`)
     relay           outbox → Kafka, if it is used
     worker          the main loop (`loop`): changes → documents; the job worker (`job_loop`)
-    apply           desired definitions against active ones: plan, preview, activate, reindex, scaffold
+    apply           desired definitions against active ones: plan, preview, activate, reindex
+    drafts          the catalogue, or a SELECT → a definition to edit
     verify          compare documents with their SELECT, repair, `explain` one, `wait` for one's own write
     recovery        lost Kafka records, altered tables, orphan indices
     indexing        ids → documents built in one snapshot → Elasticsearch: the version rule, also across a failover

@@ -9,5 +9,4 @@ to an index that is loaded. Every step may be interrupted and repeated.
               them in their order: load, own settings, verify, wait for pending jobs, move the alias
     preview   what apply would do, with its problems and costs: `trial` writes a sample to a scratch index, `cost` runs
               the queries from changed rows to documents
-    scaffold  drafts a definition for `syncer init`: `scaffold.table`, `scaffold.mapping`
 """

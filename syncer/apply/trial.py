@@ -17,7 +17,6 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-import psycopg
 from psycopg import errors as pg
 
 from syncer.apply.plan import NEEDS_INDEX, Step
@@ -36,7 +35,7 @@ from syncer.elasticsearch.reader import Copy
 from syncer.lineage.unordered import unordered_fields
 from syncer.verify.diff import compare
 
-DOCUMENTS_MAX = 200
+DOCUMENTS_MAX = queries.SAMPLE_MAX
 BYTES_MAX = 5_000_000
 SECONDS_MAX = 2.0
 """How long the sample is chosen, built and written, each."""
@@ -62,7 +61,7 @@ _SETTINGS = {
 }
 """The settings to try, with other values than syncer's, and what to write instead of what depends on them."""
 _SET = "SELECT pg_catalog.set_config($1, $2, true)"
-_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d)?")
+_INSTANT = re.compile(r"\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d){0,2}( BC)?")
 
 _Result = TypeVar("_Result")
 
@@ -154,14 +153,8 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     The first request is for one document and each for twice as many as the one before, so that few large documents
     exceed the limit by little. After a failure it begins with one document again, to find the one at fault.
     """
-    ids: list[str] | None = None
-    for choose in (queries.some_ids, queries.first_ids):  # the first ones, if choosing takes too long or fails on a row
-        try:
-            ids = ids or _in_time(connection, partial(choose, connection, document, DOCUMENTS_MAX))
-        except psycopg.Error as error:
-            if not is_of_data(error):
-                raise
-    left, size, began = ids or [], 1, clock()
+    ids = queries.sampled_ids(connection, document.dependencies.canonical_select, seconds=SECONDS_MAX)
+    left, size, began = ids, 1, clock()
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
     while left and sum(len(row.source) for row in sample.values()) < BYTES_MAX and clock() - began < SECONDS_MAX:

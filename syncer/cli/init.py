@@ -11,8 +11,6 @@ from typing import Annotated
 
 import typer
 
-from syncer.apply.scaffold import mapping
-from syncer.apply.scaffold.table import Drafter, find, tables
 from syncer.base import postgres, settings
 from syncer.base.errors import ConfigError
 from syncer.base.postgres import Connection
@@ -20,6 +18,9 @@ from syncer.base.settings import shipped
 from syncer.cli.context import UsageError, flag, load_settings
 from syncer.cli.render import say
 from syncer.documents import definition
+from syncer.drafts import mapping
+from syncer.drafts.catalogue import Catalogue
+from syncer.drafts.draft import Drafter
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _NAME_CHARACTERS_MAX = 63
@@ -35,6 +36,7 @@ def init(
     from_select: Annotated[
         Path | None, typer.Option(help="Derive the mapping of the SELECT in this file; keep what index.json says.")
     ] = None,
+    columns: Annotated[bool, flag("--columns", text="Take all columns of --table, and of what it shows.")] = False,
     force: Annotated[bool, flag("--force", text="Overwrite existing files of the document.")] = False,
 ) -> None:
     """Draft a document from a table or a SELECT.
@@ -64,12 +66,15 @@ def init(
             folder = _folder(name or default, force=force, own=own)
             files, remarks = _of_select(connection, folder, from_select)
         elif table is not None:
-            folder = _folder(name or find(connection, table).name, force=force)
-            files, remarks = _of_table(connection, folder.name, table, referring or ())
+            drafter = Drafter(connection=connection, catalogue=Catalogue(connection), has_all_columns=columns)
+            folder = _folder(name or drafter.catalogue.find(table).name, force=force)
+            files, remarks = _of_table(drafter, folder.name, table, referring or ())
         else:
-            readable = ", ".join(name for name, may_read in tables(connection).items() if may_read)
-            nothing = "the role can read none. Check postgres.dsn, or run GRANT SELECT as their owner."
-            raise UsageError(f"Missing option '--table'. The tables: {readable or nothing}")
+            readable = [name for name, may_read in Catalogue(connection).relations.items() if may_read]
+            if not readable:
+                raise UsageError("The role can read no table. Check postgres.dsn, or run GRANT SELECT as their owner.")
+            say("\n".join(readable))
+            return
     _write(folder, files)
     for remark in remarks:
         say(f"  {remark}", style="dim")
@@ -87,26 +92,25 @@ def _folder(name: str, *, force: bool, own: Path | None = None) -> Path:
     return folder
 
 
-def _of_table(
-    connection: Connection, name: str, table: str, referring: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
+def _of_table(drafter: Drafter, name: str, table: str, asked: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Draft the files of a document of a table's rows, and say what to know of it."""
-    found, drafter = find(connection, table), Drafter(connection)
-    query, properties = drafter.select(found, referring)
-    given = {**mapping.EMPTY_BODY, "mappings": {"dynamic": "strict", "properties": properties}}
-    body, more = mapping.completed(connection, query, name, given)
-    remarks = [*drafter.remarks, *more]
-    title = f"Rows of {found.relation}, drafted by syncer init. It is yours: change what you like."
+    root = drafter.catalogue.find(table)
+    query = drafter.select(root, asked)
+    made = mapping.completed(drafter.connection, query, name, mapping.EMPTY_BODY)
+    remarks = [*drafter.remarks, *made.remarks]
+    title = f"Rows of {root.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
-    return {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(body)}, remarks
+    return {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(made.body)}, remarks
 
 
 def _of_select(connection: Connection, folder: Path, file: Path) -> tuple[dict[str, str], list[str]]:
     """Return the mapping of a written SELECT, and what else its document lacks. What index.json says is kept."""
     query, index, select_file = definition.read_sql(file), folder / "index.json", folder / "select.sql"
     given = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
-    body, remarks = mapping.completed(connection, query, str(file), given)
-    files = {"index.json": _text(body)}
+    made = mapping.completed(connection, query, str(file), given)
+    files, remarks = {"index.json": _text(made.body)}, list(made.remarks)
+    if not made.added:
+        files, remarks = {}, [f"Nothing to add: {index} maps every field of the SELECT"]
     if not (folder / "document.yaml").exists():
         files["document.yaml"] = _options(folder.name)
     if not (select_file.exists() and file.samefile(select_file)):

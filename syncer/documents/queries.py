@@ -25,7 +25,7 @@ from psycopg import sql
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import ComposeError, DocumentError
 from syncer.base.model import Place
-from syncer.base.postgres import Connection, copied, value
+from syncer.base.postgres import Connection, bounded, copied, value
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
 from syncer.lineage.routes import unique_keys
@@ -48,6 +48,8 @@ _IN_RANGE = _DOCUMENTS + "WHERE {condition}"
 _SOME_IDS = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1
 """
+SAMPLE_MAX = 200
+"""How many documents a sample has at most."""
 _FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
 
 # The order must be the one that Postgres itself defines for `<`: that of an operator class of a user's may be another.
@@ -307,9 +309,20 @@ def some_ids(connection: Connection, document: Document, limit: int) -> list[str
     return [row[0] for row in connection.execute(query_of(_SOME_IDS, document), (limit,))]
 
 
-def first_ids(connection: Connection, document: Document, limit: int) -> list[str]:
-    """Return the first ids found, reading as little as possible."""
-    return [row[0] for row in connection.execute(query_of(_FIRST_IDS, document), (limit,))]
+def sampled_ids(connection: Connection, select: str, *, seconds: float, limit: int = SAMPLE_MAX) -> list[str]:
+    """Return ids from the whole of a SELECT, the same ones each time; the first ones if that fails or takes too long.
+
+    There is none if no document can be read in time.
+    """
+    for template in (_SOME_IDS, _FIRST_IDS):
+        query = sql.SQL(template).format(select=sql.SQL(select))
+        try:
+            with bounded(connection, seconds=seconds):
+                return [row[0] for row in connection.execute(query, (limit,))]
+        except psycopg.Error as error:
+            if not (isinstance(error, psycopg.errors.QueryCanceled) or is_of_data(error)):
+                raise
+    return []
 
 
 def current(

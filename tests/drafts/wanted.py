@@ -1,7 +1,7 @@
 """What a team would want of its schema, written by hand, and how much of a draft it would keep.
 
-A file in `schemas` has the arguments of `init`, the tables, the SELECT and the mapping. A line is one item of a SELECT, one
-of its clauses, or one field of the mapping: the layout does not count, and neither do the numbers of aliases.
+A file in `schemas` has the arguments of `init`, the tables, the SELECT and the mapping. A line is one item of a SELECT,
+one of its clauses, or one field of the mapping: the layout does not count, and neither do the numbers of aliases.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 KEYWORD = {"type": "keyword", "ignore_above": 8191}
 _SHORT: dict[str, dict[str, Any]] = {
     "keyword": KEYWORD,
+    "flattened": {**KEYWORD, "type": "flattened"},
     "text": {"type": "text", "fields": {"keyword": KEYWORD}},
 }
 _NUMBERED = re.compile(r"\b([a-z])_\d+\b")

@@ -1,0 +1,9 @@
+"""Drafts select.sql and index.json of a document, for ``syncer init``.
+
+catalogue  the tables that there are: columns, keys, references
+rules      what a name or a type says: the one table of rules for columns, tables and mappings
+draft      a table, and the tables asked for → a SELECT
+orm        the SELECT that an ORM prints → one with an _id
+shapes     the columns of any SELECT, and the types inside the JSON that it builds, as Postgres knows them
+mapping    shapes → a mapping, keeping what exists
+"""

@@ -1,0 +1,263 @@
+"""Mapping: maps the columns of any SELECT, and completes a mapping that exists.
+
+Postgres tells the types, also inside JSON that the SELECT builds: see `syncer.drafts.shapes`. A mapping takes every
+value of its type except NaN, Infinity and the date infinity. Arrays of objects become ``nested``, so that a search can
+relate the fields of one object. Where keys are data, one rule holds: ``flattened`` finds each key, also the next one.
+A sample decides for JSON that comes out of a column, which has no type, and for the length of vectors.
+
+What the existing mapping says is kept. An object in it that says what to do with other fields (``dynamic`` or
+``enabled``) is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from syncer.base.formatting import amount
+from syncer.base.postgres import Connection, bounded
+from syncer.documents import queries
+from syncer.drafts import rules, shapes
+from syncer.drafts.rules import KEYS_ARE_DATA, KEYWORD, STORED, TEXT
+from syncer.drafts.shapes import ColumnType, Shape
+
+_FIELDS_MAX = 1000
+"""How many fields an index has at most by default."""
+_DIMENSIONS = range(2, 4097)
+"""How many numbers a dense_vector may have; a single number is none."""
+_SAMPLE_SECONDS = 5.0
+_SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
+_WITH_VALUE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d.{column}::text NOT IN ('[]', 'null') LIMIT 200"
+
+EMPTY_BODY: Mapping[str, Any] = {
+    "settings": {"number_of_shards": 1},
+    "mappings": {"dynamic": "strict", "properties": {}},
+}
+"""What the index.json of a draft begins with."""
+_SAYINGS = {
+    "data": "keys are data, so it is flattened: any key is found by its exact text. For full text, numbers or dates, "
+    'map it as an object with "properties" and "dynamic": false; other keys are then shown, not found',
+    "values": "a guess from {sample} without an object: an object would be rejected",
+    "stored": "kept and shown, not searched: {sample} does not tell what it holds. If it is to hold objects, map it as "
+    '{{"type": "flattened"}}',
+    "vector": "its mapping is a guess from sampled documents; an array of another length would be rejected",
+    "open": 'keys are data, so it got "dynamic": false: keys that it does not map are shown, not found',
+    "double": "double rounds to 15 digits; for money use scaled_float, for every digit keyword",
+    "malformed": "Elasticsearch takes no infinity, no BC and no year of five digits: such values are shown, not found",
+}
+"""What to know of a field, by kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """An index.json, the fields that were added to it, and what to know of them, one line each."""
+
+    body: dict[str, Any]
+    added: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def completed(connection: Connection, select: str, file: str, body: Mapping[str, Any]) -> Completed:
+    """Return an index.json with a mapping for every column of a SELECT. What ``body`` says is kept.
+
+    Args:
+        connection: To Postgres.
+        select: The SELECT.
+        file: Names the SELECT in errors.
+        body: The existing index.json.
+
+    Raises:
+        DefinitionError: Postgres refuses the SELECT, or it reads what cannot be captured.
+    """
+    from syncer.lineage import catalog  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
+
+    probe = catalog.probe(connection, select, file)
+    columns = shapes.of_select(connection, probe.canonical)
+    columns = {name: shape for name, shape in columns.items() if name not in ("_id", "_routing")}
+    mapped = _Mapped(sample=_Sample(connection, probe.canonical, probe.columns.get("_id", "text")))
+    derived = {name: mapped.field(name, shape, (name,)) for name, shape in columns.items()}
+    mappings = body.get("mappings", {})
+    properties, added = mapped.united(mappings.get("properties", {}), derived, "")
+    number = _number_of_fields(properties)
+    settings = body.get("settings", {})
+    if number > _FIELDS_MAX:
+        settings = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
+    return Completed(
+        body={**body, "settings": settings, "mappings": {**mappings, "properties": properties}},
+        added=tuple(added),
+        remarks=tuple(mapped.sayings(added)),
+    )
+
+
+@dataclass
+class _Sample:
+    """Documents of a SELECT, chosen as `syncer plan` does: none if that takes too long, or fails on the data."""
+
+    connection: Connection
+    select: str
+    id_type: str
+    _documents: list[dict[str, Any]] | None = None
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """The documents; they are read once, if they are needed."""
+        if self._documents is None:
+            ids = queries.sampled_ids(self.connection, self.select, seconds=_SAMPLE_SECONDS)
+            query = sql.SQL(_SAMPLE).format(select=sql.SQL(self.select), id_type=sql.SQL(self.id_type))
+            self._documents = self._read(query, [ids])
+        return self._documents
+
+    def values(self, path: tuple[str, ...]) -> list[Any]:
+        """Return the values of a field that are not null, out of all arrays; if none has one, look for others."""
+        sampled = _inside(self.documents, path)
+        if not sampled:
+            column = sql.Identifier(path[0])
+            query = sql.SQL(_WITH_VALUE).format(select=sql.SQL(self.select), column=column)
+            sampled = _inside(self._read(query, []), path)
+        return sampled
+
+    def _read(self, query: sql.Composed, parameters: list[Any]) -> list[dict[str, Any]]:
+        # A number in it may be too long for Python, and it may be nested too deeply.
+        with (
+            suppress(psycopg.DataError, psycopg.errors.QueryCanceled, ValueError, RecursionError),
+            bounded(self.connection, seconds=_SAMPLE_SECONDS),
+        ):
+            return [json.loads(document) for (document,) in self.connection.execute(query, parameters)]
+        return []
+
+
+@dataclass
+class _Mapped:
+    """Maps shapes, and notes what to know of them: kinds of remarks, by the path of the field."""
+
+    sample: _Sample
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def field(self, name: str, shape: Shape, path: tuple[str, ...]) -> dict[str, Any]:
+        """Return the mapping of a field."""
+        place = ".".join(path)
+        if shape.fields is not None:
+            return self._object(shape, path, place)
+        if shape.is_map:
+            self.notes[place] = "data"
+            return dict(KEYS_ARE_DATA)
+        if shape.type is None or shape.type.mapping is None:
+            return self._of_values(path, place)
+        mapping = shape.type.mapping
+        if mapping == TEXT and (shape.is_array or rules.KEYWORD_NAMES.search(name)):
+            return dict(KEYWORD)
+        return self._of_type(shape.type, mapping, path, place)
+
+    def _of_type(
+        self, type_: ColumnType, mapping: Mapping[str, Any], path: tuple[str, ...], place: str
+    ) -> dict[str, Any]:
+        """Return the mapping of a type, adapted where the sampled values show that it has to be."""
+        if type_.name == "numeric" and mapping["type"] == "double":
+            self.notes[place] = "double"
+        elif type_.name == "float4" and type_.is_array:
+            vectors = _inside(self.sample.documents, path, flat=False)
+            lengths = {None if None in vector else len(vector) for vector in vectors}
+            if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
+                self.notes[place] = "vector"
+                return {"type": "dense_vector", "dims": lengths.pop()}
+        elif mapping == rules.DATE and not all(map(_is_date, _inside(self.sample.documents, path))):
+            self.notes[place] = "malformed"
+            return {**mapping, "ignore_malformed": True}
+        return dict(mapping)
+
+    def _object(self, shape: Shape, path: tuple[str, ...], place: str) -> dict[str, Any]:
+        fields = shape.fields or {}
+        types = {(inner.type.mapping or {}).get("type", "") for inner in fields.values() if inner.type}
+        if fields and fields.keys() <= rules.RANGE_BOUNDS and len(types) == 1 and types <= rules.RANGE_TYPES.keys():
+            return {"type": rules.RANGE_TYPES[types.pop()]}
+        if fields.keys() == rules.POINT and types <= {"double", "float", "long", "integer", "short"}:
+            return {"type": "geo_point", "ignore_malformed": True}
+        # A dot in a key would be a step into an object.
+        named = {name: inner for name, inner in fields.items() if name.strip() and "." not in name}
+        inside = {name: self.field(name, inner, (*path, name)) for name, inner in named.items()}
+        mapping: dict[str, Any] = {"type": "nested"} if shape.is_array else {}
+        if len(named) < len(fields):
+            self.notes[place] = "open"
+            mapping["dynamic"] = False
+        return {**mapping, "properties": inside}
+
+    def _of_values(self, path: tuple[str, ...], place: str) -> dict[str, Any]:
+        """Return a mapping for JSON that comes out of a column."""
+        kinds = {type(value) for value in self.sample.values(path)}
+        if kinds == {dict}:
+            self.notes[place] = "data"
+            return dict(KEYS_ARE_DATA)
+        if kinds and dict not in kinds:
+            self.notes[place] = "values"
+            return dict(KEYWORD)
+        self.notes[place] = "stored"
+        return dict(STORED)
+
+    def united(
+        self, given: Mapping[str, Any], derived: Mapping[str, Any], path: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Add to given properties the ones that they lack, also inside objects that do not say what to do with others.
+
+        Return the paths of what was added as well.
+        """
+        properties, added = dict(given), list[str]()
+        for name, mapping in derived.items():
+            place = f"{path}{name}"
+            if name not in given:
+                properties[name] = mapping
+                added.append(place)
+            elif given[name].get("type", "object") not in ("object", "nested") or given[name].keys() & {
+                "dynamic",
+                "enabled",
+            }:
+                continue
+            elif "properties" in mapping:
+                inside, more = self.united(given[name].get("properties", {}), mapping["properties"], f"{place}.")
+                if more:
+                    properties[name] = {**given[name], "properties": inside}
+                    added += more
+            elif self.notes.get(place) in ("data", "stored"):
+                properties[name] = {**given[name], "dynamic": False}
+                self.notes[place] = "open"
+                added.append(place)
+        return properties, added
+
+    def sayings(self, added: list[str]) -> Iterable[str]:
+        """Yield what to know of the fields that were added, each kind once."""
+        sample = f"a sample of {amount(len(self.sample.documents), 'document')}"
+        for kind, saying in _SAYINGS.items():
+            places = [place for place, noted in self.notes.items() if noted == kind and _is_in(place, added)]
+            if places:
+                yield f"{', '.join(places)}: {saying.format(sample=sample)}"
+
+
+def _is_in(place: str, added: Iterable[str]) -> bool:
+    return any(place == path or place.startswith(f"{path}.") for path in added)
+
+
+def _inside(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any]:
+    """Return the values at a path that are not null, out of all arrays on the way, and those at its end if flat."""
+    if isinstance(value, list) and (path or flat):
+        return [inner for element in value for inner in _inside(element, path, flat=flat)]
+    if not path:
+        return [] if value is None else [value]
+    return _inside(value.get(path[0]), path[1:], flat=flat) if isinstance(value, dict) else []
+
+
+def _is_date(text: Any) -> bool:
+    """Whether Elasticsearch takes a date that Postgres has printed."""
+    return isinstance(text, str) and text[:4].isdecimal() and text[4:5] == "-" and not text.endswith("BC")
+
+
+def _number_of_fields(properties: Mapping[str, Any]) -> int:
+    """Return how many fields Elasticsearch counts: objects, and the ways in which a field is indexed, too."""
+    return sum(
+        1 + _number_of_fields(mapping.get("properties", {})) + len(mapping.get("fields", {}))
+        for mapping in properties.values()
+    )

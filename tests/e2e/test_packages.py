@@ -10,9 +10,12 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
 
+from syncer.sandbox import Endpoints, Sandbox
+from tests.conftest import KEPT_SANDBOX
 from tests.support.world import BLOG_SCHEMA, REPOSITORY, World
 
 IN_SDIST = {
@@ -128,3 +131,27 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
         environment = {name: value for name, value in environment.items() if not name.startswith("SYNCER_")}
         environment |= {"XDG_CACHE_HOME": downloads, "XDG_STATE_HOME": state}
         assert "1 of 4 documents" in syncer("demo", "join", "--no-kafka")
+
+
+LINEAGE = ("tests/unit/test_columns.py", "tests/scenarios/test_derivation_follows_every_shape.py")
+
+
+def test_the_lower_bounds_of_all_dependencies_suffice(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
+    """With the oldest versions that pyproject.toml allows, the commands start, and the same is derived from a SELECT.
+
+    What only tests need is found behind these versions, where it is installed already.
+    """
+    assert endpoints.postgres_dsn
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    oldest = [re.sub(r">=([\d.]+).*", r"==\1", dependency) for dependency in project["dependencies"]]
+    run(sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "oldest", *oldest, folder=tmp_path)
+    own = {**os.environ, "PYTHONPATH": str(tmp_path / "oldest"), KEPT_SANDBOX: str(sandbox.folder)}
+    version = "import sqlglot; print(sqlglot.__version__)"
+    assert f"sqlglot=={run(sys.executable, '-c', version, folder=REPOSITORY, environment=own).strip()}".startswith(
+        next(dependency for dependency in oldest if dependency.startswith("sqlglot"))
+    )
+    assert "Preview what apply would do" in run(
+        sys.executable, "-m", "syncer", "plan", "--help", folder=REPOSITORY, environment=own
+    )
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning")
+    run(sys.executable, *pytest, *LINEAGE, folder=REPOSITORY, environment=own)

@@ -72,6 +72,8 @@ a call that the parser does not know: SELECT x.id AS _id, s.f FROM r x LEFT JOIN
     NULL ON NULL) AS f FROM t z JOIN a y ON y.id = z.id) s ON s.r_id = x.id
 a table from json: SELECT x.id AS _id, j.n, y.word FROM r x JOIN t y ON y.r_id = x.id CROSS JOIN LATERAL
     JSON_TABLE(y.data, '$' COLUMNS (n int PATH '$.r')) j
+inside a jsonb, as a number: SELECT x.id AS _id, y.word FROM r x JOIN t y ON (y.data ->> 'r')::int = x.id
+inside a jsonb, itself a number: SELECT x.id AS _id, y.word FROM r x LEFT JOIN t y ON (y.data -> 'r')::bigint = x.id
 elements numbered, in parentheses: SELECT y.id AS _id, (SELECT jsonb_agg(u.tag || z.v ORDER BY u.place, z.id) FROM
     unnest(y.tags) WITH ORDINALITY AS u (tag, place) JOIN a z ON z.r_id = y.id) AS f FROM t y
 a branch with NULL, on which it is joined: SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d

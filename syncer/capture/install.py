@@ -291,6 +291,24 @@ def _body(connection: Connection, capture: Capture) -> str:
     return triggers.body(capture, types).as_string(connection)
 
 
+def disable(
+    connection: Connection,
+    relation: str,
+    *,
+    timeout_seconds: float = 60,
+    waiting: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Disable the triggers of one table, if it has them; otherwise as `install`, which enables them again."""
+
+    def change() -> None:
+        function = triggers.function(relation).as_string()
+        for table, name in connection.execute(_TRIGGERS, (relation, function)).fetchall():
+            statement = sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}")
+            connection.execute(statement.format(sql.SQL(table), sql.Identifier(name)))
+
+    without_blocking(connection, [relation], change, timeout_seconds, waiting)
+
+
 def remove(
     connection: Connection,
     relation: str,

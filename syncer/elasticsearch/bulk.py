@@ -190,6 +190,15 @@ class Index:
                 f"Another daemon has entered epoch {epoch}, or a later one", hint="The daemon retries by itself."
             ) from error
 
+    def forget(self, installation: UUID | str) -> None:
+        """Delete what is recorded for an installation, and the index of syncer's own if nothing else is in it."""
+        for name in ("epoch", "assigned"):
+            with suppress(elasticsearch.NotFoundError):
+                self._client.delete(index=_STATE_INDEX, id=f"{name}-{installation}", refresh=True)
+        with suppress(elasticsearch.NotFoundError):
+            if self._client.count(index=_STATE_INDEX)["count"] == 0:
+                self._client.indices.delete(index=_STATE_INDEX)
+
     def _read_state(self, name: str, installation: UUID) -> int:
         try:
             found = self._client.get(index=_STATE_INDEX, id=f"{name}-{installation}")

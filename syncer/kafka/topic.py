@@ -65,6 +65,19 @@ def ensure_topic(settings: KafkaSettings) -> bool:
     return True
 
 
+def delete(settings: KafkaSettings) -> bool:
+    """Delete the topic of changes; return whether there was one.
+
+    Raises:
+        KafkaException: Kafka does not answer, or refuses.
+    """
+    if not exists(settings):
+        return False
+    with AdminClient(common(settings), logger=log.library_logger()) as admin:
+        answer(admin.delete_topics([settings.topic], request_timeout=ANSWER_SECONDS)[settings.topic])
+    return True
+
+
 _NOT_ALLOWED = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION}
 )

@@ -102,6 +102,14 @@ class Daemon:
         return ", ".join(filter(None, parts)) if self.components else "starting"
 
 
+def at_work(connection: Connection) -> list[str]:
+    """Return the host and the process of each daemon that reports."""
+    rows = connection.execute(
+        f"SELECT d.host, d.process FROM ({DAEMONS}) AS d WHERE d.silent_seconds < {SILENT_SECONDS}"
+    )
+    return [f"{host}:{process}" for host, process in rows]
+
+
 class Reporter:
     """The component that reports what the components of this process do, which call ``stop``."""
 

@@ -1,0 +1,75 @@
+"""The command ``syncer detach``: stop capturing changes, or remove everything that syncer has created."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from syncer.apply import detach as apply_detach
+from syncer.base.errors import ConfigError
+from syncer.cli.context import UsageError, Yes, confirm, flag, open_parts, open_postgres
+from syncer.cli.render import say
+from syncer.documents import registry
+from syncer.kafka import topic
+from syncer.monitoring import daemons
+
+
+def detach(
+    *,
+    uninstall: Annotated[
+        bool, flag("--uninstall", text="Remove triggers, indices, the topic and the schema syncer instead.")
+    ] = False,
+    keep_indices: Annotated[
+        bool, flag("--keep-indices", text="With --uninstall: keep the indices and their aliases as they are.")
+    ] = False,
+    yes: Yes = False,
+    lock_timeout: Annotated[int, typer.Option(min=0, help="Seconds to keep trying to lock a table in use.")] = 60,
+) -> None:
+    """Stop capturing changes, or uninstall syncer.
+
+    Disables the triggers of every table, empties the outbox and suspends every document. Your
+    writes continue without syncer, and searches keep the last state. To go on, run
+    `syncer apply`: it enables the triggers and writes every document once. Needs the role that
+    runs apply, and no Elasticsearch. With --uninstall, removes everything that syncer has
+    created; your tables and rows stay as they are.
+    """
+    if keep_indices and not uninstall:
+        raise UsageError("--keep-indices is for --uninstall. Without it, detach keeps every index.")
+    if uninstall:
+        _uninstall(keep_indices=keep_indices, yes=yes, lock_timeout=lock_timeout)
+        return
+    with open_postgres("detach") as connection:
+        confirm("Stop capturing changes? Every document stays as it is until `syncer apply`.", yes=yes)
+        apply_detach.stop_capturing(connection, timeout_seconds=lock_timeout, report=say)
+
+
+def _uninstall(*, keep_indices: bool, yes: bool, lock_timeout: int) -> None:
+    with open_parts("detach") as parts:
+        if running := daemons.at_work(parts.connection):
+            raise ConfigError(
+                f"A daemon runs: {', '.join(running)}",
+                hint="Nothing was removed. Stop every daemon, and run this again a few seconds later.",
+            )
+        kafka = parts.settings.kafka
+        documents = registry.documents(parts.connection)
+        indices = [f"index {document.index_name}, searched as {document.index}" for document in documents]
+        what = [
+            *([] if keep_indices else indices),
+            "the triggers of every table, and the schema syncer with the outbox",
+            *([f"topic {kafka.topic}"] if kafka.is_used else []),
+        ]
+        for line in what:
+            say(f"will be removed: {line}")
+        confirm("Remove all of this? Your tables and rows stay as they are.", yes=yes)
+        apply_detach.uninstall(
+            parts.connection,
+            parts.index,
+            parts.indices,
+            keep_indices=keep_indices,
+            timeout_seconds=lock_timeout,
+            report=say,
+        )
+        if kafka.is_used and topic.delete(kafka):
+            say(f"topic {kafka.topic} is deleted")
+    say("Left for you, if you created them: roles, API keys, ACLs, the service, and the index syncer-locks.")

@@ -1,0 +1,127 @@
+"""`syncer detach`: writes go on without syncer, nothing is forgotten, and an uninstalled syncer leaves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from syncer.kafka import topic
+from tests.faults.harness import require_holds
+from tests.support.world import USES_KAFKA, World, wait_until
+from tests.support.writers import fill, writing
+
+TRIGGERS = "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal"
+CAPTURING = TRIGGERS + " AND tgenabled <> 'D'"
+PARTITIONED = """
+CREATE TABLE measures (id int NOT NULL, day int NOT NULL, value int, PRIMARY KEY (id, day)) PARTITION BY RANGE (day);
+CREATE TABLE measures_1 PARTITION OF measures FOR VALUES FROM (0) TO (10);
+CREATE TABLE measures_2 PARTITION OF measures DEFAULT;
+INSERT INTO measures SELECT g, g, g FROM generate_series(1, 20) AS g;
+"""
+MEASURES = "SELECT m.id::text || '-' || m.day::text AS _id, m.value FROM measures AS m"
+
+
+@pytest.fixture
+def blog(world: World) -> Iterator[World]:
+    """A blog with some posts, whose daemon may run."""
+    fill(world)
+    yield world
+    for daemon in world.daemons:
+        daemon.kill()
+
+
+def detach(world: World, *options: str) -> str:
+    """What the command prints, which must succeed."""
+    done = world.syncer("detach", "--yes", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["beside a daemon", "without a daemon"])
+def test_writes_go_on_while_nothing_is_captured_and_apply_catches_up(blog: World, *, runs: bool) -> None:
+    """The outbox stays empty, the documents as they were; `apply` writes what changed meanwhile, deletes included."""
+    blog.sql(PARTITIONED)
+    blog.define("measures", MEASURES, {"properties": {"value": {"type": "integer"}}})
+    blog.documents = ("blogpost", "measures")
+    blog.apply()
+    if runs:
+        blog.daemon()
+        require_holds(blog)
+    with writing(blog):
+        printed = detach(blog)
+    assert "changes of public.measures are no longer captured" in printed
+    assert blog.sql(CAPTURING) == [(0,)]
+    blog.sql(
+        "UPDATE users SET name = 'while detached'; DELETE FROM posts WHERE id < 10; DELETE FROM measures WHERE day < 15"
+    )
+    assert blog.sql("SELECT count(*) FROM syncer.outbox") == [(0,)]
+    assert blog.sql("SELECT count(*) FROM syncer.document WHERE suspended IS NULL") == [(0,)]
+    assert blog.syncer("apply", "--yes").returncode == 0
+    if not runs:
+        blog.daemon()
+    require_holds(blog)
+
+
+def test_triggers_that_are_enabled_by_hand_bring_a_refresh(blog: World) -> None:
+    """The document is known to be stale, whichever way capturing begins again."""
+    blog.daemon()
+    require_holds(blog)
+    detach(blog)
+    blog.sql("UPDATE posts SET title = 'unseen'; DELETE FROM posts WHERE id = 3")
+    for table, trigger in blog.sql("SELECT tgrelid::regclass::text, tgname FROM pg_trigger WHERE NOT tgisinternal"):
+        blog.sql(f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}")
+    require_holds(blog)
+
+
+def test_a_locked_table_is_named_and_the_command_can_be_repeated(blog: World) -> None:
+    """It gives up without harm; no writer waits behind it."""
+    with psycopg.connect(blog.dsn) as application:
+        application.execute("LOCK TABLE posts IN SHARE MODE")
+        done = blog.syncer("detach", "--yes", "--lock-timeout", "1")
+        assert done.returncode == 1
+        assert "public.posts is in use" in done.stderr
+    detach(blog)
+    assert blog.sql(CAPTURING) == [(0,)]
+
+
+def test_uninstall_leaves_nothing_of_syncers(blog: World) -> None:
+    """No trigger, no schema, no index, no alias, no topic; every row of the application is there."""
+    daemon = blog.daemon()
+    require_holds(blog)
+    rows, index = blog.sql("SELECT count(*) FROM posts"), blog.index_of()
+    refused = blog.syncer("detach", "--uninstall", "--yes")
+    assert (refused.returncode, "A daemon runs" in refused.stderr) == (1, True)
+    assert daemon.stop() == 0
+    wait_until(lambda: blog.sql("SELECT count(*) FROM syncer.daemon") == [(0,)], what="the daemon has left")
+    printed = detach(blog, "--uninstall")
+    assert f"will be removed: index {index}" in printed
+    assert blog.sql(TRIGGERS) == [(0,)]
+    assert blog.sql("SELECT to_regnamespace('syncer')::text") == [(None,)]
+    assert blog.sql("SELECT count(*) FROM posts") == rows
+    with blog.elasticsearch() as client:
+        assert not client.indices.exists(index=index)
+        assert not client.indices.exists_alias(name=blog.alias)
+    if USES_KAFKA:
+        wait_until(lambda: not topic.exists(blog.settings.kafka), what="the topic is gone")
+
+
+def test_uninstall_can_keep_the_indices(blog: World) -> None:
+    """Searches find the last state."""
+    blog.daemon()
+    require_holds(blog)
+    assert blog.daemons[0].stop() == 0
+    wait_until(lambda: blog.sql("SELECT count(*) FROM syncer.daemon") == [(0,)], what="the daemon has left")
+    before, index = blog.held(), blog.index_of()
+    detach(blog, "--uninstall", "--keep-indices")
+    assert blog.held() == before
+    with blog.elasticsearch() as client:
+        client.indices.delete(index=index)
+
+
+def test_keep_indices_alone_is_a_mistake(blog: World) -> None:
+    """Exit code 2, and nothing has changed."""
+    done = blog.syncer("detach", "--keep-indices", "--yes")
+    assert (done.returncode, "--uninstall" in done.stderr) == (2, True)
+    assert blog.sql(CAPTURING)[0][0] > 0

@@ -49,7 +49,7 @@ GRANT UPDATE (files) ON syncer.capture TO syncer_relay, syncer_worker, syncer_op
 GRANT INSERT ON syncer.outbox TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
 GRANT INSERT, UPDATE, DELETE ON syncer.daemon TO syncer_relay, syncer_worker;
-GRANT UPDATE (loaded_at, suspended, suspended_ids, suspended_at, is_stale, stale_since) ON syncer.document
+GRANT UPDATE (loaded_at, suspended, suspended_ids, suspended_at, is_stale, stale_since, accepted) ON syncer.document
     TO syncer_relay, syncer_worker;
 GRANT INSERT (kind, document, index_name, revision, completes_load, cause, occasion, changed_at), DELETE ON syncer.job
     TO syncer_relay, syncer_worker;

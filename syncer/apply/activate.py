@@ -89,6 +89,9 @@ def carry_out(
             withdraw(connection, indices, document)
             report(f"index {document.index_name} of {document.name} is dropped")
         with connection.transaction():
+            for step in decided.steps:
+                if not step.is_new_revision and step.before and step.document.dependencies != step.before.dependencies:
+                    registry.store(connection, step.document)
             initial_loads = [_activate(connection, step) for step in steps]
             occasion = "triggers were gone, and are there again"
             refreshes = [

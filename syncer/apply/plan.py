@@ -21,6 +21,7 @@ from syncer.documents import queries, registry
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Dependencies, Document
 from syncer.elasticsearch.indices import Indices
+from syncer.lineage import fingerprint
 from syncer.recovery import orphan_indices
 
 
@@ -48,8 +49,9 @@ NEEDS_INDEX = (PlannedChange.NEW, PlannedChange.REBUILD, PlannedChange.INDEX_GON
 class Step:
     """What apply will do to one document: from ``before``, as it is active, to ``document``, as it will be.
 
-    The reason says why it needs a new index. ``abandoned`` is being built and no longer matches the definition. If it
-    ``takes_over``, the index of ``before`` is another installation's, and is active here until it is replaced.
+    The reason says what differs, or why it needs a new index. ``abandoned`` is being built and no longer matches the
+    definition. If it ``takes_over``, the index of ``before`` is another installation's, and is active here until it is
+    replaced.
     """
 
     document: Document
@@ -222,7 +224,8 @@ def step(
     after = _defined(connection, definition, active)
     # A suspended document needs a new revision, so that everything is written again, and a late suspension of the old
     # one has no effect.
-    is_changed = before is None or before.suspended is not None or _meaning(after) != _meaning(before)
+    differing = [] if before is None else _differences(connection, before, after)
+    is_changed = before is None or before.suspended is not None or bool(differing)
     if is_changed:
         queries.require_unique(connection, after)
     if before is None:
@@ -251,9 +254,11 @@ def step(
         indices.require_free(after.index, active.installation)
         return Step(document=after, change=PlannedChange.INDEX_GONE, before=before, abandoned=abandoned)
     if is_changed:
-        return Step(document=after, change=PlannedChange.CHANGED, before=before, abandoned=abandoned)
+        changed = "; ".join(differing) or None
+        return Step(document=after, change=PlannedChange.CHANGED, before=before, reason=changed, abandoned=abandoned)
     is_lost = bool(before.dependencies.tables.keys() & active.lost)
-    document = dataclasses.replace(before, is_loaded=before.is_loaded and not is_lost)
+    is_loaded = before.is_loaded and not is_lost
+    document = dataclasses.replace(before, dependencies=after.dependencies, is_loaded=is_loaded)
     is_complete = document.is_loaded and indices.is_settled(before.target)
     change = PlannedChange.UNCHANGED if is_complete else PlannedChange.INCOMPLETE
     return Step(document=document, change=change, before=before, abandoned=abandoned)
@@ -312,3 +317,24 @@ def anew(document: Document, revision: int) -> Document:
 def _meaning(document: Document) -> tuple[object, ...]:
     """Return what distinguishes two definitions; the layout of the SQL does not."""
     return document.dependencies, document.index_body
+
+
+def _differences(connection: Connection, before: Document, after: Document) -> list[str]:
+    """Describe what differs between a definition as it is active and as it is defined, on the catalogue of today.
+
+    What is stored is analysed again, so that it is told in the words of this version of Postgres, and of today's names.
+    """
+    from syncer.documents import reconsider  # noqa: PLC0415 - as in `_defined`
+
+    differing = [] if before.index_body == after.index_body else ["index.json"]
+    if before.dependencies == after.dependencies and before.accepted is None:
+        return differing
+    try:
+        again = reconsider.analysed(connection, before)
+    except DefinitionError:
+        now = fingerprint.read(connection, before.shapes)
+        return [*differing, *fingerprint.differences(before.shapes, now), "the SELECT"]
+    if again != after.dependencies:
+        differing.append("the SELECT, or an affects query")
+    differing += reconsider.shown(connection, before.shapes, again)
+    return differing + list(reconsider.obstacles(connection, before.dependencies, again))

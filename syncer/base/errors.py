@@ -6,7 +6,7 @@
     ├── TopicError ── LossError           Kafka
     ├── IndexingError ── UnavailableError Elasticsearch
     ├── ComposeError                      a SELECT that failed on the data
-    ├── DocumentError ── SuspendedError   one definition
+    ├── DocumentError ── SuspendedError, AlteredError   one definition
     ├── LockError ── LockTimeoutError, LockLostError
     └── HangingError, JobError, TokenError, WaitTimeoutError, SandboxError
 
@@ -93,6 +93,10 @@ class DocumentError(SyncerError):
 
 class SuspendedError(DocumentError):
     """The document is suspended."""
+
+
+class AlteredError(DocumentError):
+    """What the document reads differs from what it was applied to; it may be able to go on all the same."""
 
 
 class JobError(SyncerError):

@@ -23,11 +23,9 @@ from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection, value
 from syncer.lineage.fingerprint import Shape
 
-_STATES = """
-SELECT index_name, revision, role, loaded_at IS NOT NULL, suspended FROM syncer.document
-"""
+_VERSIONS = "SELECT index_name, xmin::text FROM syncer.document"
 _DOCUMENTS = """
-SELECT definition, index_name, write_alias, name, revision, role, loaded_at IS NOT NULL, suspended
+SELECT definition, index_name, write_alias, name, revision, role, loaded_at IS NOT NULL, suspended, accepted
 FROM syncer.document ORDER BY name, role <> 'current', index_name
 """
 STATE_COLUMNS = """
@@ -42,10 +40,10 @@ INSERT INTO syncer.revision AS g (document, last) VALUES ($1, $2)
 ON CONFLICT (document) DO UPDATE SET last = greatest(g.last, excluded.last)
 """
 _PUT_DOCUMENT = """
-INSERT INTO syncer.document AS d (name, revision, definition, index_name, write_alias, role)
-VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO syncer.document AS d (name, revision, definition, index_name, write_alias, role, accepted)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (index_name) DO UPDATE
-SET revision = excluded.revision, definition = excluded.definition, role = excluded.role,
+SET revision = excluded.revision, definition = excluded.definition, role = excluded.role, accepted = excluded.accepted,
     applied_at = now(), loaded_at = NULL, suspended = NULL, suspended_ids = '{}', is_stale = false,
     stale_since = coalesce(d.stale_since, now())
 """
@@ -58,11 +56,18 @@ WHERE name = $1 AND revision = $2 AND suspended IS NULL
 _MARK_INCOMPLETE = """
 UPDATE syncer.document SET loaded_at = NULL, stale_since = coalesce(stale_since, now()) WHERE index_name = ANY ($1)
 """
-# The first reason is kept.
 _SUSPEND = """
-UPDATE syncer.document SET suspended = $3, suspended_ids = $4, suspended_at = clock_timestamp()
-WHERE name = $1 AND revision = $2 AND suspended IS NULL
+WITH before AS (
+    SELECT index_name, suspended, suspended_at FROM syncer.document WHERE name = $1 AND revision = $2 FOR NO KEY UPDATE
+)
+UPDATE syncer.document AS d
+SET suspended = $3, suspended_ids = $4,
+    suspended_at = CASE WHEN b.suspended IS NULL THEN clock_timestamp() ELSE b.suspended_at END
+FROM before AS b WHERE d.index_name = b.index_name AND b.suspended IS DISTINCT FROM $3
+RETURNING b.suspended IS NULL
 """
+_ACCEPT = "UPDATE syncer.document SET accepted = $2 WHERE index_name = $1 AND revision = $3"
+_STORE = "UPDATE syncer.document SET definition = $2, accepted = NULL WHERE index_name = $1"
 _MARK_STALE = """
 UPDATE syncer.document AS d SET is_stale = true, loaded_at = NULL, stale_since = coalesce(stale_since, least(now(), (
     SELECT min(j.changed_at) FROM syncer.job AS j
@@ -144,6 +149,7 @@ class Document:
         target: The index; unique among the rows.
         is_loaded: Whether every document has been written once under this revision.
         suspended: If suspended, the reason and the hint.
+        accepted: What it relies on, if that differs from what was applied and is no obstacle.
     """
 
     name: str
@@ -155,6 +161,12 @@ class Document:
     role: Role = Role.CURRENT
     is_loaded: bool = False
     suspended: str | None = None
+    accepted: dict[str, Shape] | None = None
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """What it relies on in the catalogue."""
+        return self.dependencies.shapes if self.accepted is None else self.accepted
 
     @property
     def index_name(self) -> str:
@@ -168,8 +180,9 @@ class Document:
 
 
 _DOCUMENT = TypeAdapter(Document)
+_SHAPES = TypeAdapter(dict[str, Shape])
 _STORED = {"index", "index_body", "dependencies"}
-_COLUMNS = ("name", "revision", "role", "is_loaded", "suspended")
+_COLUMNS = ("name", "revision", "role", "is_loaded", "suspended", "accepted")
 
 
 class DocumentState(NamedTuple):
@@ -193,12 +206,15 @@ class Catalogue:
 
     def __init__(self) -> None:
         self._documents: dict[str, Document] = {}
+        self._versions: dict[str, str] = {}
+        """By index, the transaction that wrote the definition."""
 
     def refresh(self, connection: Connection) -> list[Document]:
-        """Return all active definitions; they are read again only if anything but their JSON has changed."""
-        known = {(name, one.revision, one.role, one.is_loaded, one.suspended) for name, one in self._documents.items()}
-        if set(connection.execute(_STATES).fetchall()) != known:
+        """Return all active definitions; they are read again only if one has changed."""
+        versions: dict[str, str] = dict(connection.execute(_VERSIONS).fetchall())
+        if versions != self._versions:
             self._read(connection)
+            self._versions = versions
         return list(self._documents.values())
 
     def last(self, connection: Connection, index_name: str) -> Document | None:
@@ -209,7 +225,7 @@ class Catalogue:
 
     def forget(self) -> None:
         """Read the definitions again on the next request."""
-        self._documents = {}
+        self._documents, self._versions = {}, {}
 
     def _read(self, connection: Connection) -> None:
         self._documents = {document.index_name: document for document in documents(connection)}
@@ -260,10 +276,28 @@ def revisions(connection: Connection) -> dict[str, int]:
 
 def put_document(connection: Connection, document: Document) -> None:
     """Activate a definition for its index, as not yet loaded."""
-    stored = _DOCUMENT.dump_python(document, mode="json", include=_STORED)
     connection.execute(_PUT_REVISION, (document.name, document.revision))
     where = (document.target.index_name, document.target.write_alias, document.role)
-    connection.execute(_PUT_DOCUMENT, (document.name, document.revision, Jsonb(stored), *where))
+    accepted = None if document.accepted is None else _shapes(document.accepted)
+    connection.execute(_PUT_DOCUMENT, (document.name, document.revision, _stored(document), *where, accepted))
+
+
+def store(connection: Connection, document: Document) -> None:
+    """Store what was analysed again of a definition that is the same as before."""
+    connection.execute(_STORE, (document.index_name, _stored(document)))
+
+
+def accept(connection: Connection, document: Document, shapes: dict[str, Shape]) -> None:
+    """Record that a document goes on with what it relies on now."""
+    connection.execute(_ACCEPT, (document.index_name, _shapes(shapes), document.revision))
+
+
+def _stored(document: Document) -> Jsonb:
+    return Jsonb(_DOCUMENT.dump_python(document, mode="json", include=_STORED))
+
+
+def _shapes(shapes: dict[str, Shape]) -> Jsonb:
+    return Jsonb(_SHAPES.dump_python(shapes, mode="json"))
 
 
 def drop_document(connection: Connection, document: Document) -> None:
@@ -291,14 +325,14 @@ def suspend(
 ) -> bool:
     """Suspend a document; False if it is suspended already, or another revision is active.
 
-    The ids are documents to try before it is resumed. It is stale if changes may have been missed, which is recorded
-    even if it is suspended already.
+    The reason is the latest: why it cannot go on now. The ids are documents to try before it is resumed. It is stale if
+    changes may have been missed, which is recorded even if it is suspended already.
     """
     with connection.transaction():
-        is_first = connection.execute(_SUSPEND, (document_name, revision, reason, list(ids))).rowcount == 1
+        renewed = connection.execute(_SUSPEND, (document_name, revision, reason, list(ids))).fetchone()
         if is_stale:
             mark_stale(connection, document_name, revision)
-    return is_first
+    return renewed == (True,)
 
 
 def mark_stale(connection: Connection, document_name: str, revision: int) -> None:

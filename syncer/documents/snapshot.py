@@ -1,9 +1,9 @@
 """Snapshots in which a document's relations are still those that its definition was applied to.
 
 Guarantees, while the snapshot lasts: none of those relations is altered. None was rewritten after the snapshot was
-taken, which would make it look empty. Each has the shape that was recorded when the definition was applied. An error in
-the snapshot is caused by the definition, unless a server is unavailable: a `DocumentError` says that it has to be
-suspended. If a relation is being altered for longer than the caller waits, ``LockNotAvailable`` is raised.
+taken, which would make it look empty. Each has the shape that was recorded when the definition was applied, or accepted
+since. An error in the snapshot is caused by the definition, unless a server is unavailable: a `DocumentError` says that
+it has to be suspended. If a relation is being altered for longer than the caller waits, ``LockNotAvailable`` is raised.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from syncer.base.error_policy import at_work_for
-from syncer.base.errors import DocumentError
+from syncer.base.errors import AlteredError, DocumentError
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, snapshot
 from syncer.capture import install
 from syncer.documents.registry import Document
@@ -52,15 +52,22 @@ def reading(
         if captured:
             lost = connection.execute(install.uncaptured_query(document.dependencies.tables)).fetchall()
             if lost:
-                raise uncaptured(document, [relation for (relation,) in lost])
+                raise uncaptured(connection, document, [relation for (relation,) in lost])
         yield
 
 
 def require_shape(connection: Connection, document: Document) -> None:
-    """Check that the columns are those that the definition was applied to."""
-    before = document.dependencies.shapes
-    if differences := fingerprint.differences(before, fingerprint.read(connection, before)):
-        raise DocumentError(
+    """Check that the columns are those that the definition was applied to.
+
+    Raises:
+        AlteredError: They are not; whether that matters is to be found out.
+        DocumentError: Changes of a table are not captured, either.
+    """
+    if differences := fingerprint.differences(document.shapes, fingerprint.read(connection, document.shapes)):
+        lost = connection.execute(install.uncaptured_query(document.dependencies.tables)).fetchall()
+        if lost:
+            raise uncaptured(connection, document, [relation for (relation,) in lost])
+        raise AlteredError(
             f"What {document.name} reads has changed since it was applied: {'; '.join(differences)}",
             hint="If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json\n"
             "if they name what has changed, and run: syncer apply",
@@ -70,13 +77,24 @@ def require_shape(connection: Connection, document: Document) -> None:
         )
 
 
-def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:
-    """Return the error for tables of which triggers do not see every change."""
+def uncaptured(connection: Connection, document: Document, lost: Sequence[str]) -> DocumentError:
+    """Return the error for tables of which triggers do not see every change, with all else that has changed."""
+    before, now = document.shapes, fingerprint.read(connection, document.shapes)
+    others = [relation for relation in lost if relation in now and now[relation].oid != before[relation].oid]
+    causes = [
+        *fingerprint.differences(before, now),
+        *(f"{relation} is another table than before" for relation in others),
+    ]
+    if unseen := [relation for relation in lost if relation in now and relation not in others]:
+        causes.append(f"changes of {', '.join(unseen)} are not captured")
     return DocumentError(
-        f"Changes of {', '.join(lost)}, which {document.name} reads, are not captured",
+        f"{document.name} cannot follow its tables: {'; '.join(causes)}",
         hint="If its triggers are disabled, enable them (ALTER TABLE … ENABLE ALWAYS TRIGGER …). If it\n"
         "or a partition is unlogged (ALTER TABLE … SET LOGGED) or foreign, change that. Then it resumes by itself.\n"
-        "Was the table replaced by another one, or restored, or does a subscription load it now? Run: syncer apply",
+        "Was the table replaced by another one, or restored, or does a subscription load it now? Run: syncer apply"
+        if unseen
+        else "If you undo that, the document resumes by itself. Otherwise, fix select.sql and index.json if they name\n"
+        "what has changed, and run: syncer apply",
         document=document.name,
         revision=document.revision,
         is_stale=True,

@@ -13,8 +13,11 @@ too. The document's row is locked meanwhile, so that the resumption comes before
 A table that stays locked suspends its document too, so that the others do not wait for it. The lock is one of an ALTER
 TABLE, or of one that waits for a long transaction. A lock of a few seconds is waited for.
 
-A suspension names the revision that failed, and the first reason is kept. The reason appears in the log and on the
-status page, where more people see it than may see the rows. So it never quotes a row.
+What differs in the catalogue suspends a document only if it matters: see `syncer.documents.reconsider`. If values may
+differ and the document can go on, it is suspended as stale until it is tried, and so resumed with a refresh.
+
+A suspension names the revision that failed; its reason is that of the last attempt. The reason appears in the log and
+on the status page, where more people see it than may see the rows. So it never quotes a row.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from syncer.base.errors import DocumentError, SuspendedError
+from syncer.base.errors import AlteredError, DocumentError, SuspendedError
 from syncer.base.model import Role
 from syncer.base.postgres import Connection, locking
 from syncer.documents import registry
@@ -64,6 +67,35 @@ def suspend(connection: Connection, error: DocumentError) -> bool:
         if error.is_stale:
             registry.mark_stale(connection, error.document, error.revision)
         return False
+    if isinstance(error, AlteredError):
+        with connection.transaction():
+            return not _accept(connection, error) and _suspend(connection, error)
+    return _suspend(connection, error)
+
+
+def _accept(connection: Connection, error: AlteredError) -> bool:
+    """Record that a document goes on with what it reads now; return whether all that it shows is the same."""
+    from syncer.documents import reconsider  # noqa: PLC0415 - it imports sqlglot: slow to load, and seldom needed
+
+    active = {
+        document.revision: document for document in registry.documents(connection) if document.name == error.document
+    }
+    document = active.get(error.revision)
+    found = None if document is None else reconsider.reconsider(connection, document)
+    if document is None or found is None:
+        return False
+    # Rule: stale-with-the-acceptance. The caller's transaction marks the document as stale.
+    after, shown = found
+    registry.accept(connection, document, after.shapes)
+    if not shown:
+        structlog.get_logger().info("document.unaffected", document=document.name, index=document.index_name)
+        return True
+    error.message = f"Values that {document.name} shows may have changed: {'; '.join(shown)}"
+    error.hint = "It resumes by itself in a few seconds, and writes all documents again."
+    return False
+
+
+def _suspend(connection: Connection, error: DocumentError) -> bool:
     what, hint = error.message, error.hint
     is_first = registry.suspend(
         connection,

@@ -169,7 +169,7 @@ class Composer:
                     found = self._read(plan, ids, min(bytes_max, DOCUMENT_BYTES_MAX))
                     if found.state is None:
                         break
-                    if _may_be_built(found, plan, resumes=resumes):
+                    if self._may_be_built(found, plan, resumes=resumes):
                         return self._batch(ids, document, found, everywhere=everywhere)
             except SuspendedError:
                 raise
@@ -257,6 +257,24 @@ class Composer:
             too_large=too_large,
         )
 
+    def _may_be_built(self, found: _Snapshot, plan: _Plan, *, resumes: bool) -> bool:
+        """Return whether a snapshot has the definition and its relations as they were planned for.
+
+        Raises:
+            SuspendedError: It is suspended.
+            DocumentError: Its tables are not captured.
+        """
+        document, state = plan.document, found.state
+        if state is None or (state.revision, state.role) != (document.revision, document.role):
+            return False
+        if state.is_suspended and not resumes:
+            raise SuspendedError(
+                f"{document.index_name} is suspended", document=document.name, revision=document.revision
+            )
+        if found.uncaptured:
+            raise uncaptured(self.connection, document, found.uncaptured)
+        return found.fingerprint == plan.fingerprint
+
     # Prepared statements
 
     def _prepared(self, document: Document) -> _Plan:
@@ -267,7 +285,7 @@ class Composer:
         """
         self._forget(document.index_name)
         name = f"syncer_{next(self._numbers)}"
-        fingerprint = lineage_fingerprint.fingerprint_query(document.dependencies.shapes)
+        fingerprint = lineage_fingerprint.fingerprint_query(document.shapes)
         check = sql.SQL(_CHECK).format(
             state=sql.SQL(registry.STATE_COLUMNS),
             fingerprint=fingerprint,
@@ -289,20 +307,3 @@ class Composer:
         plan = self._plans.pop(index_name, None)
         if plan is not None and not self.connection.closed:
             self.connection.execute(sql.SQL("DEALLOCATE {name}").format(name=sql.Identifier(plan.name)))
-
-
-def _may_be_built(found: _Snapshot, plan: _Plan, *, resumes: bool) -> bool:
-    """Return whether a snapshot has the definition and its relations as they were planned for.
-
-    Raises:
-        SuspendedError: It is suspended.
-        DocumentError: Its tables are not captured.
-    """
-    document, state = plan.document, found.state
-    if state is None or (state.revision, state.role) != (document.revision, document.role):
-        return False
-    if state.is_suspended and not resumes:
-        raise SuspendedError(f"{document.index_name} is suspended", document=document.name, revision=document.revision)
-    if found.uncaptured:
-        raise uncaptured(document, found.uncaptured)
-    return found.fingerprint == plan.fingerprint

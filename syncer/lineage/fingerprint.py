@@ -1,44 +1,53 @@
-"""Fingerprints: what a document depends on in the catalogue, for each relation that it reads.
+"""Fingerprints: what a document depends on in the catalogue, for each relation, function and type that it reads.
 
 Recorded when a definition is analysed, and compared in the same snapshot whenever the document is read. So a document
-is never built from columns other than those it was applied to.
+is never built from columns other than those it was applied to. A difference is a question, which
+`syncer.documents.reconsider` answers: `rebased` tells what was recorded in the words of today.
 
 Guarantees: the shape changes if a column is renamed, dropped or given another type, collation or generation expression,
 or if another column gets its name; if a relation is dropped or replaced by another kind; if a view, a function or an
 aggregate is redefined, also one that only another function calls; if a type changes that is an element, an attribute or
-a base of what a column has, at any depth, or gets another cast to json. It does not change with anything the document
-does not read, or with a value added to an enum, unless the SELECT lists the values of enums. It does not depend on
-search_path. It has the numbers of columns, which a dump does not keep, together with the oid of their relation: numbers
-are compared only within the same relation. So a restored dump has the same shape.
+a base of what a column has, at any depth, or gets another cast to json; if a label of an enum gets another name.
+
+It does not change with anything the document does not read; nor with the length or precision of a type, since a change
+of a value rewrites the table, which is noted: see `syncer.capture.install`; nor with a label more, unless the SELECT
+lists the labels. It does not depend on search_path. Columns and labels have numbers, which a dump does not keep,
+together with the oid of their relation or type: numbers are compared only within the same one. So a restored dump has
+the same shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, value
 
 # Most types are Postgres' own: fixed oids below 10000, and one name under any search_path. The names of other types,
 # and of collations other than the default, are looked up separately.
 _TYPE = """
-CASE WHEN {type} < 10000 THEN format_type({type}, {modifier})
+CASE WHEN {type} < 10000 THEN format_type({type}, NULL)
      ELSE (SELECT format('%I.%I', n.nspname, t.typname)
-                  || CASE WHEN {modifier} >= 0 THEN format(' (%s)', {modifier}) ELSE '' END
            FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = {type}) END
 """
-# Relations with their columns, functions, and types with the values of enums. A composite type is described by its
-# attributes in order, a domain or an array by what it is of. row_to_json uses a cast to json of a type that is not
-# Postgres' own.
+# Relations with their columns, functions, and types with the labels of enums. The rule of a view has the numbers of
+# columns, so that a rename of what it reads leaves it as it is; the names of its own columns are added. A composite
+# type is described by its attributes in order, a domain or an array by what it is of. row_to_json uses a cast to json
+# of a type that is not Postgres' own.
 _SHAPES = f"""
 SELECT asked.name, c.relkind::text, c.oid::bigint,
-       CASE WHEN c.relkind IN ('v', 'm') THEN md5(pg_get_viewdef(c.oid)) END,
+       CASE WHEN c.relkind = 'v' THEN pg_get_viewdef(c.oid) END,
+       (SELECT md5(concat(r.ev_action, array(SELECT v.attname FROM pg_attribute AS v
+                                             WHERE v.attrelid = c.oid AND v.attnum > 0 ORDER BY v.attnum)))
+        FROM pg_rewrite AS r WHERE r.ev_class = c.oid AND r.rulename = '_RETURN'),
        a.attname::text, a.attnum::int,
-       {_TYPE.format(type="a.atttypid", modifier="a.atttypmod")}
+       {_TYPE.format(type="a.atttypid")}
        || CASE WHEN a.attcollation IN (0, 100) THEN ''
                ELSE (SELECT format(' COLLATE %I.%I', n.nspname, k.collname)
                      FROM pg_collation AS k JOIN pg_namespace AS n ON n.oid = k.collnamespace
@@ -49,23 +58,24 @@ SELECT asked.name, c.relkind::text, c.oid::bigint,
 FROM jsonb_each($1 -> 'relations') AS asked (name, columns)
 JOIN pg_class AS c ON c.oid = to_regclass(asked.name)
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-                           AND (asked.columns ? a.attname::text OR asked.columns ? '*')
+                           AND (asked.columns -> 'names' ?| ARRAY[a.attname::text, '*']
+                                OR asked.columns -> 'numbers' @> to_jsonb(a.attnum))
 UNION ALL
 SELECT asked.name, 'function', 0,
        md5(CASE p.prokind WHEN 'a' THEN (SELECT a::text FROM pg_aggregate AS a WHERE a.aggfnoid = p.oid)
-           ELSE pg_get_functiondef(p.oid) END), NULL, 0, NULL
+           ELSE pg_get_functiondef(p.oid) END), NULL, NULL, 0, NULL
 FROM jsonb_array_elements_text($1 -> 'functions') AS asked (name)
 JOIN pg_proc AS p ON p.oid = to_regprocedure(asked.name)
 UNION ALL
-SELECT 'type ' || asked.name, 'type', 0, concat_ws(' ', t.typtype,
-           CASE WHEN t.typbasetype <> 0 THEN {_TYPE.format(type="t.typbasetype", modifier="t.typtypmod")} END,
-           (SELECT string_agg(format('%I %s', a.attname, {_TYPE.format(type="a.atttypid", modifier="a.atttypmod")}),
+SELECT 'type ' || asked.name, 'type', t.oid::bigint, concat_ws(' ', t.typtype,
+           CASE WHEN t.typbasetype <> 0 THEN {_TYPE.format(type="t.typbasetype")} END,
+           (SELECT string_agg(format('%I %s', a.attname, {_TYPE.format(type="a.atttypid")}),
                               ', ' ORDER BY a.attnum)
             FROM pg_attribute AS a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped),
            (SELECT format('as json by %s %s', k.castfunc::regprocedure, md5(p.prosrc))
             FROM pg_cast AS k JOIN pg_proc AS p ON p.oid = k.castfunc
             WHERE k.castsource = t.oid AND k.casttarget = 'json'::regtype)),
-       l.enumlabel::text, 0, ''
+       NULL, l.enumlabel::text, l.oid::bigint, (row_number() OVER (PARTITION BY t.oid ORDER BY l.enumsortorder))::text
 FROM jsonb_array_elements_text($1 -> 'types') AS asked (name)
 JOIN pg_type AS t ON t.oid = to_regtype(asked.name)
 LEFT JOIN pg_enum AS l ON l.enumtypid = t.oid
@@ -82,6 +92,7 @@ _KINDS = {
     "function": "a function",
     "type": "a type",
 }
+_AGAIN = "CREATE TEMPORARY VIEW syncer_again AS {}"
 _LISTS_VALUES = frozenset({"enum_first", "enum_last", "enum_range"})
 _LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
 
@@ -92,16 +103,18 @@ class Shape:
 
     Args:
         kind: What it is, in words.
-        definition: Digest of the definition of a view or function, or what a type is made of.
-        oid: A relation's, for the numbers of its columns.
+        definition: A view as Postgres deparses it, the digest of a function, or what a type is made of.
+        rule: Digest of a view as Postgres stores it.
+        oid: A relation's or a type's, for the numbers of its columns or labels.
         parts: The columns that the document names, each with its type, collation and generation expression; or the
-            values of an enum.
-        numbers: The number of each of these columns in the relation.
+            labels of an enum, each with its place.
+        numbers: What stays if one of these is renamed: the number of a column in its relation, the oid of a label.
         is_whole: Whether the document shows whole rows, or lists the values, so that every future part counts.
     """
 
     kind: str
     definition: str | None = None
+    rule: str | None = None
     oid: int = 0
     parts: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -118,13 +131,13 @@ Shapes = Mapping[str, Shape]
 def read(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
     """Return the shapes in the caller's snapshot of what these name, with the parts that they name or, if whole, all.
 
-    What is gone is left out.
+    What is gone is left out. A column that was renamed is there under its new name.
     """
     found: dict[str, Shape] = {}
     rows = connection.execute(_SHAPES, (Jsonb(_asked(shapes)),), prepare=True).fetchall()
-    for name, kind, oid, definition, part, number, description in rows:
+    for name, kind, oid, definition, rule, part, number, description in rows:
         words = _KINDS.get(kind, f"a relation of kind {kind}")
-        shape = Shape(kind=words, definition=definition, oid=oid, is_whole=shapes[name].is_whole)
+        shape = Shape(kind=words, definition=definition, rule=rule, oid=oid, is_whole=shapes[name].is_whole)
         shape = found.setdefault(name, shape)
         if part is not None:
             shape.parts[part] = description
@@ -138,7 +151,7 @@ def _asked(shapes: Shapes) -> dict[str, Any]:
     types = [name for name, shape in shapes.items() if shape.kind == "a type"]
     return {
         "relations": {
-            name: ["*"] if shape.is_whole else sorted(shape.parts)
+            name: {"names": ["*"] if shape.is_whole else [*shape.parts], "numbers": [*shape.numbers.values()]}
             for name, shape in shapes.items()
             if name not in {*functions, *types}
         },
@@ -170,20 +183,71 @@ def _differences(name: str, before: Shape, after: Shape | None) -> Iterator[str]
     if after is None:
         yield f"{name} is gone"
         return
+    is_same = before.oid == after.oid
     if before.kind != after.kind:
         yield f"{name} was {before.kind} and is {after.kind}"
-    elif before.definition != after.definition:
+    elif before.definition != after.definition and (not is_same or before.rule is None or before.rule != after.rule):
         what = f"the {before.kind.removeprefix('a ')} {name.removeprefix('type ')}"
         yield f"{what}{', or its cast to json,' if before.kind == 'a type' else ''} is defined anew"
+    if before.kind == "a type" and not is_same and not before.is_whole:
+        # The values of a column have been written anew for another type. Elsewhere, only the order of labels matters.
+        both = before.parts.keys() & after.parts.keys()
+        in_order = sorted(both, key=lambda label: int(before.parts[label]))
+        if in_order != sorted(both, key=lambda label: int(after.parts[label])):
+            yield f"{name.removeprefix('type ')} has its labels in another order"
+    else:
+        yield from _differing_parts(name, before, after, is_same=is_same)
+
+
+def _differing_parts(name: str, before: Shape, after: Shape, *, is_same: bool) -> Iterator[str]:
+    is_type = before.kind == "a type"
     if before.is_whole:
-        yield from (f"{name}.{part} is new" for part in after.parts if part not in before.parts)
+        yield from (f"{_part_of(name, part)} is new" for part in after.parts if part not in before.parts)
+    names = {number: part for part, number in after.numbers.items()} if is_same else {}
     for part, description in before.parts.items():
+        now, what = names.get(before.numbers.get(part, 0)), _part_of(name, part)
         if part not in after.parts:
-            yield f"{name}.{part} is gone"
-        elif description != after.parts[part]:
-            yield f"{name}.{part} was {description} and is {after.parts[part]}"
-        elif before.oid == after.oid and before.numbers[part] != after.numbers[part]:
-            yield f"{name}.{part} is another column than before"
+            yield f"{what} is {f'now called {now}' if now else 'gone'}"
+        elif description != after.parts[part] and not is_type:
+            yield f"{what} was {description} and is {after.parts[part]}"
+        elif is_same and now != part:
+            other = f"another {'label' if is_type else 'column'} than before"
+            yield f"{what} is {other}{f', which is now called {now}' if now else ''}"
+
+
+def _part_of(name: str, part: str) -> str:
+    return f"the label {part} of {name.removeprefix('type ')}" if name.startswith("type ") else f"{name}.{part}"
+
+
+def rebased(connection: Connection, before: Shapes, after: Shapes) -> dict[str, Shape]:
+    """Return what was recorded as Postgres would tell it today, given what a new analysis has found.
+
+    Columns have the names that they have now. Views are as this version of Postgres prints them. A text of limited
+    length is a text.
+    """
+    return {name: _rebased(connection, shape, after.get(name)) for name, shape in before.items()}
+
+
+def _rebased(connection: Connection, before: Shape, after: Shape | None) -> Shape:
+    if after is None or before.kind != after.kind or before.is_whole or before.kind in ("a type", "a function"):
+        return before
+    definition = before.definition
+    if definition is not None and definition != after.definition:
+        with suppress(psycopg.ProgrammingError), connection.transaction(force_rollback=True):
+            connection.execute(sql.SQL(_AGAIN).format(sql.SQL(definition)))  # deparsed by Postgres
+            definition = str(value(connection, "SELECT pg_get_viewdef('pg_temp.syncer_again'::regclass)"))
+    names = {number: part for part, number in after.numbers.items()} if before.oid == after.oid else {}
+    parts, numbers = {}, {}
+    for part, description in before.parts.items():
+        name = part if part in after.parts else names.get(before.numbers[part], part)
+        is_alike = _as_text(description) == _as_text(after.parts.get(name, ""))
+        parts[name] = after.parts[name] if is_alike else description
+        numbers[name] = before.numbers[part]
+    return replace(before, definition=definition, parts=parts, numbers=numbers)
+
+
+def _as_text(description: str) -> str:
+    return description.replace("character varying", "text")
 
 
 def lockable(shapes: Shapes) -> list[str]:

@@ -101,7 +101,7 @@ def fault(connection: Connection, document: Document, lost: Collection[str] | No
             require_shape(connection, document)
             lost = install.lost(connection, tables) if lost is None else lost
             if found := [each for each in tables if each in lost]:
-                raise uncaptured(document, found)
+                raise uncaptured(connection, document, found)
     except DocumentError as error:
         return error
     return None

@@ -100,12 +100,12 @@ def blocked(world: World) -> AbstractContextManager[None]:
 CHANGES = {
     "a column is renamed": Change(
         sql="ALTER TABLE posts RENAME COLUMN title TO headline",
-        says=("public.posts.title is gone", "syncer apply"),
+        says=("public.posts.title is now called headline", "syncer apply"),
         select=("p.title", "p.headline AS title"),
     ),
     "a column is renamed, and has its name back": Change(
         sql="ALTER TABLE posts RENAME COLUMN title TO headline",
-        says=("public.posts.title is gone", "resumes by itself"),
+        says=("public.posts.title is now called headline", "resumes by itself"),
         fix="SET session_replication_role = replica; UPDATE posts SET body = 'not captured' WHERE id = 2;"
         "ALTER TABLE posts RENAME COLUMN headline TO title",
         resumes=True,
@@ -113,7 +113,7 @@ CHANGES = {
     "a table is replaced": Change(
         sql="ALTER TABLE comments RENAME TO before; CREATE TABLE comments (LIKE before INCLUDING ALL);"
         "INSERT INTO comments SELECT * FROM before WHERE id % 2 = 0",
-        says=("public.comments", "are not captured", "syncer apply"),
+        says=("public.comments is another table than before", "syncer apply"),
     ),
     "triggers are disabled": Change(
         sql="ALTER TABLE posts DISABLE TRIGGER USER",
@@ -226,6 +226,10 @@ HARMLESS = (
     "ALTER TABLE posts DROP COLUMN views",
     "CREATE INDEX ON comments (name)",
     "ALTER TABLE users DROP COLUMN email",
+    "ALTER TABLE users ALTER COLUMN name TYPE varchar(90)",
+    "ALTER TABLE posts ALTER COLUMN title TYPE varchar(500)",
+    "ALTER TABLE users ALTER COLUMN name TYPE text",
+    "ALTER TYPE kind ADD VALUE 'poor' BEFORE 'plain'",
 )
 
 

@@ -1,0 +1,86 @@
+"""Reconsider: whether a document can go on although the catalogue differs from what its definition was applied to.
+
+The stored SELECT and affects queries are analysed again, against the catalogue of today. The definition can go on if
+this leads to the same fields, tables and queries. If no value can differ either, nothing needs to be written again.
+
+Guarantees: what can go on finds every document that a change touches, also by images that were written before. Every
+column that it reads is watched: by its name, or since a watched column is gone, which makes every UPDATE a change. A
+value is taken for unchanged only if nothing that it is made of differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+from syncer.base.errors import DefinitionError
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, lock_timeout
+from syncer.documents import analyze
+from syncer.documents.definition import Definition
+from syncer.documents.registry import Dependencies, Document
+from syncer.lineage import fingerprint
+from syncer.lineage.fingerprint import Shapes
+
+
+def analysed(connection: Connection, document: Document) -> Dependencies:
+    """Analyse an active definition again, as it is stored.
+
+    Raises:
+        DefinitionError: It no longer fits the catalogue.
+    """
+    before = document.dependencies
+    stored = Definition(
+        name=document.name,
+        index=document.index,
+        select=before.canonical_select,
+        index_body=document.index_body,
+        affects={use.relation: use.affects for use in before.tables.values() if use.affects is not None},
+        folder=Path(document.name),
+    )
+    return analyze.analyse(connection, stored)
+
+
+def reconsider(connection: Connection, document: Document) -> tuple[Dependencies, list[str]] | None:
+    """Return what an active definition depends on now, with what differs in what it shows; None if it cannot go on.
+
+    Raises:
+        LockNotAvailable: A relation is being altered.
+    """
+    after, before, now = None, None, fingerprint.read(connection, document.shapes)
+    while now != before:  # the analysis is no snapshot: it holds for a catalogue that is the same before and after
+        try:
+            with connection.transaction():
+                connection.execute(lock_timeout(LOCK_SECONDS_MAX, local=True))
+                after = analysed(connection, document)
+        except (DefinitionError, psycopg.errors.InsufficientPrivilege):
+            return None
+        before, now = now, fingerprint.read(connection, document.shapes)
+    if after is None or any(obstacles(connection, document.dependencies, after)):
+        return None
+    return after, shown(connection, document.shapes, after)
+
+
+def shown(connection: Connection, before: Shapes, after: Dependencies) -> list[str]:
+    """Describe what differs in what a document shows."""
+    today = fingerprint.rebased(connection, before, after.shapes)
+    return fingerprint.differences(today, fingerprint.read(connection, today))
+
+
+def obstacles(connection: Connection, before: Dependencies, after: Dependencies) -> Iterator[str]:
+    """Yield why what is stored cannot go on, and has to be applied again."""
+    if (before.fields, before.has_routing) != (after.fields, after.has_routing):
+        yield "it has other fields"
+    if (before.root, before.root_key) != (after.root, after.root_key):
+        yield f"its ids are no longer those of {before.root or 'a query'}"
+    for relation in sorted(before.tables.keys() ^ after.tables.keys()):
+        yield f"it {'no longer ' if relation in before.tables else ''}reads {relation}"
+    columns = fingerprint.read(connection, before.shapes)
+    for relation in sorted(before.tables.keys() & after.tables.keys()):
+        use, now = before.tables[relation], after.tables[relation]
+        if (use.affected, use.id_columns, use.routing) != (now.affected, now.id_columns, now.routing):
+            yield f"a change of {relation} leads to documents in another way"
+        watched = use.watched | use.routing
+        if not now.watched <= watched and watched <= columns[relation].parts.keys():
+            yield f"it reads {relation}.{', '.join(sorted(now.watched - watched))}"

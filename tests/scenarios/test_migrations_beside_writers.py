@@ -1,0 +1,147 @@
+"""Migrations beside applications and a daemon: what no document shows has no effect, and the rest is written."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.faults.harness import SUSPENDED, require_holds
+from tests.support.world import Daemon, World, wait_until
+from tests.support.writers import at_work
+
+TABLES = """
+CREATE TYPE state AS ENUM ('raw', 'cut', 'done');
+CREATE DOMAIN code AS text NOT NULL CHECK (VALUE <> '');
+CREATE TABLE shelves (
+    former int, id int PRIMARY KEY, parent_id int, name varchar(20), extra jsonb, code code DEFAULT 'c'
+);
+CREATE TABLE films (
+    legacy int, id int PRIMARY KEY, shelf_id int, title varchar(30), price numeric(8, 2), state state, weight int,
+    colour text DEFAULT 'red', shape text DEFAULT 'flat', meta json, stamp timestamptz DEFAULT now()
+);
+CREATE VIEW priced AS SELECT f.id AS film, f.price AS cost FROM films AS f;
+CREATE FUNCTION worded(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT upper(t)';
+INSERT INTO shelves (id, parent_id, name) SELECT g, nullif(g / 3, 0), 's' || g FROM generate_series(1, 12) AS g;
+INSERT INTO films (id, shelf_id, title, price, state, weight)
+SELECT g, 1 + g % 12, 't' || g, g, (ENUM_RANGE(NULL::state))[1 + g % 3], g FROM generate_series(1, 80) AS g
+"""
+SELECT = """
+SELECT f.id AS _id, worded(f.title) AS title, p.cost, f.state, f.weight, f.colour, (
+    WITH RECURSIVE up AS (
+        SELECT s.id, s.parent_id, s.name FROM shelves AS s WHERE s.id = f.shelf_id
+        UNION ALL SELECT s.id, s.parent_id, s.name FROM up AS u JOIN shelves AS s ON s.id = u.parent_id
+    ) SELECT string_agg(up.name, '/' ORDER BY up.id) FROM up) AS path
+FROM films AS f JOIN priced AS p ON p.film = f.id
+"""
+BELOW = """
+WITH RECURSIVE down AS (
+    SELECT c.id FROM %(rows)s AS c UNION SELECT s.id FROM down AS o JOIN shelves AS s ON s.parent_id = o.id
+) SELECT f.id AS _id FROM films AS f JOIN down AS d ON d.id = f.shelf_id
+"""
+RETYPED = """
+ALTER TYPE state RENAME TO state_old; CREATE TYPE state AS ENUM ('raw', 'cut', 'done', 'sold');
+ALTER TABLE films ALTER state TYPE state USING state::text::state; DROP TYPE state_old
+"""
+UNSEEN = (
+    "ALTER TABLE shelves ADD kind int",
+    "ALTER TABLE shelves DROP former",
+    "ALTER TABLE shelves DROP extra, ALTER name TYPE varchar(80)",
+    "ALTER TABLE shelves ALTER code TYPE text; DROP DOMAIN code",
+    "ALTER TABLE shelves ALTER name TYPE text",
+    "ALTER TYPE state ADD VALUE 'lost' BEFORE 'done'",
+    "ALTER TABLE films ALTER meta TYPE text USING meta::text, DROP legacy",
+    RETYPED,
+    "ALTER TABLE films RENAME price TO amount",
+    "ALTER TABLE films ADD more numeric NOT NULL DEFAULT 1; ALTER TABLE films DROP stamp, DROP shape",
+)
+SEEN = (
+    "ALTER TYPE state RENAME VALUE 'raw' TO 'rough'; ALTER TYPE state ADD VALUE 'raw'",
+    "ALTER TABLE films ALTER weight TYPE text USING weight || ' kg'",
+    "CREATE OR REPLACE FUNCTION worded(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT lower(t)'",
+    "ALTER TABLE films RENAME colour TO was; ALTER TABLE films RENAME shape TO colour",
+    "ALTER TYPE state RENAME VALUE 'cut' TO 'sliced'",
+)
+WRITES = (
+    "UPDATE films SET title = 't' || {n} WHERE id = 1 + {n} % 80",
+    "UPDATE films SET shelf_id = 1 + {n} % 12 WHERE id = 1 + ({n} * 7) % 80",
+    "UPDATE films SET state = 'done' WHERE id = 1 + ({n} * 3) % 80",
+    "UPDATE films SET colour = 'c' || {n} WHERE id = 1 + ({n} * 5) % 80",
+    "UPDATE shelves SET name = 's' || {n} WHERE id = 1 + {n} % 12",
+    "UPDATE shelves SET parent_id = CASE WHEN id > 3 THEN 1 + {n} % 3 END WHERE id = 1 + {n} % 12",
+    "DELETE FROM films WHERE id = 1 + ({n} * 11) % 80",
+    "INSERT INTO films (id, shelf_id, state) VALUES (1 + {n} % 80, 1 + {n} % 12, 'done') ON CONFLICT (id) DO NOTHING",
+)
+
+
+def write_until(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+    """An application that names what is there before and after each migration; none of its writes may fail."""
+    while not stop.is_set():
+        connection.execute(dice.choice(WRITES).format(n=dice.randrange(1000)))
+        connection.commit()
+        stop.wait(0.01)
+
+
+@pytest.fixture
+def films(empty_world: World) -> World:
+    """Films on nested shelves, by way of a view, a function, an enum and an affects query."""
+    empty_world.sql(TABLES)
+    empty_world.use()
+    empty_world.define("film", SELECT, {"dynamic": True, "properties": {"weight": {"type": "keyword"}}}, shelves=BELOW)
+    empty_world.documents = ("film",)
+    empty_world.migrate()
+    empty_world.apply()
+    return empty_world
+
+
+def planned(world: World) -> tuple[str, str | None]:
+    """What plan says of the document."""
+    (document,) = json.loads(world.syncer("plan", "--json").stdout)["documents"]
+    return document["outcome"], document["reason"]
+
+
+def suspended(daemon: Daemon) -> list[str]:
+    """The reasons of all suspensions."""
+    return [event["reason"] for event in daemon.events() if event["event"] == "document.suspended"]
+
+
+def migrate(world: World, migrations: tuple[str, ...]) -> None:
+    """Each migration, as a tool does it, and what has been written since is followed."""
+    for migration in migrations:
+        with world.application() as connection:
+            connection.execute("SET deadlock_timeout = '10s'")
+            connection.execute(migration.encode())
+        marker = f"after {migrations.index(migration)}"
+        world.sql("UPDATE films SET title = %s WHERE id = (SELECT min(id) FROM films)", marker)
+        wait_until(world.is_handled, what=f"the daemon goes on after {migration}", detail=world.last_words)
+        wait_until(lambda: world.sql(SUSPENDED) == [], what=f"it is resumed after {migration}", detail=world.last_words)
+
+
+def test_what_no_document_shows_has_no_effect(films: World) -> None:
+    """Documents are followed through it, none is suspended or written again, and plan has nothing to do."""
+    daemon = films.daemon()
+    with at_work(films, [write_until, write_until]):
+        migrate(films, UNSEEN)
+    require_holds(films)
+    assert suspended(daemon) == []
+    assert planned(films) == ("nothing", None)
+    assert films.syncer("apply", "--yes").returncode == 0
+    require_holds(films)
+    assert films.syncer("plan").stdout.startswith("Nothing to do")
+    assert daemon.stop() == 0
+
+
+def test_what_documents_show_is_written_again_by_itself(films: World) -> None:
+    """A label, a type, a function, a column under another's name: no apply is needed, and plan says what differs."""
+    daemon = films.daemon()
+    with at_work(films, [write_until, write_until]):
+        migrate(films, SEEN)
+    require_holds(films)
+    for words in ("label raw of public.state", "films.weight was integer", "worded", "films.colour is another column"):
+        assert any(words in reason for reason in suspended(daemon)), words
+    assert planned(films) == ("nothing", None)
+    assert daemon.stop() == 0

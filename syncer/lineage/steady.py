@@ -36,7 +36,8 @@ WHERE p.oid = ANY ($1::oid[]) AND (
        OR p.proname = 'age' AND p.pronargs = 1
        OR p.prosrc IN ('timetz_zone', 'mxid_age')
        OR p.proname ~ '^(date|time|timetz|timestamp|timestamptz|range|multirange)_in$'
-       OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$'))
+       OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$'
+       OR p.proname = 'format_type'))
 ORDER BY 1
 """
 # What stored queries mention is found in their text: dependencies lack Postgres' own functions, and those called by
@@ -47,6 +48,31 @@ FROM pg_rewrite AS rule,
      regexp_matches(rule.ev_action::text, '[:{](opno|funcid|opfuncid|aggfnoid|winfnoid|relid|varattno|tablesample'
                     '|SQLVALUEFUNCTION :op) (-?\d+|\{)', 'g') AS found
 WHERE rule.oid = ANY ($1)
+"""
+# Values whose text is the name of something else, as of a regclass, also in arrays and rows. A text search
+# configuration is such a value only if it is shown: otherwise its name has no part in the result.
+_NAMES = r"""
+WITH RECURSIVE used (oid, is_shown) AS (
+    SELECT found[1]::oid, false
+    FROM pg_rewrite AS rule,
+         regexp_matches(rule.ev_action::text, ':(?:vartype|resulttype|funcresulttype|consttype) (\d+)', 'g') AS found
+    WHERE rule.oid = ANY ($1)
+    UNION
+    SELECT a.atttypid, true FROM pg_rewrite AS rule JOIN pg_attribute AS a ON a.attrelid = rule.ev_class
+    WHERE rule.oid = ANY ($1) AND a.attnum > 0
+    UNION
+    SELECT inner_type.oid, u.is_shown OR t.typrelid <> 0
+    FROM used AS u JOIN pg_type AS t USING (oid)
+    CROSS JOIN LATERAL (
+        SELECT t.typelem AS oid UNION ALL SELECT t.typbasetype
+        UNION ALL SELECT a.atttypid FROM pg_attribute AS a
+        WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) AS inner_type
+)
+SELECT t.typname::text FROM used JOIN pg_type AS t USING (oid)
+WHERE t.typnamespace = 'pg_catalog'::regnamespace AND t.typname ~ '^reg'
+  AND (is_shown OR t.typname !~ '(config|dictionary)$')
+ORDER BY 1 LIMIT 1
 """
 # Aggregates call functions of their own.
 _CALLED = """
@@ -95,6 +121,7 @@ def require_steady(connection: Connection, rules: Sequence[int], trees: Sequence
             f"{file} calls {function}, and syncer cannot determine what it reads besides its arguments",
             hint="Write its query into the SELECT; or, if it depends on its arguments alone, declare it IMMUTABLE.",
         )
+    _require_no_names(connection, rules, file)
     if "SQLVALUEFUNCTION :op" in mentions:
         raise _fickle(file, "a keyword such as CURRENT_TIMESTAMP or CURRENT_USER")
     for column in mentions.get("varattno", ()):
@@ -123,6 +150,16 @@ def _sorts_by(tree: exp.Expr, operator: str) -> bool:
     names = {column.alias for column in tree.find_all(exp.Alias) if column.this.unnest() in results}
     keys = [ordered.this.unnest() for ordered in tree.find_all(exp.Ordered)]
     return any(key in results or (isinstance(key, exp.Column) and key.name in names) for key in keys)
+
+
+def _require_no_names(connection: Connection, rules: Sequence[int], file: str) -> None:
+    """Refuse values whose text is the name of something else."""
+    for (type_,) in connection.execute(_NAMES, (rules,)).fetchall():
+        raise DefinitionError(
+            f"{file} uses a value of type {type_}, whose text changes without a commit of its table",
+            hint="The text is a name in the catalogue. If that is renamed, no change tells that documents are old.\n"
+            "Cast the value to oid, or keep the name in a column of type text.",
+        )
 
 
 def require_no_clock_words(query: str, canonical: str, file: str) -> None:

@@ -281,6 +281,8 @@ FICKLE = [
     "to_regclass('r')::text", "pg_relation_size('r')", "table_to_xml('r', true, true, '')::text", "lastval()",
     "y.moment::time AT TIME ZONE 'Europe/Rome'", "timezone(y.word, timetz '12:00+02')", "mxid_age('5'::xid)",
     "(SELECT jsonb_agg('12:00'::time AT TIME ZONE 'Asia/Amman') FROM a)",
+    "('r'::regclass)::text", "(x.id::oid)::regtype", "pg_typeof(x.id)::text", "format_type(x.id::oid, NULL)",
+    "ARRAY[x.id::oid::regrole]::text[]", "row_to_json(ROW(x.id::oid::regnamespace))::text", "'simple'::regconfig",
     "x.ctid::text", "x.xmin::text", "x.tableoid", "(SELECT count(*) FROM a TABLESAMPLE SYSTEM (10))",
 ]  # fmt: skip
 # Postgres makes such a word the day on which the SELECT is read, and that of the apply says nothing.
@@ -390,7 +392,8 @@ STEADY = [
     "(SELECT n.now FROM (SELECT 1 AS now) n)", 'x.k AS "random()"', "(SELECT now.k FROM r now WHERE now.id = x.id)",
     "'now()'", "$q$random()$q$", "E'\\now()'", "(SELECT q.ctid FROM (SELECT 1 AS ctid) q)",
     "(WITH random (c) AS (SELECT 1) SELECT c FROM random)", "to_char(y.moment, 'YYYY')", "age(y.moment, y.moment)",
-    "concat(x.id, y.word)", "to_tsvector('english', y.word)::text", "row_to_json(y)::text", "pg_typeof(x.id)::text",
+    "concat(x.id, y.word)", "to_tsvector('english', y.word)::text", "row_to_json(y)::text",
+    "to_tsvector('german'::regconfig, y.word)::text",
     "date '2020-01-01'", "y.word = 'today'", "'now'::text", "y.word::date", "(y.moment::text || 'now')::text",
     "timezone('UTC', y.moment)", "one_more(x.id)",
     "((y.day + time '12:00') AT TIME ZONE 'Europe/Rome')::text", "time '12:00' + interval '1 hour'",

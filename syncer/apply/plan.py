@@ -336,5 +336,5 @@ def _differences(connection: Connection, before: Document, after: Document) -> l
         return [*differing, *fingerprint.differences(before.shapes, now), "the SELECT"]
     if again != after.dependencies:
         differing.append("the SELECT, or an affects query")
-    differing += reconsider.shown(connection, before.shapes, again)
+    differing += reconsider.shown(connection, before, again)
     return differing + list(reconsider.obstacles(connection, before.dependencies, again))

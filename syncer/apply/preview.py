@@ -59,7 +59,7 @@ class DocumentPreview:
     Args:
         index: The alias that searches use; empty if its folder could not be read.
         suspended: Why it is suspended until apply.
-        reason: Why it needs a new index, if it does.
+        reason: What differs from what is active, or why it needs a new index.
         documents: How many there are; None if counting took too long or failed, in which case a problem says so.
     """
 

@@ -21,7 +21,6 @@ from syncer.documents import analyze
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Dependencies, Document
 from syncer.lineage import fingerprint
-from syncer.lineage.fingerprint import Shapes
 
 
 def analysed(connection: Connection, document: Document) -> Dependencies:
@@ -59,12 +58,12 @@ def reconsider(connection: Connection, document: Document) -> tuple[Dependencies
         before, now = now, fingerprint.read(connection, document.shapes)
     if after is None or any(obstacles(connection, document.dependencies, after)):
         return None
-    return after, shown(connection, document.shapes, after)
+    return after, shown(connection, document, after)
 
 
-def shown(connection: Connection, before: Shapes, after: Dependencies) -> list[str]:
+def shown(connection: Connection, document: Document, after: Dependencies) -> list[str]:
     """Describe what differs in what a document shows."""
-    today = fingerprint.rebased(connection, before, after.shapes)
+    today = fingerprint.rebased(connection, document.shapes, after.shapes, document.dependencies.shapes)
     return fingerprint.differences(today, fingerprint.read(connection, today))
 
 

@@ -219,23 +219,33 @@ def _part_of(name: str, part: str) -> str:
     return f"the label {part} of {name.removeprefix('type ')}" if name.startswith("type ") else f"{name}.{part}"
 
 
-def rebased(connection: Connection, before: Shapes, after: Shapes) -> dict[str, Shape]:
+def rebased(connection: Connection, before: Shapes, after: Shapes, applied: Shapes) -> dict[str, Shape]:
     """Return what was recorded as Postgres would tell it today, given what a new analysis has found.
 
-    Columns have the names that they have now. Views are as this version of Postgres prints them. A text of limited
-    length is a text.
+    Columns have the names that they have now. A ``character varying`` is a text. Views are as this version of Postgres
+    prints them, if they are as they were ``applied``: nothing else is executed.
     """
-    return {name: _rebased(connection, shape, after.get(name)) for name, shape in before.items()}
+    as_printed = {
+        name: replace(shape, definition=_printed(connection, shape.definition))
+        if shape.kind == "a view" and name in after and shape.definition != after[name].definition
+        and name in applied and shape.definition == applied[name].definition
+        else shape
+        for name, shape in before.items()
+    }  # fmt: skip
+    return {name: _rebased(shape, after.get(name)) for name, shape in as_printed.items()}
 
 
-def _rebased(connection: Connection, before: Shape, after: Shape | None) -> Shape:
+def _printed(connection: Connection, definition: str | None) -> str | None:
+    """Return the definition of a view as this version of Postgres prints it, or as it is if it no longer fits."""
+    with suppress(psycopg.ProgrammingError), connection.transaction(force_rollback=True):
+        connection.execute(sql.SQL(_AGAIN).format(sql.SQL(definition or "")))  # deparsed by Postgres
+        definition = str(value(connection, "SELECT pg_get_viewdef('pg_temp.syncer_again'::regclass)"))
+    return definition
+
+
+def _rebased(before: Shape, after: Shape | None) -> Shape:
     if after is None or before.kind != after.kind or before.is_whole or before.kind in ("a type", "a function"):
         return before
-    definition = before.definition
-    if definition is not None and definition != after.definition:
-        with suppress(psycopg.ProgrammingError), connection.transaction(force_rollback=True):
-            connection.execute(sql.SQL(_AGAIN).format(sql.SQL(definition)))  # deparsed by Postgres
-            definition = str(value(connection, "SELECT pg_get_viewdef('pg_temp.syncer_again'::regclass)"))
     names = {number: part for part, number in after.numbers.items()} if before.oid == after.oid else {}
     parts, numbers = {}, {}
     for part, description in before.parts.items():
@@ -243,7 +253,7 @@ def _rebased(connection: Connection, before: Shape, after: Shape | None) -> Shap
         is_alike = _as_text(description) == _as_text(after.parts.get(name, ""))
         parts[name] = after.parts[name] if is_alike else description
         numbers[name] = before.numbers[part]
-    return replace(before, definition=definition, parts=parts, numbers=numbers)
+    return replace(before, parts=parts, numbers=numbers)
 
 
 def _as_text(description: str) -> str:

@@ -3,7 +3,8 @@
 While a table is locked or an index is closed, a change of the document joins a fan-out, which waits with it. When a
 table is altered, the first revision's SELECT fails, and changes may be made that no trigger captures: so may a fan-out
 that has grown too long take up no more. The document is then stale, and is resumed with a refresh. Kafka may lose a
-change before it is handled; that it is found out is shown by `tests.model.progressing`. `syncer apply`
+change before it is handled; that it is found out is shown by `tests.model.progressing`. What the first revision
+shows may differ on the altered table, and it may work there all the same. `syncer apply`
 activates a second revision, whose SELECT works and reads one more table, which is captured from then on: one commit
 activates a revision and creates the job that writes every document. That the job reads after that commit, and a worker
 which revision is active after it has received the change, are rules of `tests.model.reindexing`. Elasticsearch shows a
@@ -69,6 +70,7 @@ class Suspending(Model[State]):
     a_full_fan_out_becomes_a_refresh: bool
     the_revision_is_read_in_the_snapshot: bool
     refresh_with_the_resumption: bool
+    stale_with_the_acceptance: bool
     a_loss_is_made_up_for_in_a_suspended_document: bool
     capture_before_the_revision: bool
 
@@ -79,6 +81,11 @@ class Suspending(Model[State]):
             yield "the document is resumed", resumed._replace(is_suspended=False, is_stale=False, causes=0)
         if state.table == _ALTERED and state.revision == 1 and not state.is_stale:
             yield "the watch suspends revision 1", state._replace(is_suspended=True, is_stale=True)
+        if state.table == _ALTERED and state.revision == 1:
+            accepted = state._replace(table=_ALTERED_BACK)
+            if self.stale_with_the_acceptance:
+                accepted = accepted._replace(is_suspended=True, is_stale=True)
+            yield "revision 1 works on the altered table: that is accepted", accepted
         for at, worker, name in processes(state.workers, "worker"):
             yield from self._work(state, at, worker, name)
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
+import psycopg
 import typer
+from psycopg import sql
 
 from syncer.base import postgres, settings
-from syncer.base.errors import ConfigError
+from syncer.base.errors import ConfigError, DefinitionError
 from syncer.base.postgres import Connection
 from syncer.base.settings import shipped
 from syncer.cli.context import UsageError, flag, load_settings
 from syncer.cli.render import say
 from syncer.documents import definition
-from syncer.drafts import mapping
+from syncer.drafts import mapping, orm
 from syncer.drafts.catalogue import Catalogue
 from syncer.drafts.draft import Drafter
 
@@ -60,17 +64,24 @@ def init(
     if table and from_select:
         raise UsageError("--table and --from-select cannot be combined. Run init once for each.")
     with postgres.connect(loaded.postgres, name="init") as connection:
+        drafter = Drafter(connection=connection, catalogue=Catalogue(connection), has_all_columns=columns)
         if from_select is not None:
             own = from_select.absolute().parent
-            default = own.name if from_select.name == "select.sql" else from_select.stem
-            folder = _folder(name or default, force=force, own=own)
-            files, remarks = _of_select(connection, folder, from_select)
+            folder = _folder(name or (own.name if from_select.name == "select.sql" else from_select.stem))
+            if not force and folder.absolute() != own and folder.is_dir() and any(folder.iterdir()):
+                raise ConfigError(
+                    f"{folder} is not empty", hint="Name another document with --name, or write over it with --force."
+                )
+            files, remarks = _of_select(drafter, folder, from_select)
         elif table is not None:
-            drafter = Drafter(connection=connection, catalogue=Catalogue(connection), has_all_columns=columns)
-            folder = _folder(name or drafter.catalogue.find(table).name, force=force)
+            folder = _folder(name or drafter.catalogue.find(table).name)
             files, remarks = _of_table(drafter, folder.name, table, referring or ())
+            if not force and (folder / "select.sql").exists():
+                remarks = _difference(folder, files["select.sql"])
+                files, more = _of_select(drafter, folder, folder / "select.sql")
+                remarks += more
         else:
-            readable = [name for name, may_read in Catalogue(connection).relations.items() if may_read]
+            readable = [name for name, may_read in drafter.catalogue.relations.items() if may_read]
             if not readable:
                 raise UsageError("The role can read no table. Check postgres.dsn, or run GRANT SELECT as their owner.")
             say("\n".join(readable))
@@ -81,15 +92,20 @@ def init(
     say("Review the files, then run: syncer migrate, syncer plan, syncer apply, syncer run")
 
 
-def _folder(name: str, *, force: bool, own: Path | None = None) -> Path:
+def _folder(name: str) -> Path:
     """Return the folder of a document; its name may be that of a table or file."""
     plain = _NOT_IN_NAMES.sub("_", name).strip("_-")[:_NAME_CHARACTERS_MAX] or "document"
-    folder = settings.config_folder() / "documents" / plain
-    if not force and folder.absolute() != own and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is not empty", hint="Name another document with --name, or write over it with --force."
-        )
-    return folder
+    return settings.config_folder() / "documents" / plain
+
+
+def _difference(folder: Path, draft: str) -> list[str]:
+    """Return how a new draft differs from the select.sql that there is, which is kept."""
+    file = folder / "select.sql"
+    written = file.read_text("utf-8-sig").splitlines()
+    lines = difflib.unified_diff(written, draft.splitlines(), lineterm="", n=1)
+    changes = [line for line in lines if not line.startswith(("---", "+++"))]
+    title = f"{file} is kept. A new draft differs (--force writes over it):" if changes else f"{file} is a fresh draft"
+    return [title, *changes]
 
 
 def _of_table(drafter: Drafter, name: str, table: str, asked: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -103,19 +119,36 @@ def _of_table(drafter: Drafter, name: str, table: str, asked: Sequence[str]) -> 
     return {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(made.body)}, remarks
 
 
-def _of_select(connection: Connection, folder: Path, file: Path) -> tuple[dict[str, str], list[str]]:
+def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, str], list[str]]:
     """Return the mapping of a written SELECT, and what else its document lacks. What index.json says is kept."""
     query, index, select_file = definition.read_sql(file), folder / "index.json", folder / "select.sql"
+    is_own = select_file.exists() and file.samefile(select_file)
+    text, changes = file.read_text("utf-8-sig"), list[str]()
+    if not _has_id(drafter.connection, query):
+        text, changes = orm.with_id(drafter, query, str(file))
+        if is_own:
+            raise DefinitionError(f"{file} has no column _id", hint=f"As in:\n{text}")
+        query = text
     given = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
-    made = mapping.completed(connection, query, str(file), given)
-    files, remarks = {"index.json": _text(made.body)}, list(made.remarks)
-    if not made.added:
-        files, remarks = {}, [f"Nothing to add: {index} maps every field of the SELECT"]
+    made = mapping.completed(drafter.connection, query, str(file), given)
+    files, remarks = {"index.json": _text(made.body)}, [*changes, *made.remarks]
+    if not made.added and index.exists():
+        files, remarks = {}, [*changes, f"Nothing to add: {index} maps every field of the SELECT"]
     if not (folder / "document.yaml").exists():
         files["document.yaml"] = _options(folder.name)
-    if not (select_file.exists() and file.samefile(select_file)):
-        files["select.sql"] = file.read_text("utf-8-sig")
+    if not is_own:
+        files["select.sql"] = text
     return files, remarks
+
+
+def _has_id(connection: Connection, query: str) -> bool:
+    """Whether a SELECT returns a column _id."""
+    if re.search(r"(?<!\w)_id\b", query):
+        return True
+    with suppress(psycopg.Error), connection.transaction(force_rollback=True):
+        described = connection.execute(sql.SQL("SELECT * FROM ({}) AS d LIMIT 0").format(sql.SQL(query)))
+        return any(column.name == "_id" for column in described.description or ())
+    return False
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

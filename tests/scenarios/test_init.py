@@ -185,18 +185,63 @@ def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) ->
     assert (len(bare.held("countries")), len(bare.held("visits"))) == (2, 2)
 
 
-def test_what_is_there_is_not_written_over(bare: World) -> None:
-    """A document's files are kept unless --force says otherwise, and config/syncer.yaml is kept with it too."""
+def test_what_is_there_is_kept_and_compared_with_a_new_draft(bare: World) -> None:
+    """Without --force, a second draft is shown as a difference, and only index.json gets what it lacks."""
     bare.sql(BLOG_SCHEMA.read_text())
     drafted(bare, "--table", "posts")
     settings, select = bare.config / "syncer.yaml", bare.config / "documents" / "posts" / "select.sql"
-    for file in (settings, select):
-        file.write_text("# mine\n")
-    again = bare.syncer("init", "--table", "posts")
-    assert (again.returncode, "is not empty" in again.stderr, "--force" in again.stderr) == (1, True, True)
-    assert select.read_text() == "# mine\n"
+    settings.write_text("# mine\n")
+    written = select.read_text().replace("p.body,", "lower(p.body) AS small,")
+    select.write_text(written)
+    bare.sql("ALTER TABLE posts ADD subtitle text")
+    again = bare.syncer("init", "--table", "posts").stdout.splitlines()
+    assert {"-    lower(p.body) AS small,", "+    p.body,", "+    p.subtitle,"} <= {line[2:] for line in again}
+    assert (select.read_text(), settings.read_text()) == (written, "# mine\n")
+    assert "small" in mapping(bare, "posts")
+    assert "Nothing to add" in bare.syncer("init", "--table", "posts").stdout
     drafted(bare, "--table", "posts", "--force")
-    assert (select.read_text() == "# mine\n", settings.read_text()) == (False, "# mine\n")
+    assert ("p.subtitle" in select.read_text(), settings.read_text()) == (True, "# mine\n")
+
+
+PRINTED = """
+CREATE TABLE makers (id int PRIMARY KEY, name text); CREATE TABLE "Item" (a int, b date, note text, PRIMARY KEY (a, b));
+CREATE TABLE goods (id int PRIMARY KEY, maker_id int REFERENCES makers, name text);
+INSERT INTO makers VALUES (1, 'one'); INSERT INTO goods VALUES (1, 1, 'FROM "x" LIMIT 1'), (2, NULL, 'two');
+INSERT INTO "Item" VALUES (1, '1899-01-01', 'x'), (1, '2026-01-01', NULL);
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "changes", "ids"),
+    [
+        (
+            "  Goods Load (0.4ms)  SELECT goods.* FROM goods ORDER BY goods.id LIMIT 11",
+            ("around", "left out ORDER"),
+            "12",
+        ),
+        (
+            (
+                'SELECT "goods"."id", "makers"."id", ("goods"."name") AS "name" FROM "goods" LEFT OUTER JOIN "makers" ON '
+                """("makers"."id" = "goods"."maker_id") WHERE NOT ("goods"."name" = 'a, FROM b');"""
+            ),
+            ("named the second id makers_id",),
+            "12",
+        ),
+        ('SELECT i."note" FROM public."Item" i WHERE i.note IS NOT NULL', ("by the key of public.",), ["1:-25932"]),
+        ("SELECT DISTINCT goods.name FROM goods", ("added goods.id AS _id",), "12"),
+    ],
+)
+def test_what_an_orm_prints_becomes_a_document(
+    bare: World, printed: str, changes: tuple[str, ...], ids: list[str]
+) -> None:
+    """The _id is made of the primary key; what is changed is said; texts that look like SQL stay."""
+    bare.sql(PRINTED)
+    file = bare.folder / "printed.sql"
+    file.write_text(printed)
+    told = drafted(bare, "--from-select", str(file))
+    assert [change for change in changes if change not in told] == []
+    followed(bare)
+    assert sorted(bare.held("printed")) == [*ids]
 
 
 def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:

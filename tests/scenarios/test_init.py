@@ -221,7 +221,7 @@ INSERT INTO "Item" VALUES (1, '1899-01-01', 'x'), (1, '2026-01-01', NULL);
         ),
         (
             (
-                'SELECT "goods"."id", "makers"."id", ("goods"."name") AS "name" FROM "goods" LEFT OUTER JOIN "makers" ON '
+                'SELECT "goods"."id", "makers"."id", ("goods"."name") AS "name" FROM "goods" LEFT JOIN "makers" ON '
                 """("makers"."id" = "goods"."maker_id") WHERE NOT ("goods"."name" = 'a, FROM b');"""
             ),
             ("named the second id makers_id",),

@@ -142,6 +142,8 @@ def show_verify(report: VerifyReport, document: Document) -> None:
     if report.searched is not None:
         found = " and ".join(report.searched) or "no index"
         say((f"Searches find {found} instead of {report.index_name} alone", "bold red"), ". Run: syncer apply")
+    if report.hidden is not None:
+        say((report.hidden, "bold red"))
     for what, drifts, style in groups:
         if drifts:
             say(f"{amount(len(drifts), 'document')} {'is' if len(drifts) == 1 else 'are'} {what}:", style=style)

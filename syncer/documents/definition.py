@@ -175,7 +175,8 @@ def read_index_body(file: Path) -> dict[str, Any]:
         if not isinstance(part, dict):
             raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
     _require_objects(file, body.get("mappings", {}), "mappings")
-    for shortcoming in shortcomings.of_body(body, indices.flat_settings(body.get("settings", {}))):
+    flat = {"settings": indices.flat_settings(body.get("settings", {})), "mappings": body.get("mappings", {})}
+    for shortcoming in shortcomings.of_index("the index", flat):
         if shortcoming.is_grave:
             raise DefinitionError(f"{file}: {shortcoming.problem}", hint=f"Remove it from {file.name}.")
     return body

@@ -258,8 +258,11 @@ class Indices:
 
     def _ours(self, index_name: str) -> dict[str, Any]:
         """Return what syncer wrote into an index's ``_meta``; empty if it is not syncer's, or gone."""
-        answer = self._client.options(ignore_status=_NOT_FOUND).indices.get_mapping(index=index_name)
-        return _ours(answer.body[index_name]) if answer.meta.status != _NOT_FOUND else {}
+        # From the cluster state, where no block of the index hides it.
+        path = "metadata.indices.*.mappings._doc._meta.syncer"
+        state = self._client.cluster.state(metric="metadata", index=index_name, filter_path=path).body
+        index = state.get("metadata", {}).get("indices", {}).get(index_name, {"mappings": {"_doc": {}}})
+        return _ours({"mappings": index["mappings"]["_doc"]})
 
     # Aliases
 
@@ -267,7 +270,7 @@ class Indices:
         """Whether the index and its write alias exist, and it alone is found through the given search alias."""
         if searched_as is not None and self.searched(searched_as) != [target.index_name]:
             return False
-        return bool(self._client.indices.exists_alias(index=target.index_name, name=target.write_alias))
+        return target.index_name in self.searched(target.write_alias)
 
     def is_there(self, target: Target) -> bool:
         """Whether the index exists, with aliases or without."""

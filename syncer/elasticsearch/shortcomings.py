@@ -68,9 +68,14 @@ class Shortcoming(NamedTuple):
             return f"Remove {self.setting} from index.json, or from the template that adds it."
         return in_index_json(self.setting, self.value)
 
+    @property
+    def hint(self) -> str:
+        """The remedy as a sentence."""
+        return f"To mend it: {self.remedy}" if self.is_request else self.remedy
+
     def error(self) -> IndexingError:
         """Return the error to raise if the index cannot be used."""
-        return IndexingError(self.problem, hint=f"To mend it: {self.remedy}" if self.is_request else self.remedy)
+        return IndexingError(self.problem, hint=self.hint)
 
 
 class _Rule(NamedTuple):
@@ -177,7 +182,7 @@ def find(
         remedy = "Add a column _routing to select.sql, or remove _routing from the mapping in index.json or a template."
         problem = f"The mapping of {name} requires a _routing, which the SELECT lacks"
         yield Shortcoming(Effect.REFUSES, problem, remedy, is_request=False)
-    yield from _of_body(name, {**index.get("defaults", {}), **index["settings"]}, index["mappings"])
+    yield from of_index(name, index)
     searched = index["aliases"].get(searched_as, {})
     if limits := [limit for limit in ("filter", "search_routing") if limit in searched]:
         remedy = _request("POST", "/_aliases", {"actions": [{"add": {"index": name, "alias": searched_as}}]})
@@ -197,15 +202,12 @@ def metadata_blocked(name: str) -> Shortcoming:
     return Shortcoming(Effect.REFUSES, f"{block} of {name} is true", remedy, block, value=False)
 
 
-def of_body(body: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Shortcoming]:
-    """Yield the shortcomings that an index would have for what index.json says, with these flat settings."""
-    yield from _of_body("the index", settings, body.get("mappings", {}))
-
-
-def _of_body(name: str, settings: Mapping[str, Any], mappings: Mapping[str, Any]) -> Iterator[Shortcoming]:
+def of_index(name: str, index: Mapping[str, Any]) -> Iterator[Shortcoming]:
+    """Yield the shortcomings of settings and mappings alone: of an index, or of what index.json says."""
+    settings, mappings = {**index.get("defaults", {}), **index["settings"]}, index["mappings"]
     source = mappings.get("_source", {})
     # Elasticsearch 8 has the mode in the mapping, which then decides; later ones in the settings alone.
-    settings = {**settings, **({"index.mapping.source.mode": source["mode"]} if "mode" in source else {})}
+    settings |= {"index.mapping.source.mode": source["mode"]} if "mode" in source else {}
     if source.get("enabled") in (False, "false") or source.get("excludes") or source.get("includes"):
         limit = ", ".join(sorted(source))
         remedy = 'Remove it from index.json, or from the template that adds it. Over a template\'s {"enabled": false},'

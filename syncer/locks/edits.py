@@ -5,7 +5,7 @@ Elasticsearch refuses a write in a lower term than that of the document's last w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,14 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import OF_INDEX, Action, decide_item
 from syncer.base.errors import LockError, UnavailableError
-from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, seconds
+from syncer.elasticsearch import shortcomings
 
 CONFLICT = 409
 _NOT_FOUND = 404
 _AWAY = ("no_shard_available_action_exception", "illegal_index_shard_state_exception", "unavailable_shards_exception")
+_GC_DELETES = "index.gc_deletes"
+_RESTORING = frozenset({"", "index.mapping.source.mode", "index.mapping.exclude_source_vectors"})
+"""The settings, or the mapping of ``_source``, that decide whether documents are returned as they were written."""
 PAGE_EDITS_MAX = 200
 """The number of documents in one request; if they have 500 kB each, it is as large as Elasticsearch accepts."""
 
@@ -34,16 +37,11 @@ class Edit:
 
 def read(client: Elasticsearch, edits: Sequence[Edit]) -> list[Edit]:
     """Return the documents that are to be changed as they are now; refuse what could not be rolled back."""
-    before = []
-    for edit, found in zip(edits, multi_get(client, map(_place, edits)), strict=True):
-        if found["found"] and "_source" not in found:
-            raise LockError(
-                f"{edit.index} does not store the source of its documents, so a change could not be rolled back",
-                hint="Use an index with _source enabled, which is the default.",
-            )
-        before.append(replace(edit, source=found.get("_source")))
-    for index in {edit.index for edit in (*before, *edits) if edit.source is None}:
-        _require_memory(client, index)
+    copies = multi_get(client, map(_place, edits))
+    before = [replace(edit, source=copy.get("_source")) for edit, copy in zip(edits, copies, strict=True)]
+    _require_restorable(
+        client, {edit.index for edit in edits}, {e.index for e in (*before, *edits) if e.source is None}
+    )
     return before
 
 
@@ -100,13 +98,16 @@ def _place(edit: Edit) -> dict[str, str]:
     return {"_index": edit.index, "_id": edit.id} | ({} if edit.routing is None else {"routing": edit.routing})
 
 
-def _require_memory(client: Elasticsearch, index: str) -> None:
-    """Refuse an index that forgets deleted documents so soon that a late write could bring one back."""
-    found = client.indices.get_settings(index=index, flat_settings=True, include_defaults=True).body
-    for name, settings in found.items():
-        memory = {**settings.get("defaults", {}), **settings["settings"]}.get("index.gc_deletes", "60s")
-        if seconds(memory) < GC_DELETES_SECONDS:
-            raise LockError(
-                f"{name} forgets deleted documents after {memory}, so that a late write could bring one back",
-                hint=f'Run: PUT {name}/_settings {{"index.gc_deletes": "1h"}}',
-            )
+def _require_restorable(client: Elasticsearch, indices: Collection[str], with_deletes: Collection[str]) -> None:
+    """Refuse indices whose documents are not returned as they were written, or that soon forget a delete.
+
+    A late write could then bring a deleted document back.
+    """
+    for index in indices:
+        answer = client.indices.get(index=index, ignore_unavailable=True, flat_settings=True, include_defaults=True)
+        for name, found in answer.body.items():
+            for shortcoming in shortcomings.of_index(name, found):
+                if shortcoming.setting in (_RESTORING if index not in with_deletes else _RESTORING | {_GC_DELETES}):
+                    raise LockError(
+                        f"{shortcoming.problem}, so a change could not be rolled back", hint=shortcoming.hint
+                    )

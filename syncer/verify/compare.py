@@ -55,6 +55,7 @@ from syncer.documents.queries import IdRange, Row
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.shortcomings import Effect
 from syncer.indexing import dead_letters, failover, version
 from syncer.jobs import listing, model
 from syncer.verify import diff
@@ -133,6 +134,7 @@ class VerifyReport(Settled):
         repaired: Documents that differed and are equal since they were written again.
         is_complete: False if so many differed that the comparison ended early.
         searched: The indices that searches find, if it is not this one alone.
+        hidden: Why searches miss documents of this one, if they do, and what to do.
         suspended: If the document is suspended, or has to be: the reason, and what to do. Nothing was compared.
     """
 
@@ -142,6 +144,7 @@ class VerifyReport(Settled):
     repaired: list[Drift] = field(default_factory=list)
     is_complete: bool = True
     searched: list[str] | None = None
+    hidden: str | None = None
     suspended: str | None = None
     seconds: float = 0
 
@@ -153,7 +156,8 @@ class VerifyReport(Settled):
     @property
     def has_drifted(self) -> bool:
         """Whether any document differs or was not compared, or searches find another index."""
-        return bool(self.drifts) or self.searched is not None or self.suspended is not None
+        reasons = (self.searched, self.hidden, self.suspended)
+        return bool(self.drifts) or any(reason is not None for reason in reasons)
 
     @property
     def documents_per_second(self) -> float:
@@ -184,6 +188,9 @@ def verify(
     if document.role is Role.CURRENT:
         searched = index.holdings.searched([document.index])[document.index]
         report.searched = None if searched == [document.index_name] else searched
+        for shortcoming in index.holdings.shortcomings(document.target, searched_as=document.index):
+            if shortcoming.effect is Effect.HIDES:
+                report.hidden = f"{shortcoming.problem}. {shortcoming.hint}"
     suspects: set[str] = set()
     looked_up = 0
     in_hand: deque[Future[set[str]]] = deque()

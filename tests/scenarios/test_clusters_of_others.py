@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elasticsearch import ApiError
 
 from syncer.apply import preview
 from syncer.apply.trial import PlanProblem, PlanSeverity
+from syncer.base.errors import LockError
+from syncer.locks import Edit, Locks
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.servers import ElasticsearchServer
-from tests.support.world import BLOG_SCHEMA, VERSIONS, World, elsewhere, made, sandbox_of_its_own
-from tests.support.writers import fill
+from tests.faults.harness import require_holds
+from tests.support.doctor import fix, is_well, look
+from tests.support.world import BLOG_SCHEMA, VERSIONS, World, elsewhere, made, sandbox_of_its_own, wait_until
+from tests.support.writers import fill, writing
 
 LATER_THAN_8 = VERSIONS.elasticsearch not in (None, "8")
 NOTE = "SELECT p.id AS _id, p.title, ARRAY[p.id, 1]::real[] AS place FROM posts AS p"
@@ -40,6 +46,7 @@ def world(sandbox: Sandbox, endpoints: Endpoints, server: ElasticsearchServer, t
     """The blog on that Elasticsearch, with users and posts."""
     with elsewhere(sandbox, endpoints, tmp_path, elasticsearch_url=server.address) as world:
         fill(world)
+        world.sql("DELETE FROM syncer.outbox")  # no change is in flight
         yield world
 
 
@@ -201,3 +208,263 @@ def test_index_json_is_blamed_only_if_it_is_the_reason(planned: World, case: str
     ]
     assert said == [case != "index.json", case == "index.json"], refused
     assert scratch_indices(planned) == []
+
+
+def aliases(world: World) -> dict[str, Any]:
+    """The aliases of the index that searches find, but for its write alias."""
+    index = world.index_of()
+    with world.elasticsearch() as client:
+        found: dict[str, Any] = client.indices.get_alias(index=index).body[index]["aliases"]
+    return {name: properties for name, properties in found.items() if not name.endswith("-syncer-write")}
+
+
+def test_every_alias_moves_with_a_rebuild_under_writers(world: World) -> None:
+    """Aliases of applications and of templates move in the one request; no search finds a document twice meanwhile."""
+    some = {"filter": {"exists": {"field": "title"}}}
+    team, tenant, routed = (f"{name}-{world.name}" for name in ("team", "tenant", "routed"))
+    world.backfill()
+    actions: list[dict[str, Any]] = [
+        {"add": {"index": world.index_of(), "alias": team}},
+        {"add": {"index": world.index_of(), "alias": tenant, **some}},
+        {"add": {"index": world.index_of(), "alias": routed, "routing": "7", "is_hidden": True}},
+    ]
+    with template(world, {"aliases": {team: {}}}), world.elasticsearch() as client:
+        client.indices.update_aliases(actions=actions)
+        there, index = aliases(world), world.index_of()
+        world.daemon()
+        twice: list[str] = []
+
+        def turn() -> bool:
+            ids = [hit["_id"] for hit in client.search(index=team, size=1000, source=False).body["hits"]["hits"]]
+            twice.extend(id_ for id_ in set(ids) if ids.count(id_) > 1)
+            return rebuilding.done()
+
+        with writing(world, writers=2), ThreadPoolExecutor(1) as pool:
+            rebuilding = pool.submit(world.syncer, "index", "rebuild", "blogpost")
+            wait_until(turn, what="the rebuild ends")
+            world.backfill()
+        require_holds(world)
+        assert (rebuilding.result().returncode, twice) == (0, []), rebuilding.result().stderr
+        assert (aliases(world), world.index_of() != index) == (there, True)
+        assert len(world.held()) == client.count(index=team)["count"] == client.count(index=tenant)["count"]
+
+
+def test_an_alias_that_cannot_move_stops_a_rebuild_before_the_load(world: World) -> None:
+    """Its filter needs what the new mapping lacks: current searches stay, and without the alias it goes through."""
+    world.backfill()
+    index, alias = world.index_of(), f"talks-{world.name}"
+    filtered = {"nested": {"path": "comments", "query": {"match_all": {}}}}
+    with world.elasticsearch() as client:
+        client.indices.put_alias(index=index, name=alias, filter=filtered)
+        body = world.document_folder / "index.json"
+        body.write_text(body.read_text().replace('"type": "nested"', '"type": "object"'))
+        refused = world.syncer("apply", "--yes")
+        assert (refused.returncode, f"The alias {alias} cannot move" in refused.stderr) == (1, True), refused.stderr
+        assert world.index_of() == index
+        client.indices.delete_alias(index=index, name=alias)
+    applied = world.syncer("apply", "--yes")
+    assert (applied.returncode, world.differences()) == (0, []), applied.stderr
+    assert is_well(look(world, "elasticsearch.orphans"))
+
+
+WRITE_ALIASES: dict[str, list[dict[str, Any]]] = {
+    "another index is written to": [
+        {"add": {"index": "{index}", "alias": "{alias}", "is_hidden": True, "is_write_index": False}},
+        {"add": {"index": "{other}", "alias": "{alias}", "is_hidden": True, "is_write_index": True}},
+    ],
+    "another index has it alone": [
+        {"remove": {"index": "{index}", "alias": "{alias}"}},
+        {"add": {"index": "{other}", "alias": "{alias}"}},
+    ],
+    "another index has it, too": [{"add": {"index": "{other}", "alias": "{alias}", "is_hidden": True}}],
+    "no index has it": [{"remove": {"index": "{index}", "alias": "{alias}"}}],
+}
+
+
+@pytest.mark.parametrize("case", WRITE_ALIASES)
+def test_nothing_is_written_to_the_index_of_another(world: World, case: str) -> None:
+    """A writer that connects notices; doctor names it, its fix is pasted, and the document resumes by itself."""
+    world.backfill()
+    index, other = world.index_of(), f"{world.alias}-of-others"
+    names = {"{index}": index, "{other}": other, "{alias}": f"{index}-syncer-write"}
+    with world.elasticsearch() as client:
+        client.indices.create(index=other, settings={"number_of_replicas": 0})
+        with pytest.raises(ApiError, match="more than one write index"):
+            client.indices.put_alias(index=other, name=names["{alias}"], is_write_index=True)
+        text = json.dumps(WRITE_ALIASES[case])
+        for name, value in names.items():
+            text = text.replace(name, value)
+        client.indices.update_aliases(actions=json.loads(text))
+        daemon = world.daemon()
+        with writing(world, writers=2):
+            daemon.wait_for("document.suspended")
+            while not is_well(found := look(world, "elasticsearch.settings")):
+                fix(world, found[0])
+        require_holds(world)
+        client.indices.refresh(index=other)
+        assert client.count(index=other)["count"] == 0
+
+
+def test_a_restored_copy_does_not_join_the_write_alias(world: World) -> None:
+    """Elasticsearch refuses a copy under another name that brings the aliases along; without them, it is nobody's."""
+    world.backfill()
+    copy: dict[str, Any] = {"rename_pattern": "(.+)", "rename_replacement": "$1-copy", "wait_for_completion": True}
+    where: dict[str, Any] = {"repository": world.name, "snapshot": "one"}
+    with world.elasticsearch() as client:
+        client.snapshot.create_repository(
+            name=world.name, repository={"type": "fs", "settings": {"location": world.name}}
+        )
+        client.snapshot.create(**where, indices=world.index_of(), include_global_state=False, wait_for_completion=True)
+        with pytest.raises(ApiError, match="more than one write index"):
+            client.snapshot.restore(**where, **copy, include_global_state=False)
+        client.snapshot.restore(**where, **copy, include_global_state=False, include_aliases=False)
+        client.snapshot.delete_repository(name=world.name)
+    world.daemon()
+    with writing(world, writers=2):
+        pass
+    require_holds(world)
+
+
+@pytest.mark.parametrize("window", [1, 7, 999])
+def test_a_small_window_of_results_is_enough(world: World, window: int) -> None:
+    """A load removes what only the index has, and verify compares all, in pages that the index allows."""
+    world.backfill()
+    with world.elasticsearch() as client:
+        client.indices.put_settings(index=world.index_of(), settings={"index.max_result_window": window})
+        client.index(index=world.index_of(), id="only here", document={})
+    assert world.syncer("verify").returncode == 1
+    world.backfill()
+    verified = world.syncer("verify")
+    assert verified.returncode == 0, verified.stdout
+    with world.elasticsearch() as client:
+        client.indices.put_settings(index=world.index_of(), settings={"index.max_result_window": None})
+    assert world.differences() == []
+
+
+BLOCKED = ({"index.blocks.metadata": True}, {"index.blocks.read_only": True}, {"index.blocks.read": True})
+
+
+@pytest.mark.parametrize("block", BLOCKED, ids=str)
+def test_one_blocked_index_stops_no_command_for_others(world: World, block: dict[str, Any]) -> None:
+    """plan, verify, apply and status do for the blogpost what they do without the block, and name the block."""
+    define(world, {})
+    world.documents = ("blogpost", "note")
+    world.apply()
+    other = world.index_of("note")
+    with world.elasticsearch() as client:
+        client.indices.put_settings(index=other, settings=block)
+        try:
+            edit = world.document_folder / "select.sql"
+            edit.write_text(edit.read_text().replace("p.body,", "upper(p.body) AS body,"))
+            planned = json.loads(world.syncer("plan", "--json").stdout)["documents"]
+            applied, verified = world.syncer("apply", "--yes"), world.syncer("verify", "blogpost")
+            counts = json.loads(world.syncer("status", "--json").stdout)
+            (found, *_) = look(world, "elasticsearch.settings")
+            assert (found.severity, next(iter(block)) in found.found) == ("wrong", True)
+            fix(world, found)
+        finally:
+            client.indices.put_settings(index=other, settings=dict.fromkeys(block))
+    assert [(document["name"], document["outcome"]) for document in planned if document["name"] == "blogpost"] == [
+        ("blogpost", "in_place")
+    ]
+    assert (applied.returncode, verified.returncode) == (0, 0), applied.stderr + verified.stdout
+    assert "60" in json.dumps(counts)
+    assert world.differences("blogpost") == []
+
+
+def test_a_filter_on_the_search_alias_is_named_and_kept(world: World) -> None:
+    """Verify does not call it equal; a rebuild keeps the filter, which may protect something; doctor's fix ends it."""
+    world.backfill()
+    with world.elasticsearch() as client:
+        client.indices.put_alias(index=world.index_of(), name=world.alias, filter={"term": {"_id": "7"}})
+        seen = world.syncer("verify")
+        assert (seen.returncode, "has a filter" in seen.stdout) == (1, True), seen.stdout
+        world.syncer("index", "rebuild", "blogpost")
+        assert client.count(index=world.alias)["count"] == 1
+    (found,) = look(world, "elasticsearch.settings")
+    fix(world, found)
+    assert (world.syncer("verify").returncode, world.differences()) == (0, [])
+
+
+STATE: dict[str, dict[str, Any]] = {
+    "no index is made implicitly": {},
+    "new indices are strict": {"mappings": {"dynamic": "strict"}},
+    "no source": {"mappings": {"_source": {"enabled": False}}},
+    "a pipeline": {"settings": {"index.default_pipeline": "gone"}},
+}
+
+
+@pytest.mark.parametrize("case", STATE)
+def test_syncers_own_index_is_made_explicitly(world: World, case: str) -> None:
+    """Whatever templates and settings say of new indices, the record can be written and read."""
+    with world.elasticsearch() as client:
+        client.indices.delete(index="syncer-state")
+        client.indices.put_index_template(name="own", index_patterns=["s*"], priority=901, template=STATE[case])
+        strict = {"action.auto_create_index": "false", "action.destructive_requires_name": True}
+        client.cluster.put_settings(persistent=strict)
+        world.sql("UPDATE syncer.cluster_identity SET sequence = 0")  # the next writer enters an epoch, and records it
+        try:
+            world.daemon()
+            with writing(world, writers=1):
+                pass
+            require_holds(world)
+            doctor = look(world, "elasticsearch.epoch")
+        finally:
+            client.cluster.put_settings(persistent=dict.fromkeys(strict))
+            client.indices.delete_index_template(name="own")
+    assert is_well(doctor), doctor
+
+
+def test_what_forbids_syncers_own_index_is_named(world: World) -> None:
+    """A template for data streams forbids it: apply says that, and not that an index is gone."""
+    with world.elasticsearch() as client:
+        client.indices.delete(index="syncer-state")
+        client.indices.put_index_template(name="own", index_patterns=["syncer-s*"], priority=902, data_stream={})
+        try:
+            refused = world.syncer("backfill", "blogpost")
+        finally:
+            client.indices.delete_index_template(name="own")
+    assert "Elasticsearch refuses to create syncer-state" in refused.stderr, refused.stderr
+    assert world.syncer("backfill", "blogpost").returncode == 0
+
+
+def test_index_json_may_say_what_elasticsearch_does_not_return(world: World) -> None:
+    """What is given as null, or is returned under no name, is applied once, and then changed in place."""
+    for settings in (
+        {"number_of_routing_shards": 8, "number_of_shards": 2},
+        {"number_of_routing_shards": 8, "number_of_shards": 2, "codec": None, "refresh_interval": "7s"},
+        {"number_of_routing_shards": 8, "number_of_shards": 2, "sort.field": None, "refresh_interval": None},
+    ):
+        define(world, {"settings": settings})
+        applied = world.syncer("apply", "--yes")
+        assert (applied.returncode, applied.stdout.count("Nothing to do")) == (0, 0), applied.stderr
+        assert "Nothing to do" in world.syncer("apply", "--yes").stdout
+    world.documents = ("blogpost", "note")
+    assert world.index_of("note").endswith("-000001")
+    assert world.differences("note") == []
+
+
+UNKEPT: dict[str, dict[str, Any]] = {
+    "some fields": {"mappings": {"_source": {"excludes": ["se*"]}}},
+    "only one field": {"mappings": {"_source": {"includes": ["name"]}}},
+    "no source": {"mappings": {"_source": {"enabled": False}}},
+    "synthetic source": {"settings": {"index.mapping.source.mode": "synthetic"}},
+}
+if LATER_THAN_8:
+    UNKEPT["vectors"] = {"mappings": {"properties": {"secret": {"type": "dense_vector", "dims": 2}}}}
+
+
+@pytest.mark.parametrize("case", UNKEPT)
+def test_locks_change_nothing_that_they_could_not_restore(planned: World, case: str) -> None:
+    """A change in an index that does not return its documents as they were written is refused before the first edit."""
+    name = f"{planned.alias}-locked"
+    with planned.elasticsearch() as client:
+        try:
+            client.indices.create(index=name, **UNKEPT[case])
+            client.index(index=name, id="1", document={"name": "a", "secret": [1, 2]})
+            locks = Locks(client, owner="test", index=f"{planned.alias}-locks")
+            with pytest.raises(LockError, match="could not be rolled back"), locks.documents(name, ["1"]) as held:
+                held.write([Edit(index=name, id="1", source={"name": "b"})])
+            assert client.get(index=name, id="1")["_version"] == 1
+        finally:
+            client.indices.delete(index=[name, f"{planned.alias}-locks"], ignore_unavailable=True)

@@ -19,6 +19,7 @@ from psycopg import errors as pg, sql
 
 from syncer.base.error_policy import is_of_data
 from syncer.base.lifecycle import clock
+from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection, bounded, value
 
 SAMPLE_ROWS = 20
@@ -93,7 +94,7 @@ def rows(connection: Connection, relation: str, columns: Collection[str]) -> lis
         relation=sql.SQL(relation),  # quoted by Postgres
         rows=sql.Literal(SAMPLE_ROWS),
     )
-    return connection.execute(statement).fetchall()
+    return [row for row in connection.execute(statement) if is_utf8(row[0])]
 
 
 def measure(

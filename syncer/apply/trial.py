@@ -270,6 +270,8 @@ def _fields(rows: Mapping[str, Row]) -> dict[tuple[str, str], str]:
     found = {}
     for id_, row in rows.items():
         with suppress(RecursionError):  # it is nested too deep to be parsed
-            for field, content in json.loads(row.source, parse_int=str, parse_float=str).items():
+            for field, content in json.loads(
+                row.source.decode(errors="replace"), parse_int=str, parse_float=str
+            ).items():
                 found[id_, field] = _INSTANT.sub("", json.dumps(content))
     return found

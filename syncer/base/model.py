@@ -20,8 +20,19 @@ second. The other 8 are gaps: a client that raises a document's version, as ``_u
 reach the next.
 """
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 ID_BYTES_MAX = 512
 """The longest id that Elasticsearch accepts. It rejects an empty one, too."""
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text of Postgres' is valid: one that is not has lone surrogates, see `syncer.base.postgres`."""
+    return text.isascii() or not _SURROGATES.search(text)
+
+
+def is_id(text: str) -> bool:
+    """Return whether Elasticsearch accepts it as an id."""
+    return is_utf8(text) and 1 <= len(text.encode()) <= ID_BYTES_MAX
 
 
 class Operation(StrEnum):
@@ -85,7 +96,11 @@ class Change:
             ValueError: The value is not a change.
         """
         try:
-            read = _RECORD.decode(record)
+            is_utf8 = True
+            try:
+                read = _RECORD.decode(record)
+            except UnicodeDecodeError:
+                is_utf8, read = False, _RECORD.decode(record.decode("utf-8", "replace"))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"not a change: {error}") from error
         # Rule: both-images.
@@ -97,8 +112,8 @@ class Change:
             changed_at=read.changed_at,
             relation=read.relation,
             operation=read.operation,
-            # If one image of an update could not be built, the change counts as one of any row.
-            images=() if read.operation is Operation.UPDATE and len(images) == 1 else images,
+            # If an image could not be built or is not UTF-8, the change counts as one of any row.
+            images=() if not is_utf8 or (read.operation is Operation.UPDATE and len(images) == 1) else images,
             untouched=frozenset(read.untouched or ()),
         )
 

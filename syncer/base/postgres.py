@@ -6,7 +6,7 @@ Guarantees of a connection from `connect`:
 - UTC and ISO output, so that a document's JSON does not depend on server settings.
 - A commit is on disk before it is reported.
 - No row is hidden without an error.
-- ``json`` columns arrive as the bytes that Postgres wrote.
+- ``json`` columns arrive as the bytes that Postgres wrote. A text that is not UTF-8 raises no error.
 - An unqualified name refers to Postgres' own object. Functions, operators or tables of other schemas cannot replace it.
 - The session belongs to the connection alone. A pooler that shares sessions among its clients is refused.
 """
@@ -24,6 +24,7 @@ from psycopg import RawCursor, sql
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from psycopg.types.json import Jsonb
+from psycopg.types.string import TextLoader
 
 from syncer.base.error_policy import Action, decide
 from syncer.base.errors import SourceError
@@ -112,6 +113,16 @@ class _BytesLoader(Loader):
         return bytes(data)
 
 
+class _AnyTextLoader(TextLoader):
+    """Returns a text also if it is not UTF-8: what is not becomes lone surrogates, which no other text has.
+
+    Postgres holds such texts: "char" in Postgres 14 is any byte, and some functions of 17 and 18 make them by mistake.
+    """
+
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode("utf-8", "surrogateescape")
+
+
 def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
     """Open a connection for one component.
 
@@ -144,6 +155,8 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
         raise
     answered("postgres")
     connection.adapters.register_loader("json", _BytesLoader)
+    for type_ in ("text", "varchar", "bpchar", "name", '"char"'):
+        connection.adapters.register_loader(type_, _AnyTextLoader)
     return connection
 
 

@@ -132,7 +132,11 @@ def pages(connection: Connection, cursor: str, *, rows_max: int) -> Iterator[Pag
 
 
 def _rows(found: list[tuple[Any, ...]]) -> list[OutboxRow]:
-    return [OutboxRow(key.encode(), change, changed_at) for key, change, changed_at, *_ in found if change is not None]
+    return [
+        OutboxRow(key.encode("utf-8", "surrogateescape"), change, changed_at)
+        for key, change, changed_at, *_ in found
+        if change is not None
+    ]
 
 
 def _parsed(cursor: str) -> tuple[int, list[int]]:

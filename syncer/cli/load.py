@@ -16,7 +16,7 @@ from syncer.apply import reindex
 from syncer.apply.activate import InitialLoad
 from syncer.base.errors import ConfigError, DefinitionError, IndexingError, SyncerError
 from syncer.base.formatting import amount, shortened, shown_id
-from syncer.base.model import ID_BYTES_MAX, Role
+from syncer.base.model import ID_BYTES_MAX, Role, is_id
 from syncer.base.postgres import AdvisoryLock
 from syncer.cli import jobs, render
 from syncer.cli.context import AllowFailed, AnyDocument, AsJson, DocumentName, Parts, Yes, confirm, open_parts
@@ -76,9 +76,9 @@ def _read(lines: Iterable[str]) -> Iterator[str]:
     """The ids on the lines of a file; empty lines are left out."""
     for place, line in enumerate(lines, start=1):
         id_ = line.strip()
-        if "\0" in id_ or len(id_.encode()) > ID_BYTES_MAX:
+        if "\0" in id_ or (id_ and not is_id(id_)):
             raise ConfigError(
-                f"Line {place} of --ids is not a valid id: an id has 1 to {ID_BYTES_MAX} bytes, without zero bytes",
+                f"Line {place} of --ids is no valid id: one has 1 to {ID_BYTES_MAX} bytes of UTF-8, without zero bytes",
                 hint="Check the file: it must have one id per line. Nothing was written.",
             )
         if id_:

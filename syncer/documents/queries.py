@@ -24,7 +24,7 @@ from psycopg import sql
 
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import ComposeError, DocumentError
-from syncer.base.model import Place
+from syncer.base.model import Place, is_utf8
 from syncer.base.postgres import Connection, bounded, copied, value
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
@@ -83,8 +83,8 @@ def _is_integer(bits: int) -> Callable[[str], bool]:
 
 
 def is_text(text: str) -> bool:
-    """Return whether Postgres can hold it: no text in Postgres contains a zero byte."""
-    return "\0" not in text
+    """Return whether it can be sent to Postgres: no text in Postgres contains a zero byte, or may be no UTF-8."""
+    return "\0" not in text and is_utf8(text)
 
 
 # Types of which every value has one of these texts, or that accept any text. For other types Postgres is asked.
@@ -198,6 +198,8 @@ def next_range(connection: Connection, document: Document, after: str | None, *,
     after_it = condition(document, IdRange(after=after))
     query = sql.SQL(_LAST).format(among=root_keys(document), after=after_it, rows=sql.Literal(rows - 1))
     row = connection.execute(query).fetchone()
+    if row is not None and not is_utf8(row[0]):  # no bound can be such an id
+        return next_range(connection, document, after, rows=rows + 1)
     return IdRange(after=after, through=None if row is None else row[0])
 
 
@@ -215,7 +217,7 @@ def root_keys(document: Document) -> sql.Composed:
 def ids_in_range(connection: Connection, document: Document, span: IdRange, *, page: int) -> Generator[list[str]]:
     """Yield ids of the root table in a range, in the caller's snapshot; the connection is in use until the end."""
     query = sql.SQL(_IDS_IN_RANGE).format(among=root_keys(document), condition=condition(document, span))
-    ids = (id_.decode() for (id_,) in copied(connection, query) if id_ is not None)
+    ids = (_text(id_) for (id_,) in copied(connection, query) if id_ is not None)
     while chunk := list(islice(ids, page)):
         yield chunk
 
@@ -288,12 +290,12 @@ def in_range(
     for id_, source, routing in copied(connection, query_of(_IN_RANGE, document, condition=condition(document, span))):
         assert id_ is not None  # the query excludes it
         assert source is not None  # no part of it is null
-        name = id_.decode()
+        name = _text(id_)
         if name in ids:
             duplicate = name
         if span != IdRange():
             ids.add(name)
-        rows[name] = Row(source=one_line(source), routing=None if routing is None else routing.decode())
+        rows[name] = Row(source=one_line(source), routing=None if routing is None else _text(routing))
         size += len(source)
         if len(rows) >= page or size >= bytes_max:
             yield rows
@@ -332,7 +334,15 @@ def current(
     query = query_of(_COMPOSE, document)
     with reading(connection, document, lock_seconds=lock_seconds):
         rows = connection.execute(query, (castable(connection, document, ids),), prepare=True).fetchall()
-    return {id_: Row(source=one_line(source.encode()), routing=routing) for id_, source, routing in rows}
+    return {
+        id_: Row(source=one_line(source.encode("utf-8", "surrogateescape")), routing=routing)
+        for id_, source, routing in rows
+    }
+
+
+def _text(read: bytes) -> str:
+    """Return a text as `syncer.base.postgres` does, also one that is not UTF-8."""
+    return read.decode("utf-8", "surrogateescape")
 
 
 def one_line(source: bytes) -> bytes:

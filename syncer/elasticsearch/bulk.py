@@ -31,7 +31,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import NO_ROOM, is_by_another, reason
 from syncer.base.errors import UnavailableError
-from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_raised
+from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_id, is_raised, is_utf8
 from syncer.elasticsearch.indices import create_own
 from syncer.elasticsearch.reader import Holdings
 
@@ -261,9 +261,12 @@ def _update_of_nothing(first: Composition) -> bytes:
 
 def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     """Whether Elasticsearch accepts the id. An invalid one would make it refuse the whole request."""
-    if 1 <= len(composition.id.encode()) <= ID_BYTES_MAX:
+    if not (is_utf8(composition.id) and is_utf8(composition.routing or "")):
+        why = "an _id and a _routing are valid UTF-8"
+        outcome.rejections.append(Rejection(composition, _BAD_REQUEST, "invalid_id", why))
+    elif is_id(composition.id):
         return True
-    if composition.source is None:  # no document can have that id
+    elif composition.source is None:  # no document can have that id
         outcome.done[composition.id] = "deleted"
     else:
         why = f"an id has 1 to {ID_BYTES_MAX} bytes"

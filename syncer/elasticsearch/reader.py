@@ -24,7 +24,7 @@ from elasticsearch import Elasticsearch
 from elasticsearch.serializer import CompatibilityModeJsonSerializer
 
 from syncer.base.errors import IndexingError, UnavailableError
-from syncer.base.model import ID_BYTES_MAX, Place, Target
+from syncer.base.model import Place, Target, is_id
 from syncer.elasticsearch import shortcomings
 from syncer.elasticsearch.shortcomings import Effect
 
@@ -221,7 +221,7 @@ class Holdings:
     def find(self, target: Target, ids: Sequence[str]) -> list[Copy]:
         """As `read`, but as searches find them: without what was written since the last refresh."""
         # Elasticsearch has no copies with other ids, and refuses requests for them.
-        valid = [id_ for id_ in ids if 1 <= len(id_.encode()) <= ID_BYTES_MAX]
+        valid = list(filter(is_id, ids))
         if not valid:
             return []
         request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}

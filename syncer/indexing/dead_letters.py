@@ -145,10 +145,10 @@ def _storable(text: str) -> str:
 
 def recorded(id_: str) -> str:
     """Return an id as a dead letter stores it: Postgres cannot index texts of any length, nor hold a zero byte."""
-    if len(id_.encode()) <= ID_BYTES_MAX and is_text(id_):
+    if is_text(id_) and len(id_.encode()) <= ID_BYTES_MAX:
         return id_
-    beginning = id_[:_LONG_ID_CHARACTERS].replace("\0", "")
-    return f"{beginning}… ({sha256(id_.encode()).hexdigest()})"
+    beginning = id_[:_LONG_ID_CHARACTERS].replace("\0", "").encode("utf-8", "replace").decode()
+    return f"{beginning}… ({sha256(id_.encode('utf-8', 'surrogateescape')).hexdigest()})"
 
 
 def clear(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:

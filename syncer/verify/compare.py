@@ -46,7 +46,7 @@ from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount
 from syncer.base.lifecycle import Stop
-from syncer.base.model import Role
+from syncer.base.model import Role, is_utf8
 from syncer.base.postgres import Connection
 from syncer.base.retry import Backoff, retry
 from syncer.capture import progress
@@ -370,6 +370,7 @@ class Settler:
             # Postgres casts the id 007 to 7, which was not asked for.
             expected = {id_: rows[id_] for id_ in page if id_ in rows}
             comparable = [copy for copy in copies if copy.id not in failing]
+            failing |= {id_ for id_ in page if not is_utf8(id_)}
             drifts = [Drift(id=id_, kind=DriftKind.FAILING) for id_ in failing]
             for drift in (*drifts, *diff.compare(expected, comparable, values=self.values)):
                 held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)

@@ -12,7 +12,7 @@ import psycopg
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
-from syncer.base.model import ID_BYTES_MAX, Role
+from syncer.base.model import ID_BYTES_MAX, Role, is_id
 from syncer.base.postgres import Connection
 from syncer.documents import queries, registry, suspend
 from syncer.documents.queries import Row
@@ -120,8 +120,8 @@ def explain(
     """
     documents = registry.named(connection, name)
     letters = [dead_letters.find(connection, document.index_name, id_) for document in documents]
-    if not any(letters) and not 1 <= len(id_.encode()) <= ID_BYTES_MAX:
-        raise DefinitionError(f"An id has 1 to {ID_BYTES_MAX} bytes, not {len(id_.encode()):,}")
+    if not any(letters) and not is_id(id_):
+        raise DefinitionError(f"An id has 1 to {ID_BYTES_MAX} bytes of UTF-8")
     settlers = [
         Settler(document=document, index=index, connection=connection, settle_seconds=seconds, values=values)
         for document in documents

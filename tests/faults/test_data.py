@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import psycopg
 import pytest
 from structlog.testing import capture_logs
 
@@ -364,3 +365,46 @@ def test_a_row_that_many_documents_show(
         wait_until(lambda: jobs.run_once() >= 0 and not world.sql(SUSPENDED), what="it resumes")
         follower.drain()
     require_holds(world)
+
+
+NO_UTF8 = {
+    14: """'\\303'::"char"::text""",
+    17: "(SELECT json_serialize(jsonb_agg(g)) FROM generate_series(1, 200) AS g)",
+}
+"""By major version since when, an expression that is no UTF-8."""
+POSITIONS = {
+    # By name: the SELECT, and the ids that are held beside those of sound rows.
+    "key": ("SELECT t.c AS _id, t.id FROM things AS t", set()),
+    "expression": ("SELECT t.id || '-' || t.c AS _id FROM things AS t", set()),
+    "routing": ("SELECT t.id AS _id, t.c AS _routing, t.id FROM things AS t", set()),
+    "field": ("SELECT t.id AS _id, t.c FROM things AS t", set()),
+    "join": ("SELECT t.id AS _id, o.id AS other FROM things AS t JOIN others AS o ON o.c = t.c", {"2"}),
+    "condition": ("SELECT t.id AS _id, (SELECT o.id FROM others AS o WHERE o.c = t.c) FROM things AS t", {"2"}),
+}
+
+
+@pytest.mark.parametrize(("select", "held"), POSITIONS.values(), ids=POSITIONS)
+def test_a_text_that_is_not_utf_8_is_named_and_ends_nothing(empty_world: World, select: str, held: set[str]) -> None:
+    """Wherever it stands: the other documents are written, and if its document cannot be, it is a dead letter."""
+    world = empty_world
+    tables = "CREATE TABLE others (id int, c text PRIMARY KEY); CREATE TABLE things (id int PRIMARY KEY, c text UNIQUE)"
+    shutil.rmtree(world.document_folder)
+    world.define("note", select)
+    world.sql(tables)
+    world.migrate()
+    world.apply()
+    with psycopg.connect(world.dsn) as connection:
+        broken = next((NO_UTF8[major] for major in (17, 14) if connection.info.server_version >= major * 10_000), "")
+        if connection.info.server_version // 10_000 == 16:
+            pytest.skip("Postgres 16 makes no such text")
+    world.sql(f"INSERT INTO others VALUES (1, 'a'), (2, {broken})")
+    with harness.following(world) as follower:
+        world.sql("INSERT INTO things VALUES (1, 'a'); INSERT INTO things SELECT 2, c FROM others WHERE id = 2")
+        follower.handle()
+        world.refresh(follower.index)
+    assert {id_.replace("-a", "") for id_ in world.held("note")} in ({"a"}, {"1"} | held)
+    assert world.sql("SELECT count(*) FROM syncer.dead_letter") == [(0 if held else 1,)]
+    for command in ("plan", "verify", "verify --repair", "status", "dead-letters list"):
+        ended = world.syncer(*command.split())
+        assert "Traceback" not in ended.stderr, ended.stderr
+    assert world.sql("SELECT count(*) FROM syncer.document WHERE suspended IS NOT NULL") == [(0,)]

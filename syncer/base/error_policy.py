@@ -190,15 +190,17 @@ def explain(error: BaseException) -> SyncerError | None:
     if isinstance(error, psycopg.Error):
         return _explain_postgres(error)
     if isinstance(error, elasticsearch.TransportError):
+        is_tls = isinstance(error, elasticsearch.SSLError)
+        hint = "that the server speaks TLS, and elasticsearch.ca_certs" if is_tls else "and that the server is up"
         return IndexingError(
             f"Elasticsearch cannot be reached: {error.message}",
-            hint="Check SYNCER_ELASTICSEARCH_URL (http or https), and that the server is up.",
+            hint=f"Check SYNCER_ELASTICSEARCH_URL (http or https, host and port), {hint}.",
         )
     if isinstance(error, elasticsearch.ApiError):
         return _explain_elasticsearch(error)
     if isinstance(error, KafkaException):
         name, text = error.args[0].name(), error.args[0].str().rstrip(": ")
-        message, hint = next((row[1:] for row in _KAFKA if name in row[0]), ("Kafka says", _AWAY))
+        message, hint = next((row[1:] for row in _KAFKA if name in row[0]), ("Kafka answers", ""))
         return TopicError(f"{message}: {text}", hint=hint)
     return None
 
@@ -235,12 +237,16 @@ def _explain_postgres(error: psycopg.Error) -> SourceError:
             hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
             "create schemas and owns the tables; what the others need is in docs/roles.sql.",
         )
-    if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
+    if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and _OUR_SCHEMA.search(
+        message
+    ):
         return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         _, is_refusal, refusal = message.partition("FATAL:")
         if is_refusal:
-            hint = "Check the user, the password and the database of SYNCER_POSTGRES_DSN."
+            hint = "Check the user, the password, the database and sslmode in SYNCER_POSTGRES_DSN, and pg_hba.conf."
+            if _FOR_NOW.search(refusal):
+                hint = "It is refused for now, by the server or by a limit of connections: try again later."
             return SourceError(f"Postgres refuses the connection: {refusal.strip()}", hint=hint)
         # The question that libpq asks is in the hint.
         cause = _one_line(re.sub(r"\n\s*Is the server running .*", "", message))
@@ -249,6 +255,7 @@ def _explain_postgres(error: psycopg.Error) -> SourceError:
     return SourceError(f"Postgres says: {message}", hint=error.diag.message_hint or "")
 
 
+_OUR_SCHEMA = re.compile(r'"syncer[".]| syncer\.')
 _CALLER = re.compile(r'(?:SQL|PL/pgSQL) function "?([^"\n]+?)"? (?:near line|line|statement|during)')
 
 
@@ -269,10 +276,10 @@ def explain_unqualified(error: psycopg.Error, query: str) -> ComposeError | None
 
 def explain_refusal(document: str, cause: str) -> IndexingError:
     """Explain an index that accepts no documents."""
-    if gone := re.search(r"no such index \[([^]]+?)(?:-syncer-write)?\]", cause):
+    if gone := re.search(r"no such index \[([^]]+?)(-syncer-write)?\]", cause):
         return IndexingError(
-            f"The index {gone[1]} of {document} is gone",
-            hint="Was it deleted? To create it again and write every document, run: syncer apply",
+            f"The index {gone[1]} of {document}{', or its write alias,' if gone[2] else ''} is gone",
+            hint="Was it deleted? To make it again and write every document, run: syncer apply",
         )
     return IndexingError(
         f"The index of {document} refuses documents: {_one_line(without_values(cause))}",
@@ -280,24 +287,30 @@ def explain_refusal(document: str, cause: str) -> IndexingError:
     )
 
 
-_BY_STATUS = {
-    401: (
+_ELASTICSEARCH = (
+    (
+        r"401 ",
         "Elasticsearch refuses the login",
-        "Set SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME and _PASSWORD, and restart syncer. Nothing is lost meanwhile.",
+        "Check SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME and _PASSWORD. If one of them changes, restart the daemons.",
     ),
-    403: (
+    (
+        r"403 .* is unauthorized",
         "Elasticsearch refuses a privilege",
         "The role must be able to manage and write the indices of the documents and syncer-state: docs/security.md",
     ),
-    404: (
-        "An index of syncer's is gone",
-        "Was it deleted by hand? `syncer verify` says what is missing, `syncer apply` makes it again.",
+    (
+        r"404 index_not_found_exception",
+        "An index is gone",
+        "Was it deleted by hand? `syncer status` names the index of a document that is gone. To make it: syncer apply",
     ),
-    NO_ROOM: (
+    (
+        r"429 (es_rejected_execution|circuit_breaking)_exception",
         "Elasticsearch has no room for the request",
         "Run fewer loads at a time, or give its heap more memory (docs/sizing.md). Nothing is lost.",
     ),
-}
+)
+"""By the status, type and reason of an error: one status has many causes."""
+_BLOCK = re.compile(r"blocked by: \[\w+/\d+/(index|cluster) ([\w-]+(?: / allow delete)?) \(api\)")
 
 
 def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
@@ -308,16 +321,19 @@ def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
             "supported. Check SYNCER_ELASTICSEARCH_URL.",
         )
     cause = reason(error)
-    message, hint = _BY_STATUS.get(error.status_code, (f"Elasticsearch answers {error.status_code}", ""))
+    message, hint = f"Elasticsearch answers {error.status_code}", ""
+    for pattern, *shown in _ELASTICSEARCH:
+        if re.match(pattern, f"{error.status_code} {error.message} {cause}"):
+            message, hint = shown
     if "flood-stage watermark" in cause:
         message = "Elasticsearch's disk is full"
         hint = "Make room on the disk of its nodes, or add one: it lifts the block by itself, and a daemon goes on."
     elif _CLUSTER_BLOCK in str(error.body):
         message = "Elasticsearch is blocked"
-        hint = "It has no master yet, or its settings cluster.blocks.* forbid writes: lift the block."
-        if block := re.search(r"index \[([^]]+)\] blocked by: \[\w+/\d+/index ([\w-]+) \(api\)", cause):
-            message = f"The index {block[1]} is blocked"
-            hint = f"Its setting index.blocks.{block[2].replace('-', '_')} is true: set it to false."
+        if block := _BLOCK.search(cause):
+            hint = f"{block[1]}.blocks.{re.sub('[ /-]+', '_', block[2])} is true: set it to false."
+        elif "no master" in cause or "not recovered" in cause:
+            hint = "Its cluster has no master yet. If it stays so, see the logs of its nodes."
     return IndexingError(f"{message}: {cause}", hint=hint)
 
 
@@ -338,7 +354,12 @@ def _one_line(text: str) -> str:
 
 _AWAY = "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."
 _KAFKA = (
-    ({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}, "Kafka has no such topic", "A daemon creates it."),
+    ({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}, "Kafka has no such topic", "A daemon that may create it does."),
+    (
+        {"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"},
+        "Kafka refuses a privilege",
+        "docs/security.md lists the ACLs of each duty.",
+    ),
     ({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"}, "Kafka cannot be reached", _AWAY),
     (
         {"_MSG_TIMED_OUT"},

@@ -50,6 +50,7 @@ def require_active(document: Document) -> None:
     """Refuse to work on a suspended document."""
     if document.suspended is not None:
         what, _, hint = document.suspended.partition("\n")
+        hint = f"{hint}\nA running daemon tries it every few seconds.".strip()
         if document.role is Role.BUILDING:
             begin, give_up = f"syncer index rebuild {document.name}", f"syncer index abort {document.name}"
             hint = f"{hint}\nTo begin anew: {begin}; to give it up: {give_up}"

@@ -6,17 +6,23 @@ another problem is not listed beside it: while Postgres is down, nothing else is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from syncer.base.formatting import amount, elapsed, plain
+from syncer.base.postgres import AdvisoryLock
 from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind
 from syncer.monitoring.daemons import Daemon
 from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, DocumentStatus, IndexFault, Status, Stored, at_work
 
+_HOLDER = (
+    "SELECT pid, usename, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)\nWHERE locktype = 'advisory'"
+    f" AND granted AND (classid, objid) = ({AdvisoryLock.RELAY >> 32}, {AdvisoryLock.RELAY & 0xFFFFFFFF});"
+)
 _SOON_SECONDS = 1
 _BEHIND_SECONDS = 10
 _BRIEF_SECONDS = 10
@@ -145,7 +151,10 @@ def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:
         is_brief = any(begins) or len(at_work(stored)) < len(stored.daemons)
         if stored.leader is None:
             message = "No daemon leads: changes stay in the outbox."
-            action = "If no daemon runs a relay, start one: syncer run. Otherwise restart the daemons."
+            action = (
+                "If no daemon runs a relay, start one: syncer run. Otherwise see which session holds its lock:\n"
+                f"{_HOLDER}"
+            )
             yield Problem(message, action, "SyncerWithoutLeader", is_passing=is_brief)
         else:
             message = "No worker is running: changes are not written."
@@ -180,7 +189,10 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
     if is_known and document.searched is not None and not document.is_searched_alone and document.current not in faults:
         found = " and ".join(document.searched) or "no index"
         message = f"Searches of {document.index} find {found} instead of {document.current} alone."
-        yield Problem(message, "Run: syncer apply", "SyncerAliasWrong", name)
+        foreign = [other for other in document.searched if other not in document.targets]
+        removals = [{"remove": {"index": other, "alias": document.index}} for other in foreign]
+        action = f"Take it out: POST /_aliases {json.dumps({'actions': removals})}" if foreign else "Run: syncer apply"
+        yield Problem(message, action, "SyncerAliasWrong", name)
     if document.drifted:
         message = f"{amount(document.drifted, 'document')} of {name} differed from the SELECT at the last verify."
         action = f"Why: syncer verify {name}\nTo write them again: syncer verify {name} --repair"
@@ -192,6 +204,7 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
 
 
 _OPEN = {
+    IndexFault.BLOCKED: "Set index.blocks.read of {} to false",
     IndexFault.SHARDS_AWAY: "Wait if Elasticsearch was just started: it recovers them. "
     "Else see: GET /_cluster/allocation/explain",
     IndexFault.CLOSED: "Open it: POST /{}/_open. Its document then resumes by itself",

@@ -144,11 +144,12 @@ class IndexFault(StrEnum):
 
     GONE = "is gone"
     CLOSED = "is closed"
+    BLOCKED = "is blocked for searches"
     SHARDS_AWAY = "has shards that are not available"
 
 
-_FAULTS = {404: IndexFault.GONE, 400: IndexFault.CLOSED, 503: IndexFault.SHARDS_AWAY}
-"""By the status of a search."""
+_FAULTS = {404: IndexFault.GONE, 400: IndexFault.CLOSED, 503: IndexFault.SHARDS_AWAY, 403: IndexFault.BLOCKED}
+"""By the status of a search; without the privilege to search, the status is 403, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,7 +471,8 @@ def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]
     counts: dict[str, int] = {}
     faults: dict[str, IndexFault] = {}
     for name, answer in zip(names, client.msearch(searches=searches).body["responses"], strict=True):
-        if fault := _FAULTS.get(answer.get("status")):
+        fault = _FAULTS.get(answer.get("status"))
+        if fault and (fault is not IndexFault.BLOCKED or answer["error"]["type"] == "cluster_block_exception"):
             faults[name] = fault
         elif answer.get("_shards", {}).get("failed"):
             faults[name] = IndexFault.SHARDS_AWAY

@@ -24,13 +24,18 @@ from syncer.base.retry import retry
 RETRY, DEAD_LETTER, SUSPEND, FATAL = Action.RETRY, Action.DEAD_LETTER, Action.SUSPEND, Action.FATAL
 
 
-def api_error(status: int, body: Any = None) -> elasticsearch.ApiError:
+def api_error(status: int, body: Any = None, kind: str = "any_exception") -> elasticsearch.ApiError:
     """An answer of Elasticsearch, as its client raises it."""
     node = NodeConfig("http", "search", 9200)
     meta = ApiResponseMeta(status=status, http_version="1.1", headers=HttpHeaders({}), duration=0.1, node=node)
     body = body or {"error": {"type": "any_exception", "reason": "because"}, "status": status}
     kinds: dict[int, type[elasticsearch.ApiError]] = {**HTTP_EXCEPTIONS, 200: elasticsearch.UnsupportedProductError}
-    return kinds.get(status, elasticsearch.ApiError)(message="any_exception", meta=meta, body=body)
+    return kinds.get(status, elasticsearch.ApiError)(message=kind, meta=meta, body=body)
+
+
+def refusal(status: int, kind: str, reason: str) -> elasticsearch.ApiError:
+    """An answer of Elasticsearch with an error of this type."""
+    return api_error(status, {"error": {"type": kind, "reason": reason}, "status": status}, kind)
 
 
 def kafka_error(name: str) -> KafkaException:
@@ -133,6 +138,83 @@ def test_only_a_server_that_does_not_answer_is_away(error: Exception, *, expecte
 def test_what_becomes_of_one_document_of_a_bulk_request(expected: Action, status: int, kind: str, reason: str) -> None:
     """Only a document that is itself at fault is dead-lettered."""
     assert decide_item(status, kind, reason) is expected
+
+
+CAUSES: list[tuple[str, Exception, list[Exception]]] = [
+    (
+        "Run: syncer migrate",
+        pg.UndefinedTable('relation "syncer.outbox" does not exist'),
+        [
+            pg.UndefinedTable('relation "syncers" does not exist'),
+            pg.UndefinedTable('relation "shop.syncer_orders" does not exist'),
+            pg.UndefinedFunction("function my_syncer() does not exist"),
+        ],
+    ),
+    (
+        "pg_hba.conf",
+        psycopg.OperationalError('FATAL:  password authentication failed for user "x"'),
+        [
+            psycopg.OperationalError("FATAL:  sorry, too many clients already"),
+            psycopg.OperationalError("FATAL:  the database system is starting up"),
+            psycopg.OperationalError('FATAL:  too many connections for role "x"'),
+        ],
+    ),
+    (
+        "The role must be able",
+        refusal(403, "security_exception", "action [indices:admin/create] is unauthorized for user [x]"),
+        [
+            refusal(403, "security_exception", "current license is non-compliant for [inference]"),
+            refusal(403, "snapshot_exception", "repository is read-only"),
+            refusal(403, "cluster_block_exception", "index [x] blocked by: [FORBIDDEN/9/index metadata (api)];"),
+        ],
+    ),
+    (
+        "To make it: syncer apply",
+        refusal(404, "index_not_found_exception", "no such index [x]"),
+        [
+            refusal(404, "resource_not_found_exception", "Inference endpoint not found [x]"),
+            refusal(404, "resource_not_found_exception", "index matching [x] not found"),
+            refusal(404, "aliases_not_found_exception", "aliases [x] missing"),
+        ],
+    ),
+    (
+        "heap",
+        refusal(429, "circuit_breaking_exception", "[parent] Data too large"),
+        [
+            refusal(429, "status_exception", "Received a rate limit status code for [x]"),
+            refusal(429, "cluster_block_exception", "disk usage exceeded flood-stage watermark"),
+            refusal(429, "too_many_requests", "quota"),
+        ],
+    ),
+    (
+        "no master",
+        refusal(503, "cluster_block_exception", "blocked by: [SERVICE_UNAVAILABLE/2/no master];"),
+        [
+            refusal(403, "cluster_block_exception", "blocked by: [FORBIDDEN/6/cluster read-only (api)];"),
+            refusal(403, "cluster_block_exception", "index [x] blocked by: [FORBIDDEN/7/index read (api)];"),
+            refusal(403, "cluster_block_exception", "index [x] blocked by: [FORBIDDEN/11/x];"),
+        ],
+    ),
+    (
+        "broker is up",
+        kafka_error("_TRANSPORT"),
+        [*map(kafka_error, ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "POLICY_VIOLATION"))],
+    ),
+]
+
+
+@pytest.mark.parametrize(("hint", "cause", "others"), CAUSES, ids=[hint for hint, _, _ in CAUSES])
+def test_a_hint_that_claims_a_cause_is_given_for_this_cause_alone(
+    hint: str, cause: Exception, others: list[Exception]
+) -> None:
+    """Rule: another cause with the same class, status or code gets another hint, or none."""
+    explained = explain(cause)
+    assert explained is not None
+    assert hint in explained.hint
+    for other in others:
+        explained = explain(other)
+        assert explained is not None
+        assert hint not in explained.hint, explained
 
 
 def test_an_action_is_repeated_with_pauses_that_grow() -> None:

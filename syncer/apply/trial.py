@@ -45,7 +45,8 @@ _OF_ONE_DOCUMENT = re.compile(r"\[-?\d+:-?\d+\] | in document with id '.*?'| in 
 _TRIED_AGAIN_MAX = 50
 """How many documents are built again with other settings."""
 _TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."
-_TO_CHAR = "If the text matters, use to_char with a format."
+_TO_CHAR = """If the text matters, use to_char with a format. Show a range by its bounds, as a date_range takes them:
+jsonb_build_object('gte', lower(p.valid), 'lt', upper(p.valid))."""
 # In one of the two zones, any instant has another date than in UTC.
 _SETTINGS = {
     "TimeZone": (

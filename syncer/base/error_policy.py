@@ -215,9 +215,8 @@ def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
-            f"Postgres does not let syncer read all that {document} shows: {message}",
-            hint="The role of postgres.dsn needs SELECT on every table of it and, where row-level security is on,\n"
-            "to own the table or to see every row (ALTER ROLE … BYPASSRLS). Then run: syncer apply",
+            f"Postgres does not let syncer read all that {document} shows: {message}{_where(error)}",
+            hint=f"{_needed(message)}\nThen run: syncer apply",
         )
     return explain_unqualified(error, f"the SELECT of {document}") or ComposeError(
         f"The SELECT of {document} no longer fits the database: {message}",
@@ -228,14 +227,14 @@ def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
 def _explain_postgres(error: psycopg.Error) -> SourceError:
     if is_of_data(error):  # its message may quote a row
         return SourceError(
-            f"Postgres fails on the data: {kind(error)}", hint="With --debug, the traceback says on which."
+            f"Postgres fails on the data: {kind(error)}{_where(error)}",
+            hint="With --debug, the traceback says on which.",
         )
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
-            f"Postgres refuses: {message}",
-            hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
-            "create schemas and owns the tables; what the others need is in docs/roles.sql.",
+            f"Postgres refuses: {message}{_where(error)}",
+            hint=f"{_needed(message)}\nWhat the role of postgres.dsn needs for each command is in docs/roles.sql.",
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and _OUR_SCHEMA.search(
         message
@@ -256,6 +255,29 @@ def _explain_postgres(error: psycopg.Error) -> SourceError:
 
 
 _OUR_SCHEMA = re.compile(r'"syncer[".]| syncer\.')
+_NEEDED = (
+    ("temporary tables", "Grant it: GRANT TEMPORARY ON DATABASE … TO …. syncer reads a SELECT by a temporary view."),
+    ("row-level security", "The role must own the table, or see every row: ALTER ROLE … BYPASSRLS."),
+    ("must be owner", "Only the owner may do that. Make the role a member of it: GRANT owner TO …."),
+    ("for function", "Grant it: GRANT EXECUTE ON FUNCTION … TO …."),
+    ("for schema", "Grant it: GRANT USAGE ON SCHEMA … TO …; to create in it, also CREATE."),
+    ("for database", "Grant it: GRANT CREATE ON DATABASE … TO …."),
+    ("for table", "Grant it: GRANT SELECT ON … TO …; `syncer apply` must own the table."),
+    ("for view", "Grant it: GRANT SELECT ON … TO …."),
+)
+"""What a role lacks, by words of Postgres' message."""
+
+
+def _needed(message: str) -> str:
+    return next((hint for words, hint in _NEEDED if words in message), "The role of postgres.dsn lacks a privilege.")
+
+
+def _where(error: psycopg.Error) -> str:
+    """Name the function in which an error was raised, as an addition to its message."""
+    caller = _CALLER.search(error.diag.context or "")
+    return f" (in the function {caller[1]})" if caller else ""
+
+
 _CALLER = re.compile(r'(?:SQL|PL/pgSQL) function "?([^"\n]+?)"? (?:near line|line|statement|during)')
 
 

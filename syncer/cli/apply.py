@@ -191,7 +191,8 @@ def _show_document(document: DocumentPreview) -> None:
 def _facts(document: DocumentPreview) -> Iterator[tuple[Part, Part]]:
     """Why a document is suspended, its problems, and where a changed row of each table leads to, with the cost."""
     if document.suspended is not None:
-        resumes = "" if document.errors else "\nTo resume it: syncer apply"
+        is_said = document.errors or "syncer apply" in document.suspended
+        resumes = "" if is_said else "\nTo resume it: syncer apply"
         yield ("suspended", "yellow"), Text.assemble(document.suspended, (resumes, "dim"))
     for problem in document.problems:
         action = f"\n{problem.action}" if problem.action else ""
@@ -205,7 +206,8 @@ def _facts(document: DocumentPreview) -> Iterator[tuple[Part, Part]]:
             elif path.cost.failure:
                 tried = "every document: the query fails"
             else:
-                tried = f"{amount(path.cost.documents, 'document')}, {_duration(path.cost.seconds)}"
+                most = "up to " if path.cost.documents > 1 else ""  # of the rows tried
+                tried = f"{most}{amount(path.cost.documents, 'document')}, {_duration(path.cost.seconds)}"
             which = f", {_use(table.relation, path.query)}" if len(table.affects) > 1 else ""
             yield f"a change of {table.relation}", f"{tried}{which}"
 

@@ -217,6 +217,13 @@ def _require_derivable(
     elif graph.ids:
         missing = COMPETE if graph.competes else "no equality of WHERE or ON that must hold leads from there to _id"
         obstacles = [text for node in nodes for text in graph.obstacles.get(node.number, ())]
+        equalities = found.tree.find_all(exp.EQ) if found.tree else ()
+        compared = {column.name for equality in equalities for column in equality.find_all(exp.Column)}
+        obstacles += [
+            f"{read.relation}.{column} is a virtual column, of which a changed row has no value: make it STORED"
+            for read in found.reads
+            for column in sorted(read.virtual & compared)
+        ]
         reason = "; ".join(dict.fromkeys([missing, *obstacles]))
     else:
         columns = found.tree.selects if isinstance(found.tree, exp.Query) else []
@@ -232,12 +239,20 @@ def _require_derivable(
     files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
     # What was deleted is in no table any more; if the id is derived, so are deletes of its own table.
     gone = "" if graph.ids else "UNION SELECT changed.… AS _id FROM %(rows)s AS changed  -- rows that are gone\n"
+    query = (
+        f"SELECT d.{root_key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…\n{gone}"
+    )
+    if "reads itself" in reason:
+        query = (
+            "WITH RECURSIVE touched AS (SELECT changed.… AS id FROM %(rows)s AS changed\n"
+            f"UNION SELECT t.… FROM {next(iter(relations))} AS t JOIN touched ON t.… = touched.id)\n"
+            "SELECT d.… AS _id FROM … AS d JOIN touched ON d.… = touched.id\n" + gone
+        )
     raise DefinitionError(
         f"{definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
         f"It does not follow from the SELECT: {reason}",
         hint=f"Add {files}, {'each ' if len(relations) > 1 else ''}a query that returns the ids of these documents:\n"
-        f"SELECT d.{root_key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…\n{gone}"
-        "%(rows)s has the old and the new version of each changed row. "
+        f"{query}%(rows)s has the old and the new version of each changed row. "
         + (
             "The query adds to what follows from the\nSELECT, so it need not cover other uses of the table. "
             if graph.ids

@@ -312,7 +312,9 @@ class _Walk:
                 elif not meaning.alternatives and side.find(exp.Column):
                     self._note(named, f"in {_text(expression)}, {_text(side)} is not made of known columns")
         else:
-            self._note(named, f"{_text(expression)} is no equality")
+            is_equality = isinstance(expression, exp.Operator) and expression.args["operator"].endswith(".=")
+            why = "is not followed: if equal values have equal texts, compare those, as in a.x::text = b.x::text"
+            self._note(named, f"{_text(expression)} {why if is_equality else 'is no equality'}")
 
     def _read_in(self, outside: exp.Expr, query: exp.Query, condition: _Condition, body: _Body) -> None:
         """Treat ``x IN (SELECT …)`` as a join: its inner rows never matter without an outer one."""

@@ -12,6 +12,7 @@ determined, all columns of the table are reported. A query whose result can chan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ HAVING bool_and(p.proisstrict AND p.provolatile = 'i' AND (
     SELECT bool_and(t.typnamespace = 'pg_catalog'::regnamespace OR EXISTS (
         SELECT FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
         WHERE d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e' AND e.extname IN (
-            'citext', 'cube', 'debversion', 'hstore', 'ip4r', 'isn', 'ltree', 'postgis', 'semver', 'uint', 'vector')))
+            'citext', 'cube', 'hstore', 'ip4r', 'isn', 'ltree', 'postgis', 'semver', 'vector')))
     FROM pg_type AS t WHERE t.oid IN (o.oprleft, o.oprright)))
 """
 # The functions and operators that a stored query calls, with their counts.
@@ -166,6 +167,17 @@ WHERE t.oid >= 16384 AND n.nspname !~ '^pg_'
 ORDER BY 1
 """
 
+# By the function that an error was raised in.
+_EVENT_TRIGGERS = """
+SELECT e.evtname::text FROM pg_event_trigger AS e JOIN pg_proc AS p ON p.oid = e.evtfoid
+WHERE strpos($1, p.proname || '()') > 0
+"""
+_NAMESAKES = """
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relname = $1 AND c.relkind IN ('r', 'p', 'v') ORDER BY 1
+"""
+_QUOTED = re.compile('"([^"]+)"')
+
 TableName = tuple[str, str]
 """Schema and table name, unquoted."""
 
@@ -232,7 +244,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
             f"{file} takes locks (FOR UPDATE or its like)", hint="A document is read, not locked. Leave that out."
         ) from error
     except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
-        raise _refused(error, query, file) from error
+        raise _refused(connection, error, query, file) from error
 
 
 def _probe(connection: Connection, query: str, file: str) -> Probe:
@@ -296,7 +308,7 @@ def tables(tree: exp.Expr) -> list[exp.Table]:
     return [table for table in tree.find_all(exp.Table) if table.db]
 
 
-def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
+def _refused(connection: Connection, error: psycopg.Error, query: str, file: str) -> DefinitionError:
     message = error.diag.message_primary or str(error)
     if "multiple commands" in message:
         return DefinitionError(f"{file} has more than one statement", hint="Write one SELECT into it.")
@@ -304,6 +316,11 @@ def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
         return unnamed_column(file)
     if unqualified := explain_unqualified(error, file):
         return DefinitionError(unqualified.message, hint=unqualified.hint)
+    for (trigger,) in connection.execute(_EVENT_TRIGGERS, (error.diag.context or "",)).fetchall():
+        return DefinitionError(
+            f"The event trigger {trigger} refuses the temporary view by which syncer reads {file}: {message}",
+            hint="Let it pass the role of postgres.dsn, or temporary objects: the view is rolled back at once.",
+        )
     offset = int(error.diag.statement_position or 0) - 1 - len(_PREFIX)
     if offset >= 0:  # show the line, with a caret below the position
         before = query[:offset]
@@ -311,10 +328,11 @@ def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
         label = f"line {line + 1}: "
         column = len(before) - before.rfind("\n") - 1  # an error at the end has a position beyond it
         message += f"\n  {label}{query.splitlines()[line]}\n  {' ' * (len(label) + column)}^"
-    return DefinitionError(
-        f"{file} is refused by Postgres: {message}",
-        hint=error.diag.message_hint or "It must be one SELECT that runs on this database as it is.",
-    )
+    hint = error.diag.message_hint or "It must be one SELECT that runs on this database as it is."
+    if isinstance(error, pg.UndefinedTable) and (missing := _QUOTED.search(message)):
+        others = ", ".join(name for (name,) in connection.execute(_NAMESAKES, (missing[1],)))
+        hint = f"There is {others}. Write its schema, too." if others else hint
+    return DefinitionError(f"{file} is refused by Postgres: {message}", hint=hint)
 
 
 def unnamed_column(file: str) -> DefinitionError:

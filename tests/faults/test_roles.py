@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from syncer.base.error_policy import explain
 from syncer.base.errors import DefinitionError
 from syncer.capture import install as capture_install
 from syncer.capture.triggers import Capture
@@ -253,3 +256,64 @@ def test_an_operator_that_sql_cannot_name_is_refused(world: World) -> None:
         with pytest.raises(DefinitionError, match="where SQL cannot name one"):
             analysed(select)
     assert "OPERATOR(public.=)" in analysed(named)
+
+
+# Refusals
+
+LACKING = {
+    "a temporary view": ("REVOKE TEMPORARY ON DATABASE {db} FROM public", "GRANT TEMPORARY ON DATABASE {db} TO {role}"),
+    "a function": ("REVOKE EXECUTE ON FUNCTION twice FROM public", "GRANT EXECUTE ON FUNCTION twice TO {role}"),
+    "a schema": ("REVOKE USAGE ON SCHEMA shop FROM {role}", "GRANT USAGE ON SCHEMA shop TO {role}"),
+    "a table": ("REVOKE SELECT ON shop.people FROM {role}", "GRANT SELECT ON shop.people TO {role}"),
+}
+SHOP = """
+CREATE ROLE {role}; CREATE SCHEMA shop; CREATE TABLE shop.people (id int PRIMARY KEY);
+CREATE FUNCTION twice(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN 2 * $1; END';
+GRANT USAGE ON SCHEMA shop TO {role}; GRANT SELECT ON shop.people TO {role};
+"""
+PEOPLE = Definition(
+    name="d", index="d", select="SELECT p.id AS _id FROM shop.people AS p WHERE twice(p.id) > 0", index_body={},
+    affects={}, folder=Path("d"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("revoke", "grant"), LACKING.values(), ids=LACKING)
+def test_a_refusal_names_the_privilege_that_is_missing(empty_world: World, revoke: str, grant: str) -> None:
+    """The hint begins the statement that helps; with it, the SELECT is accepted."""
+    names = {"role": f'"r of {empty_world.name}"', "db": f'"{empty_world.name}"'}
+    empty_world.sql(SHOP.format(**names) + revoke.format(**names))
+    with empty_world.connect() as connection:
+        connection.execute(f"SET ROLE {names['role']}".encode())
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused:
+            analyze.analyse(connection, PEOPLE)
+        explained = explain(refused.value)
+        assert explained is not None
+        assert " ".join(grant.split()[:3]) in explained.hint
+        empty_world.sql(grant.format(**names))
+        analyze.analyse(connection, PEOPLE)
+    empty_world.sql("DROP OWNED BY {role} CASCADE; DROP ROLE {role}".format(**names))
+
+
+def test_an_event_trigger_that_forbids_ddl_is_named(empty_world: World) -> None:
+    """A SELECT is read by a temporary view: that it is refused is not the SELECT's fault."""
+    names = {"role": f'"r of {empty_world.name}"'}
+    empty_world.sql(
+        SHOP.format(**names) + "CREATE FUNCTION no_ddl() RETURNS event_trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'frozen'; END $$; CREATE EVENT TRIGGER no_ddl_now ON ddl_command_start "
+        "EXECUTE FUNCTION no_ddl()"
+    )
+    with (
+        empty_world.connect() as connection,
+        pytest.raises(DefinitionError, match=r"event trigger no_ddl_now .*: frozen"),
+    ):
+        analyze.analyse(connection, PEOPLE)
+    empty_world.sql("DROP EVENT TRIGGER no_ddl_now; DROP OWNED BY {role} CASCADE; DROP ROLE {role}".format(**names))
+
+
+def test_a_table_of_another_schema_is_named(empty_world: World) -> None:
+    """It is not in the role's search_path; a name that no schema has gets no such hint."""
+    empty_world.sql("CREATE SCHEMA shop; CREATE TABLE shop.people (id int PRIMARY KEY)")
+    for name, hint in (("people", "There is shop.people."), ("persons", "one SELECT that runs on this database")):
+        with empty_world.connect() as connection, pytest.raises(DefinitionError) as refused:
+            analyze.analyse(connection, replace(PEOPLE, select=f"SELECT p.id AS _id FROM {name} AS p"))
+        assert hint in refused.value.hint

@@ -196,6 +196,19 @@ def test_what_stands_in_the_way_is_named(judge: Judge, words: str, select: str) 
         judge.derive(select)
 
 
+def test_a_recursive_query_is_proposed_for_a_recursive_one(judge: Judge) -> None:
+    """Not one of equalities, which reaches one level only; once its places are filled in, it misses nothing."""
+    tree, _ = ADDED["a tree of documents, by the table as it is now"]
+    with pytest.raises(DefinitionError, match="reads itself") as refused:
+        judge.derive(tree)
+    head, _, foot = str(refused.value.hint).partition("ids of these documents:\n")[2].partition("%(rows)s has the old")
+    assert foot
+    for place in ("id", "id", "k", "id", "a", "id"):
+        head = head.replace("…", place, 1)
+    judge.derive(tree, {"a": head})
+    hold(judge, rounds=5 * ROUNDS)
+
+
 def test_equal_uses_of_a_table_are_one_query(judge: Judge) -> None:
     """The same way leads from both, so it is asked once."""
     used = "(SELECT {}(z.v) FROM b z JOIN a y ON y.id = z.a_id WHERE y.r_id = x.id)"
@@ -383,8 +396,9 @@ def test_a_virtual_column_leads_nowhere(judge: Judge, select: str) -> None:
     with judge.undone():
         for table, column in (("a", "r_id"), ("r", "id")):
             judge.write(f"ALTER TABLE {table} ADD key int GENERATED ALWAYS AS ({column} * 2)")
-        with pytest.raises(DefinitionError, match="It does not follow from the SELECT"):
+        with pytest.raises(DefinitionError, match="It does not follow from the SELECT") as refused:
             judge.derive(select)
+        assert ("key is a virtual column" in str(refused.value)) is ("y.key" in select)
         judge.derive("SELECT x.id AS _id, x.key AS shown FROM r x")
 
 

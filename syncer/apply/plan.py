@@ -329,9 +329,8 @@ def _differences(connection: Connection, before: Document, after: Document) -> l
     differing = [] if before.index_body == after.index_body else ["index.json"]
     if before.dependencies == after.dependencies and before.accepted is None:
         return differing
-    try:
-        again = reconsider.analysed(connection, before)
-    except DefinitionError:
+    again = reconsider.analysed(connection, before)
+    if again is None:
         now = fingerprint.read(connection, before.shapes)
         return [*differing, *fingerprint.differences(before.shapes, now), "the SELECT"]
     if again != after.dependencies:

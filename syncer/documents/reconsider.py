@@ -23,11 +23,11 @@ from syncer.documents.registry import Dependencies, Document
 from syncer.lineage import fingerprint
 
 
-def analysed(connection: Connection, document: Document) -> Dependencies:
-    """Analyse an active definition again, as it is stored.
+def analysed(connection: Connection, document: Document) -> Dependencies | None:
+    """Analyse an active definition again, as it is stored; None if it no longer fits the catalogue.
 
     Raises:
-        DefinitionError: It no longer fits the catalogue.
+        LockNotAvailable: A relation is being altered.
     """
     before = document.dependencies
     stored = Definition(
@@ -38,7 +38,12 @@ def analysed(connection: Connection, document: Document) -> Dependencies:
         affects={use.relation: use.affects for use in before.tables.values() if use.affects is not None},
         folder=Path(document.name),
     )
-    return analyze.analyse(connection, stored)
+    try:
+        with connection.transaction():
+            connection.execute(lock_timeout(LOCK_SECONDS_MAX, local=True))
+            return analyze.analyse(connection, stored)
+    except (DefinitionError, psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError):
+        return None  # the last one if something is dropped at this moment
 
 
 def reconsider(connection: Connection, document: Document) -> tuple[Dependencies, list[str]] | None:
@@ -49,12 +54,7 @@ def reconsider(connection: Connection, document: Document) -> tuple[Dependencies
     """
     after, before, now = None, None, fingerprint.read(connection, document.shapes)
     while now != before:  # the analysis is no snapshot: it holds for a catalogue that is the same before and after
-        try:
-            with connection.transaction():
-                connection.execute(lock_timeout(LOCK_SECONDS_MAX, local=True))
-                after = analysed(connection, document)
-        except (DefinitionError, psycopg.errors.InsufficientPrivilege):
-            return None
+        after = analysed(connection, document)
         before, now = now, fingerprint.read(connection, document.shapes)
     if after is None or any(obstacles(connection, document.dependencies, after)):
         return None

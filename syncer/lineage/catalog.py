@@ -346,6 +346,8 @@ def _reads(connection: Connection, rules: list[int], trees: list[exp.Expr], file
     for tree in trees:
         aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
         whole |= {table_name(table) for table in tables(tree) if table.alias_or_name in aliases}
+        # An alias that names columns binds them by their places, which every column of the table has a part in.
+        whole |= {table_name(table) for table in tables(trees[0]) if table.alias_column_names}
     for oid, relation, schema, name, read in connection.execute(_READS, (rules,)).fetchall():
         require_capturable(connection, oid, file)
         columns = frozenset(read)

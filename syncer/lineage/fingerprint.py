@@ -92,6 +92,7 @@ _KINDS = {
     "function": "a function",
     "type": "a type",
 }
+_VARCHAR = "character varying"
 _AGAIN = "CREATE TEMPORARY VIEW syncer_again AS {}"
 _LISTS_VALUES = frozenset({"enum_first", "enum_last", "enum_range"})
 _LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
@@ -189,34 +190,33 @@ def _differences(name: str, before: Shape, after: Shape | None) -> Iterator[str]
     elif before.definition != after.definition and (not is_same or before.rule is None or before.rule != after.rule):
         what = f"the {before.kind.removeprefix('a ')} {name.removeprefix('type ')}"
         yield f"{what}{', or its cast to json,' if before.kind == 'a type' else ''} is defined anew"
-    if before.kind == "a type" and not is_same and not before.is_whole:
-        # The values of a column have been written anew for another type. Elsewhere, only the order of labels matters.
+    is_type = before.kind == "a type"
+    if is_type and not is_same:
+        # A label that is gone does not count: a column of another type has been written anew, which is noted.
         both = before.parts.keys() & after.parts.keys()
         in_order = sorted(both, key=lambda label: int(before.parts[label]))
         if in_order != sorted(both, key=lambda label: int(after.parts[label])):
             yield f"{name.removeprefix('type ')} has its labels in another order"
-    else:
-        yield from _differing_parts(name, before, after, is_same=is_same)
+    if is_same or not is_type or before.is_whole:
+        what = f"the label {{}} of {name.removeprefix('type ')}" if is_type else f"{name}.{{}}"
+        yield from (what.replace("{}", part) + difference for part, difference in _parts(before, after))
 
 
-def _differing_parts(name: str, before: Shape, after: Shape, *, is_same: bool) -> Iterator[str]:
-    is_type = before.kind == "a type"
+def _parts(before: Shape, after: Shape) -> Iterator[tuple[str, str]]:
+    """Yield the columns or labels that differ, each with how."""
+    is_same, is_type = before.oid == after.oid, before.kind == "a type"
     if before.is_whole:
-        yield from (f"{_part_of(name, part)} is new" for part in after.parts if part not in before.parts)
+        yield from ((part, " is new") for part in after.parts if part not in before.parts)
     names = {number: part for part, number in after.numbers.items()} if is_same else {}
     for part, description in before.parts.items():
-        now, what = names.get(before.numbers.get(part, 0)), _part_of(name, part)
+        now = names.get(before.numbers.get(part, 0))
         if part not in after.parts:
-            yield f"{what} is {f'now called {now}' if now else 'gone'}"
+            yield part, f" is now called {now}" if now else " is gone"
         elif description != after.parts[part] and not is_type:
-            yield f"{what} was {description} and is {after.parts[part]}"
+            yield part, f" was {description} and is {after.parts[part]}"
         elif is_same and now != part:
-            other = f"another {'label' if is_type else 'column'} than before"
-            yield f"{what} is {other}{f', which is now called {now}' if now else ''}"
-
-
-def _part_of(name: str, part: str) -> str:
-    return f"the label {part} of {name.removeprefix('type ')}" if name.startswith("type ") else f"{name}.{part}"
+            other = f" is another {'label' if is_type else 'column'} than before"
+            yield part, f"{other}: that one is now called {now}" if now else other
 
 
 def rebased(connection: Connection, before: Shapes, after: Shapes, applied: Shapes) -> dict[str, Shape]:
@@ -225,39 +225,25 @@ def rebased(connection: Connection, before: Shapes, after: Shapes, applied: Shap
     Columns have the names that they have now. A ``character varying`` is a text. Views are as this version of Postgres
     prints them, if they are as they were ``applied``: nothing else is executed.
     """
-    as_printed = {
-        name: replace(shape, definition=_printed(connection, shape.definition))
-        if shape.kind == "a view" and name in after and shape.definition != after[name].definition
-        and name in applied and shape.definition == applied[name].definition
-        else shape
-        for name, shape in before.items()
-    }  # fmt: skip
-    return {name: _rebased(shape, after.get(name)) for name, shape in as_printed.items()}
-
-
-def _printed(connection: Connection, definition: str | None) -> str | None:
-    """Return the definition of a view as this version of Postgres prints it, or as it is if it no longer fits."""
-    with suppress(psycopg.ProgrammingError), connection.transaction(force_rollback=True):
-        connection.execute(sql.SQL(_AGAIN).format(sql.SQL(definition or "")))  # deparsed by Postgres
-        definition = str(value(connection, "SELECT pg_get_viewdef('pg_temp.syncer_again'::regclass)"))
-    return definition
-
-
-def _rebased(before: Shape, after: Shape | None) -> Shape:
-    if after is None or before.kind != after.kind or before.is_whole or before.kind in ("a type", "a function"):
-        return before
-    names = {number: part for part, number in after.numbers.items()} if before.oid == after.oid else {}
-    parts, numbers = {}, {}
-    for part, description in before.parts.items():
-        name = part if part in after.parts else names.get(before.numbers[part], part)
-        is_alike = _as_text(description) == _as_text(after.parts.get(name, ""))
-        parts[name] = after.parts[name] if is_alike else description
-        numbers[name] = before.numbers[part]
-    return replace(before, parts=parts, numbers=numbers)
-
-
-def _as_text(description: str) -> str:
-    return description.replace("character varying", "text")
+    told = dict(before)
+    for name, shape in before.items():
+        now = after.get(name)
+        if now is None or shape.is_whole or shape.kind in ("a type", "a function"):
+            continue
+        definition = shape.definition
+        if definition is not None and name in applied and definition == applied[name].definition != now.definition:
+            with suppress(psycopg.ProgrammingError), connection.transaction(force_rollback=True):
+                connection.execute(sql.SQL(_AGAIN).format(sql.SQL(definition)))  # deparsed by Postgres
+                definition = str(value(connection, "SELECT pg_get_viewdef('pg_temp.syncer_again'::regclass)"))
+        names = {number: part for part, number in now.numbers.items()} if shape.oid == now.oid else {}
+        parts, numbers = {}, {}
+        for part, description in shape.parts.items():
+            renamed = part if part in now.parts else names.get(shape.numbers[part], part)
+            described = now.parts.get(renamed, "")
+            is_alike = description.replace(_VARCHAR, "text") == described.replace(_VARCHAR, "text")
+            parts[renamed], numbers[renamed] = described if is_alike else description, shape.numbers[part]
+        told[name] = replace(shape, definition=definition, parts=parts, numbers=numbers)
+    return told
 
 
 def lockable(shapes: Shapes) -> list[str]:

@@ -243,6 +243,35 @@ def test_what_no_document_reads_suspends_nothing(two: World) -> None:
     assert suspensions(daemon) == []
 
 
+REASONS = {
+    "ALTER TABLE pages DROP COLUMN text": ["public.pages.text is gone"],
+    "ALTER TABLE pages ADD COLUMN text text; ALTER TABLE pages RENAME kind TO sort": [
+        "public.pages.kind is now called sort",
+        "public.pages.text is another column than before",
+    ],
+    "ALTER TABLE pages RENAME text TO words": [
+        "public.pages.kind is now called sort",
+        "public.pages.text is gone",
+    ],
+    "DROP TABLE pages": ["public.pages is gone"],
+    "CREATE TABLE pages (id bigint PRIMARY KEY, text text, kind kind)": ["public.pages is another table than before"],
+    "ALTER TABLE pages DROP COLUMN kind": [
+        "public.pages.kind is gone",
+        "public.pages is another table than before",
+    ],
+}
+
+
+def test_a_suspension_says_all_that_is_wrong_now_and_nothing_else(two: World) -> None:
+    """Each look renews the reason: columns that are gone, renamed or others, and a table that was made again."""
+    with closing(Watch(connect=two.connect)) as watch:
+        for migration, causes in REASONS.items():
+            two.sql(migration)
+            watch.run_once()
+            [(reason,)] = two.sql("SELECT split_part(suspended, E'\\n', 1) FROM syncer.document WHERE name = 'page'")
+            assert reason.partition(": ")[2].split("; ") == causes
+
+
 # Values that change without a trigger
 
 

@@ -39,6 +39,8 @@ CREATE DOMAIN kept AS outer_part;
 CREATE TABLE deep (
     id int PRIMARY KEY, name text, other text, c kept, moods feeling[], mood mood
 );
+CREATE TYPE sole AS ENUM ('a', 'b');
+CREATE TABLE alone (id int PRIMARY KEY, mood sole);
 CREATE VIEW deep_view AS SELECT id, c FROM deep;
 CREATE TABLE part (id int PRIMARY KEY, a text);
 CREATE VIEW part_view AS SELECT id, a FROM part;
@@ -118,10 +120,21 @@ INDIRECT = {
         "ALTER TYPE mood ADD VALUE 'calm'",
         "the label calm of public.mood is new",
     ),
+    "a column that an alias of places counts": (
+        "SELECT s.a AS _id, s.b FROM deep AS s (a, b)",
+        "ALTER TABLE deep DROP other; ALTER TABLE deep ADD other text",
+        "public.deep.other is another column than before",
+    ),
+    "an enum made again in another order, whose values are listed": (
+        "SELECT s.id AS _id, enum_range(s.mood) AS moods FROM alone AS s",
+        """ALTER TYPE sole RENAME TO was; CREATE TYPE sole AS ENUM ('b', 'a');
+        ALTER TABLE alone ALTER mood TYPE sole USING mood::text::sole; DROP TYPE was""",
+        "public.sole has its labels in another order",
+    ),
     "columns that swap their names": (
         "SELECT s.id AS _id, s.name FROM deep AS s",
         "ALTER TABLE deep RENAME name TO old; ALTER TABLE deep RENAME other TO name",
-        "public.deep.name is another column than before, which is now called old",
+        "public.deep.name is another column than before: that one is now called old",
     ),
     "a column of a join that is dropped and added": (
         "SELECT s.id AS _id, d.name FROM deep AS s JOIN deep AS d ON d.other = s.name",
@@ -156,7 +169,8 @@ def test_what_a_document_would_show(
     connection: Connection, tmp_path: Path, select: str, change: str, difference: str
 ) -> None:
     """Columns, views, bodies of functions and attributes of types are part of the shape, named or not."""
-    document = Definition(name="deep", index="deep", select=select, index_body={}, affects={}, folder=tmp_path)
+    affects = {"deep": "SELECT c.id AS _id FROM %(rows)s AS c"} if "(a, b)" in select else {}
+    document = Definition(name="deep", index="deep", select=select, index_body={}, affects=affects, folder=tmp_path)
     before = analyze.analyse(connection, document).shapes
     assert fingerprint.differences(before, fingerprint.read(connection, before)) == []
     with connection.transaction(force_rollback=True):
@@ -255,13 +269,13 @@ QUESTIONS = {
     RETYPED.format("'frozen', 'raw', 'cooked'"): "public.kind has its labels in another order",
     "ALTER TYPE kind RENAME VALUE 'raw' TO 'crude'": "the label raw of public.kind is now called crude",
     "ALTER TYPE kind RENAME VALUE 'raw' TO 'crude'; ALTER TYPE kind ADD VALUE 'raw'": (
-        "the label raw of public.kind is another label than before, which is now called crude"
+        "the label raw of public.kind is another label than before: that one is now called crude"
     ),
     "ALTER TABLE goods ALTER n TYPE text": "public.goods.n was integer and is text",
     "ALTER TABLE goods ALTER sold TYPE timestamptz": "and is timestamp with time zone",
     "CREATE OR REPLACE FUNCTION shown(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT t'": "is defined anew",
     "ALTER TABLE goods RENAME price TO was; ALTER TABLE goods ADD price numeric": (
-        "public.goods.price is another column than before, which is now called was"
+        "public.goods.price is another column than before: that one is now called was"
     ),
     "ALTER VIEW made RENAME maker_name TO other; ALTER VIEW made RENAME maker TO maker_name; "
     "ALTER VIEW made RENAME other TO maker": NEEDS_APPLY,

@@ -1,4 +1,4 @@
-"""The command ``syncer init``: draft a document from a table or a SELECT, never over existing files."""
+"""The command ``syncer init``: draft a document from a table or a SELECT, over existing files only with --force."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def init(
     table: Annotated[str | None, typer.Option(help="Table whose rows become documents.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the document (default: the table's name).")] = None,
     referring: Annotated[
-        list[str] | None, typer.Option("--with", help="Add the rows of a table that refers to it; can be repeated.")
+        list[str] | None,
+        typer.Option("--with", help="Add the rows of a table, or of a path of tables; can be repeated."),
     ] = None,
     from_select: Annotated[
         Path | None, typer.Option(help="Derive the mapping of the SELECT in this file; keep what index.json says.")
@@ -47,16 +48,19 @@ def init(
 
     Writes a SELECT and a mapping to the config folder. Without an option, lists the tables.
     Columns become fields of a matching type, and rows referenced by foreign keys become
-    objects. --with adds a table that references it as an array, in which each row shows the
-    rows that it references. Columns that look like passwords, tokens or personal data are left
-    out, reported, and noted as comments in select.sql. Does not change the database.
+    objects of their key and name. --with adds a table that references it as an array, the rows
+    behind a link table, or a referenced row's other columns, at any depth: comments.reactions.
+    Where two foreign keys lead to a table, a column chooses one: matches:home_id. Deleted rows,
+    drafts, bookkeeping, personal data and secrets are left out, and reported. Does not change
+    the database.
 
     --from-select derives the mapping from the types that a SELECT returns, also inside JSON.
-    The file is a document's select.sql, or any other one, which is then copied. Run it again
-    after you have changed the SELECT: it adds what index.json lacks, and changes nothing else.
-    What types do not show is guessed from sampled documents, and reported.
+    The file is a document's select.sql, or any other one, such as what an ORM prints: an _id is
+    added, and the result copied. Run it again after you have changed the SELECT: it adds what
+    index.json lacks, and changes nothing else. A sample decides only for JSON in columns.
 
-    Overwrites existing files only with --force, and never config/syncer.yaml.
+    If the document exists, --table shows how a new draft differs. Overwrites existing files only
+    with --force, and never config/syncer.yaml.
     """
     loaded = load_settings()
     if name is not None and not definition.is_name(name):

@@ -107,12 +107,12 @@ class Drafter:
     def remarks(self) -> list[str]:
         """What to know of the draft, one line each."""
         remarks = (
-            [f"only rows that are not deleted, or are published: {', '.join(self._conditions)}"]
-            if self._conditions
-            else []
+            [f"deleted rows and drafts are left out by: {', '.join(self._conditions)}"] if self._conditions else []
         )
         if self._named:
-            remarks.append(f"shown by key and name: {', '.join(self._named)}; --with shows a row's other columns")
+            remarks.append(
+                f"shown by key and name: {', '.join(self._named)}; --with such a table shows its other columns"
+            )
         if self._left_out:
             tables = "; ".join(f"{table}: {', '.join(names)}" for table, names in self._left_out.items())
             remarks.append(f"left out as bookkeeping, personal or secret by name (--columns takes all): {tables}")

@@ -58,6 +58,9 @@ def with_id(drafter: Drafter, query: str, file: str) -> tuple[str, list[str]]:
     taken: set[str] = set()
     for names in _items(tokens[start + 1 : source]):
         name = names[-1].text
+        if names[-1].token_type == TokenType.STAR:
+            taken |= table.columns.keys() if names[0].text == alias else set()
+            continue
         if name in taken and len(names) > 1:
             renamed = f"{names[-2].text}_{name}"
             edits.append((names[-1].end + 1, names[-1].end + 1, f' AS "{renamed}"'))
@@ -113,6 +116,6 @@ def _items(tokens: list[Token]) -> Iterator[list[Token]]:
     commas = [-1, *(at for at, token in enumerate(tokens) if token.token_type == TokenType.COMMA), len(tokens)]
     for before, after in pairwise(commas):
         item = tokens[before + 1 : after]
-        if item and item[-1].token_type != TokenType.STAR:
+        if item:
             is_named = any(token.token_type == TokenType.ALIAS for token in item)
             yield item[-1:] if is_named else [token for token in item if token.token_type != TokenType.DOT]

@@ -44,6 +44,10 @@ class Rows:
             self._columns[table].append(tuple(column))
         self._references = self._connection.execute(_REFERENCES).fetchall()
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
     def write(self, rounds: int) -> None:
         """Write to each table, those that are referred to first; what a constraint refuses is left out."""
         for _ in range(rounds):

@@ -18,3 +18,5 @@ $is_primary$;
 
 COMMENT ON FUNCTION syncer.is_primary IS
     'An error on a standby. In the WHERE of each statement whose snapshot decides how far changes are read or handled.';
+
+COMMENT ON COLUMN syncer.outbox.operation IS 'I, U, D, T for TRUNCATE, or N for what only the catalogue shows.';

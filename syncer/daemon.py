@@ -21,6 +21,7 @@ from syncer.base.settings import Settings
 from syncer.documents import registry
 from syncer.elasticsearch import client
 from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.indices import Indices
 from syncer.indexing.flow_control import LiveTraffic
 from syncer.kafka import topic
 from syncer.monitoring.daemons import Reporter
@@ -42,8 +43,14 @@ def _components(settings: Settings, *, relay: bool, workers: bool) -> dict[str, 
     """Check what must hold before a daemon starts, and return the components that it runs, by name."""
     with postgres.connect(settings.postgres, name="run") as connection:
         migrations.require_current(connection)
-        settings = settings.of(registry.installation(connection))
-        index = Index(client.connect(settings.elasticsearch)) if workers else None
+        installation = registry.installation(connection)
+        settings = settings.of(installation)
+        index = None
+        if workers:
+            search = client.connect(settings.elasticsearch)
+            targets = [document.target for document in registry.documents(connection)]
+            Indices(search).require_own(targets, installation)
+            index = Index(search)
         if settings.kafka.is_used:
             if index is not None:
                 lost_records.require_original(connection, settings.kafka, index)

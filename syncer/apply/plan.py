@@ -228,7 +228,8 @@ def step(
     is_changed = before is None or before.suspended is not None or bool(differing)
     if is_changed:
         queries.require_unique(connection, after)
-    if before is None:
+    # The rows of a dump may come without the identity that they had.
+    if before is None or indices.owned_elsewhere(after.index, active.installation) == before.target:
         return _first(indices, after, active, takes_over=takes_over)
     if before.index != after.index:
         raise DefinitionError(

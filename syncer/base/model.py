@@ -42,6 +42,8 @@ class Operation(StrEnum):
     UPDATE = "U"
     DELETE = "D"
     TRUNCATE = "T"
+    NOTED = "N"
+    """The catalogue shows a change of the table that no trigger sees: see `syncer.capture.install.note`."""
 
 
 Image = dict[str, str | None]
@@ -118,8 +120,8 @@ class Change:
         )
 
     def without_images(self) -> bytes:
-        """Return a record of this change as if the whole table had been truncated."""
-        return msgspec.json.encode(_Record(self.id, self.changed_at, self.relation, Operation.TRUNCATE, None, None))
+        """Return a record of this change that stands for one of any row of the table."""
+        return msgspec.json.encode(_Record(self.id, self.changed_at, self.relation, self.operation, None, None))
 
 
 @lru_cache(maxsize=4096)

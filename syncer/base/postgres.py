@@ -206,7 +206,41 @@ def _own_process(connection: Connection, settings: PostgresSettings) -> int:
             hint="Use session pooling (PgBouncer: pool_mode = session) for syncer's database and role, or let\n"
             "SYNCER_POSTGRES_DSN name the server itself.",
         )
+    _require_reset(settings)
     return own.pop()
+
+
+def _require_reset(settings: PostgresSettings) -> None:
+    """Refuse a pooler that hands out sessions as their last client left them.
+
+    Another client would get syncer's settings and locks, and syncer its prepared statements. A pooler hands out the
+    session that was returned last, as a rule; if it hands out another one each time, this cannot tell.
+
+    Raises:
+        SourceError: The next client finds what the last one has set.
+    """
+    for _ in range(_POOLER_ATTEMPTS):
+        with _opened(settings, "pooler") as last:
+            last_process, _ = _left(last)
+            last.execute("SELECT pg_catalog.set_config('syncer.is_left', 'yes', false)", prepare=False)
+        with _opened(settings, "pooler") as following:
+            process, is_left = _left(following)
+            if is_left:
+                following.execute("DISCARD ALL", prepare=False)
+                raise SourceError(
+                    "Postgres is behind a pooler that does not reset a session before another client gets it",
+                    hint="PgBouncer: server_reset_query = DISCARD ALL. Odyssey: pool_discard yes. Or let\n"
+                    "SYNCER_POSTGRES_DSN name the server itself.",
+                )
+        if process == last_process:
+            return
+
+
+def _left(connection: Connection) -> tuple[int, bool]:
+    """Return the process of a session, and whether it has the setting of an earlier client."""
+    query = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('syncer.is_left', true)"
+    process, setting = row(connection, query)
+    return process, setting == "yes"
 
 
 def require_supported(server_version: int, encoding: str | None = "UTF8", *, database: str = "") -> None:

@@ -14,13 +14,13 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import replace
 
 import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from syncer.base.error_policy import is_away
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, lock_timeout, value, without_blocking
 from syncer.capture import triggers
@@ -77,7 +77,7 @@ WITH moved AS (
     UPDATE syncer.capture AS c SET files = ({_FILES}) WHERE c.files <> ({_FILES}) RETURNING c.relation
 ), written AS (
     INSERT INTO syncer.outbox (segment, relation, operation)
-    SELECT s.last_value, m.relation, 'T' FROM moved AS m, syncer.outbox_segment AS s
+    SELECT s.last_value, m.relation, 'N' FROM moved AS m, syncer.outbox_segment AS s
 )
 SELECT relation FROM moved ORDER BY 1
 """.format(relation="c.relation")
@@ -99,11 +99,18 @@ WHERE NOT EXISTS (SELECT FROM pg_trigger
 ORDER BY 1
 """.format(relation="a.relation")
 # The table's owner creates its partitions, which have the trigger too. No other role needs the function.
-_HAS_BODY = """
+_FORMER_OWNERS = """
+SELECT a.grantee::regrole::text
+FROM pg_proc AS f CROSS JOIN aclexplode(f.proacl) AS a
+WHERE f.oid = to_regproc($1) AND a.grantee NOT IN (0, f.proowner)
+  AND a.grantee <> (SELECT relowner FROM pg_class WHERE oid = to_regclass({}))
+"""
+_HAS_BODY = f"""
 SELECT EXISTS (SELECT FROM pg_proc AS p
                WHERE p.oid = to_regproc($1) AND p.prosrc = $2 AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
                  AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($3)
-                                 AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE')))
+                                 AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE'))
+                 AND NOT EXISTS (SELECT FROM ({_FORMER_OWNERS.format("$3")}) AS former))
 """
 _OWNER = "SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass($1)"
 # The table's triggers, also if it had another name when it got them; and the triggers that call its function, also if
@@ -187,13 +194,25 @@ def lost(connection: Connection, relations: Iterable[str]) -> list[str]:
     return [relation for (relation,) in connection.execute(_LOST, (names, functions))]
 
 
-def arm(connection: Connection) -> None:
-    """Make triggers that a user has enabled again fire always, unless the table is in use or of another role."""
+def arm(connection: Connection) -> dict[str, str]:
+    """Make triggers that a user has enabled again fire always, unless the table is in use or of another role.
+
+    Returns why it failed, by table: as with an event trigger that forbids DDL. Their documents are suspended meanwhile.
+    """
+    failures = {}
     for schema, table, trigger in connection.execute(_ENABLED_PLAINLY).fetchall():
         enable = sql.SQL(triggers.ENABLE).format(sql.Identifier(schema, table), sql.Identifier(trigger))
-        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable), connection.transaction():
-            connection.execute(lock_timeout(_ARMING_SECONDS_MAX, local=True))
-            connection.execute(enable)
+        try:
+            with connection.transaction():
+                connection.execute(lock_timeout(_ARMING_SECONDS_MAX, local=True))
+                connection.execute(enable)
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
+            continue
+        except psycopg.Error as error:
+            if is_away(error):
+                raise
+            failures[f"{schema}.{table}"] = error.diag.message_primary or str(error)
+    return failures
 
 
 def note(connection: Connection) -> list[str]:
@@ -278,6 +297,11 @@ def narrow(connection: Connection, capture: Capture) -> None:
 def _replace_function(connection: Connection, capture: Capture) -> None:
     owner = str(value(connection, _OWNER, (capture.relation,)))
     connection.execute(triggers.create_function(_body(connection, capture), capture.relation, owner))
+    function = triggers.function(capture.relation)
+    parameters = (function.as_string(), capture.relation)
+    for (former,) in connection.execute(_FORMER_OWNERS.format("$2"), parameters).fetchall():
+        revoke = sql.SQL("REVOKE EXECUTE ON FUNCTION {}() FROM {}").format(function, sql.SQL(former))
+        connection.execute(revoke)
 
 
 def _record(connection: Connection, capture: Capture) -> None:

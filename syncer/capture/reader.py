@@ -151,7 +151,7 @@ class OutboxReader:
         with connection.transaction():
             connection.execute(_WAIT_FOR_DISK)
             # Before the jobs: what they make good was committed by then, as `wait` relies on.
-            snapshot = str(value(connection, "SELECT pg_current_snapshot()::text"))
+            snapshot = progress.moment(connection)
             self._refresh_all(connection, outbox.oldest_changed_at(connection, cursor))
             self._saved = Cursor(snapshot=snapshot, numbers=self._saved.numbers, changes=self._changes, is_valid=True)
             progress.save(connection, self._saved, changed_at=None)

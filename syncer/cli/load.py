@@ -224,6 +224,11 @@ def _load(parts: Parts, load: InitialLoad, *, allow_failed: bool) -> None:
             job = write(parts, document, load.job)
             if not is_new:
                 _require_written(parts, document, job)
+            if job.skipped and not job.indexed + job.deleted and not compared(parts, document, repair=False).holds:
+                raise IndexingError(
+                    f"No document of {document.name} was written: the index has newer versions, which differ from it",
+                    hint=f"Another syncer may write this index. To replace it: syncer index rebuild {document.name}",
+                )
         if is_new:
             _serve(parts, document, allow_failed=allow_failed)
     except (SyncerError, elasticsearch.ApiError):

@@ -37,8 +37,9 @@ from psycopg import sql
 
 from syncer.base.error_policy import is_of_data, kind
 from syncer.base.errors import DocumentError
-from syncer.base.model import Change, Image, dump_images, watched_digest
+from syncer.base.model import Change, Image, Operation, dump_images, watched_digest
 from syncer.base.postgres import Connection
+from syncer.capture.triggers import IMAGE_BYTES_MAX
 from syncer.documents.registry import Catalogue, Document, TableUse
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 
@@ -58,6 +59,11 @@ SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin'
 _TOUCHED_BY = (
     'SELECT DISTINCT touched.id COLLATE "C" AS _id FROM ({affected}) AS touched (id) WHERE touched.id IS NOT NULL'
 )
+_ANY_ROW = {
+    Operation.TRUNCATE: "was truncated",
+    Operation.NOTED: "may have been rewritten, or had other partitions, triggers or another name for a while",
+}
+_NO_IMAGE = f"had a row changed whose keys to documents exceed {IMAGE_BYTES_MAX // 1024} kB, are gone, or have no text"
 _CAUSE = "(SELECT j.cause -> {relation} FROM syncer.job AS j WHERE j.id = $1)"
 _NAMED = "SELECT image.value ->> {column} FROM jsonb_array_elements({cause}) AS image"
 _NOTHING = "SELECT NULL::text WHERE false"
@@ -105,7 +111,7 @@ class AffectedReader:
         """Return the documents of a definition that these changes touch: all, or a few pages of them and a fan-out."""
         used = _used(document, changes)
         if used is None:
-            return Affected(occasion=truncated(document, changes))
+            return Affected(occasion=any_row(document, changes))
         # A change from before an id column was captured lacks it: the load of the new revision covers that.
         ids = {
             id_: None
@@ -185,11 +191,13 @@ def unresolved(relations: str, error: BaseException) -> str:
     return f"the query from a change of {relations} to documents failed on the data: {kind(error)}"
 
 
-def truncated(document: Document, changes: Sequence[Change]) -> str:
-    """Say which tables of a definition may have changed in any row."""
-    tables = {change.relation for change in changes if not change.images} & document.dependencies.tables.keys()
-    found = " and ".join(sorted(tables))
-    return f"{found} {'were' if len(tables) > 1 else 'was'} truncated, or rewritten, or without triggers for a while"
+def any_row(document: Document, changes: Sequence[Change]) -> str:
+    """Say of the tables that may have changed in any row why that is all that is known."""
+    relevant = [change for change in changes if not change.images and change.relation in document.dependencies.tables]
+    # A TRUNCATE shows in the catalogue as well.
+    ordered = sorted(relevant, key=lambda change: change.operation is Operation.TRUNCATE)
+    reasons = {change.relation: _ANY_ROW.get(change.operation, _NO_IMAGE) for change in ordered}
+    return " and ".join(f"{relation} {reason}" for relation, reason in sorted(reasons.items()))
 
 
 def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image]] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -327,6 +327,19 @@ class Indices:
         names = self.searched(alias)
         owners = [self._ours(name).get("installation", installation) for name in names]
         return Target.of_index(names[0]) if len(names) == 1 and owners != [installation] else None
+
+    def require_own(self, targets: Iterable[Target], installation: str) -> None:
+        """Refuse indices that another installation of syncer created.
+
+        Raises:
+            IndexingError: One is.
+        """
+        for target in targets:
+            if self._ours(target.index_name).get("installation", installation) != installation:
+                raise IndexingError(
+                    f"The index {target.index_name} is not this database's: nothing is written to it",
+                    hint="Was a dump restored without its schema syncer? `syncer apply` says how to replace the index.",
+                )
 
     def take_over(self, target: Target, installation: str) -> None:
         """Make another installation's index this one's, to be replaced. From then on nobody writes to it."""

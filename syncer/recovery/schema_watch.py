@@ -52,6 +52,8 @@ class Watch:
         self._link = Link(self._connected)
         self._connect = connect
         self._catalogue = Catalogue()
+        self._failures: dict[str, str] = {}
+        """Why triggers could not be enabled, as logged last, by table."""
 
     def run(self, stop: Stop) -> None:
         """Watch until told to stop."""
@@ -72,8 +74,11 @@ class Watch:
                 structlog.get_logger().info("watch.files_noted", relations=noted)
             documents = self._catalogue.refresh(connection)
             tables = sorted({table for document in documents for table in document.dependencies.tables})
-            if lost := install.lost(connection, tables):
-                install.arm(connection)
+            failures = install.arm(connection) if (lost := install.lost(connection, tables)) else {}
+            if failures != self._failures:
+                self._failures = failures
+                for relation, reason in failures.items():
+                    structlog.get_logger().warning("watch.trigger_not_enabled", relation=relation, error=reason)
             suspended = []
             for document in documents:
                 error = fault(connection, document, lost)

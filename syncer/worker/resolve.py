@@ -113,7 +113,7 @@ class Resolver:
         """Leave the changes to a job of a suspended document, which waits until it is resumed."""
         cause = affected.cause(document, batch.changes)
         if cause is None:
-            self._create_job(document, batch, occasion=affected.truncated(document, batch.changes))
+            self._create_job(document, batch, occasion=affected.any_row(document, batch.changes))
         elif cause:
             self._create_job(document, batch, cause=cause)
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import threading
-from contextlib import suppress
-from pathlib import Path
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from syncer.base import migrations
 from syncer.base.errors import SourceError
-from tests.faults.harness import add_posts, require_holds
-from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from syncer.recovery.schema_watch import Watch
+from tests.faults.harness import add_posts, following, require_holds
+from tests.support.capture import is_installed
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 from tests.support.writers import Work, at_work
 
 WRITERS = 3
@@ -148,18 +151,16 @@ def test_a_schema_that_is_dropped_is_none(filled: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "dumped without rows"])
-def test_an_emptied_schema_is_made_anew_by_migrate(filled: World, how: str, tmp_path: Path) -> None:
+def test_an_emptied_schema_is_made_anew_by_migrate(filled: World, how: str) -> None:
     """Without any row, the schema is *emptied*: that is what every command says, and what `migrate` heals."""
     if how == "truncated":
         tables = filled.sql("SELECT format('syncer.%I', tablename) FROM pg_tables WHERE schemaname = 'syncer'")
         under_writers(filled, f"TRUNCATE {', '.join(table for (table,) in tables)} CASCADE")
     else:
-        bin_folder = filled.sandbox.postgres.bin_folder
         rows = filled.sql("SELECT id, user_id, title, body FROM posts")
-        dump = tmp_path / "definitions.sql"
-        subprocess.run([bin_folder / "pg_dump", "--schema-only", "-f", dump, filled.dsn], check=True)
+        dump = dumped(filled, "--schema-only")
         filled.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        subprocess.run([bin_folder / "psql", "-q", "-f", dump, filled.dsn], check=True, capture_output=True)
+        load(filled, dump)
         filled.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
         for row in rows:
             filled.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, %s)", *row)
@@ -185,3 +186,162 @@ def test_a_migration_waits_for_nobody_with_a_lock(filled: World) -> None:
             migrations.migrate(connection, anew=True, timeout_seconds=0, waiting=waiting.append)
         holder.rollback()
         assert migrations.migrate(connection, anew=True, timeout_seconds=DEADLINE_SECONDS) != []
+
+
+def dumped(world: World, *options: str) -> str:
+    """A dump of the world's database."""
+    program = [str(world.sandbox.postgres.bin_folder / "pg_dump"), *options, world.dsn]
+    return subprocess.run(program, check=True, capture_output=True, text=True).stdout
+
+
+def load(world: World, dump: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a dump by psql."""
+    program = [str(world.sandbox.postgres.bin_folder / "psql"), "-q", *options, world.dsn]
+    return subprocess.run(program, check=False, capture_output=True, text=True, input=dump)
+
+
+def test_data_that_is_restored_beside_a_schema_of_its_own_names_foreign_indices(filled: World) -> None:
+    """The rows name indices of the database that was dumped: nothing is written to them, and apply replaces them."""
+    data = dumped(filled, "--data-only", "--disable-triggers")
+    filled.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    filled.sql(BLOG_SCHEMA.read_text())
+    filled.migrate()
+    load(filled, data)
+    assert filled.sql("SELECT count(*) FROM syncer.document") == [(1,)]
+    for command in (("apply", "--yes"), ("run",)):
+        refused = filled.syncer(*command)
+        assert refused.returncode == 1, command
+        assert "not this database's" in refused.stdout + refused.stderr, command
+    start_over(filled)
+    filled.daemon()
+    filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
+    require_holds(filled)
+
+
+@pytest.mark.parametrize("how", ["all schemas", "one schema, without the triggers"])
+def test_a_dump_of_definitions_loads_as_the_docs_say(filled: World, how: str) -> None:
+    """As Rails' structure.sql: of all schemas, it is emptied then; of one, without the lines of the triggers."""
+    if how == "all schemas":
+        dump = dumped(filled, "--schema-only")
+    else:
+        lines = dumped(filled, "--schema-only", "--schema=public").splitlines()
+        pattern = re.compile(r"^CREATE TRIGGER syncer_|ENABLE ALWAYS TRIGGER syncer_")
+        assert load(filled, "\n".join(lines)).returncode == 0
+        dump = "\n".join(line for line in lines if not pattern.search(line))
+    filled.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE")
+    loaded = load(
+        filled, dump if "CREATE SCHEMA public" in dump else f"CREATE SCHEMA public; {dump}", "-v", "ON_ERROR_STOP=1"
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    assert filled.syncer("migrate").returncode == 0
+    assert state(filled) == ""
+
+
+@pytest.mark.parametrize("state", ["P0001", "0A000", "22012", "55000"])
+def test_a_statement_that_is_not_needed_ends_no_daemon(filled: World, state: str) -> None:
+    """An event trigger forbids DDL with whatever error: enabling a trigger fails, is reported, and is tried again."""
+    filled.sql(f"""
+        ALTER TABLE posts DISABLE TRIGGER USER; ALTER TABLE posts ENABLE TRIGGER USER;
+        CREATE FUNCTION forbid() RETURNS event_trigger LANGUAGE plpgsql
+        AS $$ BEGIN RAISE 'no DDL in working hours' USING ERRCODE = '{state}'; END $$;
+        CREATE EVENT TRIGGER forbid ON ddl_command_start WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION forbid()
+    """)
+    with closing(Watch(connect=filled.connect)) as watch, capture_logs() as logs:
+        assert watch.run_once().suspended == ("blogpost",)
+        watch.run_once()
+        failed = [log["error"] for log in logs if log["event"] == "watch.trigger_not_enabled"]
+        assert failed == ["no DDL in working hours"]
+        filled.sql("DROP EVENT TRIGGER forbid")
+        watch.run_once()
+    assert is_installed(filled, "public.posts")
+
+
+@pytest.mark.parametrize("objects", ["the tables", "syncer's schema too"])
+def test_owners_change_under_writers_without_an_error(filled: World, objects: str) -> None:
+    """REASSIGN OWNED, after the new owner was granted to the old one: no write fails, and all is captured."""
+    first, second = (f"{name}_{filled.name}" for name in ("first", "second"))
+    try:
+        filled.sql(f"CREATE ROLE {first}; CREATE ROLE {second}; GRANT {second} TO {first}")
+        owned = ["public"] if objects == "the tables" else ["public", "syncer"]
+        for schema in owned:
+            filled.sql(f"""
+                ALTER SCHEMA {schema} OWNER TO {first};
+                DO $$ DECLARE name text; BEGIN
+                    FOR name IN SELECT oid::regclass FROM pg_class
+                                WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'p', 'v') LOOP
+                        EXECUTE format('ALTER TABLE %s OWNER TO {first}', name);
+                    END LOOP;
+                    FOR name IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace LOOP
+                        EXECUTE format('ALTER FUNCTION %s OWNER TO {first}', name);
+                    END LOOP;
+                END $$
+            """)
+        under_writers(filled, f"REASSIGN OWNED BY {first} TO {second}")
+        filled.apply()
+        filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
+        filled.daemon()
+        require_holds(filled)
+    finally:
+        filled.sql(f"REASSIGN OWNED BY {first}, {second} TO postgres; DROP OWNED BY {first}, {second}")
+        filled.sql(f"DROP ROLE {first}, {second}")
+
+
+def test_a_former_owner_may_not_execute_the_trigger_function(filled: World) -> None:
+    """After a change of owner and apply, only the new one may, whichever roles had it before."""
+    roles = [f"{name}_{filled.name}" for name in ("one", "two", "three")]
+    may = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY (%s) AND has_function_privilege(oid, %s, 'EXECUTE')"
+    try:
+        for role in roles:
+            filled.sql(f"CREATE ROLE {role}; GRANT CREATE ON SCHEMA public TO {role}")
+            filled.sql(f"ALTER TABLE posts OWNER TO {role}")
+            filled.apply()
+            assert filled.sql(may, roles, 'syncer."capture_public.posts"()') == [(role,)]
+    finally:
+        owned = ", ".join(roles)
+        filled.sql(f"ALTER TABLE posts OWNER TO postgres; DROP OWNED BY {owned}; DROP ROLE {owned}")
+
+
+MAY = "public.comments may have been rewritten, or had other partitions, triggers or another name for a while"
+ANY_ROW = {
+    "TRUNCATE comments": "public.comments was truncated",
+    "ALTER TABLE comments ALTER age TYPE bigint": MAY,
+    "VACUUM FULL comments": MAY,
+    "ALTER TABLE comments DISABLE TRIGGER USER; ALTER TABLE comments ENABLE TRIGGER USER": MAY,
+}
+
+
+@pytest.mark.parametrize("statement", ANY_ROW)
+def test_a_refresh_says_no_cause_that_is_not_known(filled: World, statement: str) -> None:
+    """Only a TRUNCATE is called one; what the catalogue shows is worded as a possibility."""
+    with following(filled) as follower:
+        follower.drain()
+        with psycopg.connect(filled.dsn, autocommit=True) as connection:
+            for part in statement.split(";"):
+                connection.execute(part.encode())
+        with closing(Watch(connect=filled.connect)) as watch:
+            watch.run_once()
+        follower.handle()
+    assert filled.sql("SELECT occasion FROM syncer.job WHERE kind = 'refresh'") == [(ANY_ROW[statement],)]
+
+
+TAGS = """
+CREATE TABLE tags (id int PRIMARY KEY, name text, label text);
+CREATE TABLE uses (id int PRIMARY KEY, name text)
+"""
+USES = "SELECT u.id AS _id, (SELECT max(t.label) FROM tags AS t WHERE t.name = u.name) AS label FROM uses AS u"
+
+
+def test_a_key_that_is_too_large_is_given_as_the_reason(empty_world: World) -> None:
+    """A change whose image exceeds 64 kB refreshes every document, and says so instead of a TRUNCATE."""
+    empty_world.sql(TAGS)
+    empty_world.use()
+    empty_world.define("use", USES)
+    empty_world.migrate()
+    empty_world.apply()
+    with following(empty_world) as follower:
+        empty_world.sql(
+            "INSERT INTO tags SELECT 1, string_agg(md5(g::text), ''), 'x' FROM generate_series(1, 5000) AS g"
+        )
+        follower.handle()
+    [(occasion,)] = empty_world.sql("SELECT occasion FROM syncer.job WHERE kind = 'refresh'")
+    assert occasion.startswith("public.tags had a row changed whose keys to documents exceed 64 kB")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,14 +20,17 @@ from pydantic import SecretStr
 from syncer.base import migrations, postgres
 from syncer.base.errors import SourceError, SyncerError
 from syncer.base.settings import ElasticsearchSettings, PostgresSettings
+from syncer.capture.outbox import SEGMENTS
+from syncer.capture.reader import OutboxReader
 from syncer.elasticsearch.client import connect
+from syncer.recovery import backlog
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.servers import PostgresServer
 from tests.faults.harness import GRANTS, REPEATS, following, require_holds, require_quiet, wait_for_trouble
 from tests.support.breakpoints import Plan
 from tests.support.doctor import fix, is_well, look
 from tests.support.elasticsearch_proxy import Forward, Proxy
-from tests.support.network import Pooler
+from tests.support.network import Balancer, Pooler, SessionPooler
 from tests.support.standbys import ask, standbys
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, elsewhere, wait_until
 from tests.support.writers import fill
@@ -39,6 +43,13 @@ SERVER = {"max_prepared_transactions": "10", "autovacuum": "off"}
 """Transactions can be prepared, and nobody commits beside us."""
 
 
+def rule(server: PostgresServer, line: str) -> None:
+    """Let a role log in by this rule before any other."""
+    rules = server.data_folder / "pg_hba.conf"
+    rules.write_text(f"{line}\n{rules.read_text()}")
+    ask(server, "SELECT pg_reload_conf()")
+
+
 @pytest.fixture(scope="module")
 def server(sandbox: Sandbox) -> Iterator[PostgresServer]:
     """A Postgres of these tests' own, in which one role needs its password."""
@@ -46,9 +57,8 @@ def server(sandbox: Sandbox) -> Iterator[PostgresServer]:
         started = servers.primary
         with psycopg.connect(started.address, autocommit=True) as connection:
             connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
-            rules = started.data_folder / "pg_hba.conf"
-            rules.write_text(f"host all {ROLE} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
-            connection.execute("SELECT pg_reload_conf()")
+        rule(started, f"host all {ROLE} 127.0.0.1/32 scram-sha-256")
+        rule(started, "host all postgres 127.0.0.1/32 trust")  # the poolers of these tests know of no passwords
         yield started
 
 
@@ -311,10 +321,10 @@ def test_a_database_that_knows_of_no_document(empty_world: World, *, is_migrated
 # It is behind a pooler
 
 
-def test_a_pooler_that_shares_sessions_is_refused(world: World) -> None:
+def test_a_pooler_that_shares_sessions_is_refused(own: World, server: PostgresServer) -> None:
     """By every command, which says what to do; nothing is set in a session that another client gets."""
-    with closing(Pooler(world.sandbox.postgres.port)) as pooler:
-        dsn = make_conninfo(world.dsn, host="127.0.0.1", port=str(pooler.port))
+    with closing(Pooler(server.port)) as pooler:
+        dsn = make_conninfo(own.dsn, host="127.0.0.1", port=str(pooler.port))
         with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:  # it is in use by applications
             first.execute("SELECT 1")
             second.execute("SELECT 1")
@@ -325,9 +335,101 @@ def test_a_pooler_that_shares_sessions_is_refused(world: World) -> None:
         with psycopg.connect(dsn) as application:
             assert application.execute("SELECT current_setting('search_path')").fetchone() == ('"$user", public',)
         for command in (("apply", "--yes"), ("run",), ("doctor",)):
-            ended = world.syncer(*command, environment={"SYNCER_POSTGRES_DSN": dsn})
+            ended = own.syncer(*command, environment={"SYNCER_POSTGRES_DSN": dsn})
             assert ended.returncode == 1, (command, ended.stdout, ended.stderr)
             assert "behind a pooler that shares sessions" in ended.stdout + ended.stderr, (command, ended)
+
+
+def left_behind(dsn: str) -> tuple[object, ...]:
+    """What the next client of a pooler finds of the one before."""
+    query = """
+        SELECT current_setting('search_path'), current_setting('row_security'),
+               (SELECT count(*) FROM pg_prepared_statements),
+               (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory')
+    """
+    with psycopg.connect(dsn, autocommit=True) as application:
+        return application.execute(query).fetchall()[0]
+
+
+CLEAN = ('"$user", public', "on", 0, 0)
+
+
+@pytest.mark.parametrize("reset_query", ["", "SELECT 1", "DEALLOCATE ALL"])
+def test_a_pooler_that_does_not_reset_sessions_is_refused(own: World, server: PostgresServer, reset_query: str) -> None:
+    """By every command, which names DISCARD ALL; the next application finds nothing of syncer's in its session."""
+    with closing(SessionPooler(server.port, reset_query=reset_query)) as pooler:
+        dsn = make_conninfo(own.dsn, host="127.0.0.1", port=str(pooler.port))
+        for command in (("apply", "--yes"), ("run",), ("status",)):
+            ended = own.syncer(*command, environment={"SYNCER_POSTGRES_DSN": dsn})
+            assert ended.returncode == 1, (command, ended.stdout, ended.stderr)
+            assert "DISCARD ALL" in ended.stdout + ended.stderr, (command, ended)
+            assert left_behind(dsn) == CLEAN
+
+
+def test_a_pooler_that_resets_sessions_is_used(own: World, server: PostgresServer) -> None:
+    """Everything works through it, and the next application finds nothing of syncer's in its session."""
+    with closing(SessionPooler(server.port, reset_query="DISCARD ALL")) as pooler:
+        dsn = make_conninfo(own.dsn, host="127.0.0.1", port=str(pooler.port))
+        daemon = own.daemon(environment={"SYNCER_POSTGRES_DSN": dsn})
+        own.sql("UPDATE posts SET title = 'edited' WHERE id < 5")
+        require_holds(own)
+        assert daemon.stop() == 0
+        assert left_behind(dsn) == CLEAN
+
+
+# Some of its statements are answered by a standby
+
+BALANCED = {
+    "the poll of the outbox": b"pg_current_snapshot()::text AS snapshot",
+    "a page of a backlog": b"ORDER BY o.xid",
+    "whether rows may be removed": b"EXISTS (SELECT FROM",
+}
+
+
+def follow(world: World, reader: OutboxReader) -> None:
+    """Read, save and trim what is committed, while every segment gets a row."""
+    for _ in range(SEGMENTS):
+        while not (page := reader.read(rows_max=10)).is_last:
+            pass
+        reader.save(page, {})
+        reader.trim()
+        world.sql("UPDATE posts SET title = title || '.' WHERE id = 2")
+
+
+@pytest.mark.parametrize("statement", BALANCED)
+def test_no_snapshot_of_a_standby_decides_on_progress(
+    sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path, statement: str
+) -> None:
+    """A pooler that balances the load is refused in each such statement: no open transaction is passed."""
+    with (
+        standbys(sandbox) as servers,
+        elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=servers.primary.address) as world,
+    ):
+        fill(world)
+        rule(servers.primary, "host all postgres 127.0.0.1/32 trust")
+        standby = servers.follow()
+        balancer = Balancer(servers.primary.port, standby_port=standby.port, words=BALANCED[statement])
+        with closing(balancer), world.application() as late:
+            dsn = make_conninfo(world.dsn, host="127.0.0.1", port=str(balancer.port))
+            settings = PostgresSettings(dsn=SecretStr(dsn))
+            late.execute("UPDATE posts SET title = 'late' WHERE id = 1")
+            wait_until(
+                lambda: (
+                    ask(servers.primary, "SELECT pg_current_wal_flush_lsn()")
+                    == ask(standby, "SELECT pg_last_wal_replay_lsn()")
+                ),
+                what="the standby has replayed all",
+            )
+            balanced = partial(postgres.connect, settings, name="test")
+            with closing(backlog.reader(balanced, bytes_max=10**9)) as reader:
+                assert reader.lead()
+                with pytest.raises(psycopg.errors.ReadOnlySqlTransaction, match="a standby has answered"):
+                    follow(world, reader)
+            late.commit()
+        with closing(backlog.reader(world.connect, bytes_max=10**9)) as reader:
+            assert reader.lead()
+            rows = reader.read(rows_max=1000).rows
+        assert any(b'"id": "1"' in row.value for row in rows), [row.value for row in rows]
 
 
 # The first of several addresses is dead, and the one in use dies

@@ -173,7 +173,7 @@ INSERT INTO events (day, id, kind, note) VALUES (10, 1, 'a', 'x'), (20, 2, 'a', 
 """
 OF_EVENTS = "SELECT e.id || '-' || e.day AS _id, e.kind FROM events AS e"
 WHOLE = "public.events"
-TRUNCATED: Change = (WHOLE, "T", None, None)
+NOTED: Change = (WHOLE, "N", None, None)
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_partitions_that_come_or_go_with_their_rows_are_noted_once(events: World
         events.sql(statements)
         forget(events)
         looks = [(note(events), written(events)) for _ in range(2)]
-        assert looks == [([WHOLE], [TRUNCATED]), ([], [])], statements
+        assert looks == [([WHOLE], [NOTED]), ([], [])], statements
 
 
 def test_a_partition_that_is_being_detached_concurrently_is_noted_once(events: World) -> None:
@@ -252,7 +252,7 @@ def test_a_partition_that_is_being_detached_concurrently_is_noted_once(events: W
         reader.rollback()
         detaching.result(timeout=DEADLINE_SECONDS)
     assert note(events) == []
-    assert written(events) == [TRUNCATED]
+    assert written(events) == [NOTED]
 
 
 def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> None:
@@ -276,7 +276,7 @@ def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> N
     install(events)
     with ThreadPoolExecutor(4) as threads:
         assert [table for found in threads.map(look, [events] * 4) for table in found] == [WHOLE]
-    assert written(events) == [TRUNCATED]
+    assert written(events) == [NOTED]
 
 
 def test_a_table_that_becomes_partitioned_is_captured_anew(empty_world: World) -> None:

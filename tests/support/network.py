@@ -151,10 +151,7 @@ class Pooler(_Between):
                 session.requests.write(message)
                 if message[:1] not in _ENDS_A_REQUEST:
                     continue
-                answer = b""
-                while answer[:1] != _READY:
-                    answer = await _message(session.answers)
-                    to_client.write(answer)
+                answer = await self._answer(session, to_client)
                 if answer[-1:] == _IDLE:
                     self._free.append(session)
                     session = None
@@ -175,6 +172,15 @@ class Pooler(_Between):
             greeting += message[:5] + _MADE_UP_KEY if message[:1] == _KEY else message
         return _Session(answers, requests, greeting)
 
+    async def _answer(self, session: _Session, to_client: asyncio.StreamWriter | None) -> bytes:
+        """Carry what the server answers to the client, if there is one; return the last message."""
+        answer = b""
+        while answer[:1] != _READY:
+            answer = await _message(session.answers)
+            if to_client is not None:
+                to_client.write(answer)
+        return answer
+
     @staticmethod
     async def _startup(from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> bytes:
         """The message that a client begins with; it gets no encryption."""
@@ -184,6 +190,65 @@ class Pooler(_Between):
             if int.from_bytes(rest[:4]) not in _ENCRYPTION_REQUESTS:
                 return length + rest
             to_client.write(b"N")
+
+
+class SessionPooler(Pooler):
+    """Gives a client a session until it leaves, as PgBouncer does by session, with this query to reset it or none."""
+
+    def __init__(self, server_port: int, *, reset_query: str = "") -> None:
+        self._reset = reset_query.encode()
+        super().__init__(server_port)
+
+    async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        self._ends.add(to_client)
+        with suppress(OSError, asyncio.IncompleteReadError):
+            session = await self._session(await self._startup(from_client, to_client))
+            to_client.write(session.greeting)
+            with suppress(asyncio.IncompleteReadError):
+                while (message := await _message(from_client))[:1] != _TERMINATE:
+                    session.requests.write(message)
+                    if message[:1] in _ENDS_A_REQUEST:
+                        await self._answer(session, to_client)
+            if self._reset:
+                session.requests.write(b"Q" + (len(self._reset) + 5).to_bytes(4) + self._reset + b"\0")
+                await self._answer(session, None)
+            self._free.append(session)
+        to_client.close()
+
+
+class Balancer(Pooler):
+    """Sends the requests of one session that contain some words to a standby, and the others to the primary."""
+
+    def __init__(self, server_port: int, *, standby_port: int, words: bytes) -> None:
+        self._standby = standby_port
+        self._words = words
+        super().__init__(server_port)
+
+    async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        self._ends.add(to_client)
+        prepared: set[bytes] = set()
+        with suppress(OSError, asyncio.IncompleteReadError):
+            startup = await self._startup(from_client, to_client)
+            primary = await self._session(startup)
+            self._server_port, primary_port = self._standby, self._server_port
+            standby = await self._session(startup)
+            self._server_port = primary_port
+            to_client.write(primary.greeting)
+            request = b""
+            while (message := await _message(from_client))[:1] != _TERMINATE:
+                request += message
+                name = message[5:].split(b"\0")[message[:1] == b"B"]  # of the statement that it prepares or executes
+                if message[:1] == b"P" and self._words in message and name:
+                    prepared.add(name)
+                if message[:1] in _ENDS_A_REQUEST:
+                    is_balanced = self._words in request or any(b"\0" + name + b"\0" in request for name in prepared)
+                    session = standby if is_balanced else primary
+                    session.requests.write(request)
+                    await self._answer(session, to_client)
+                    request = b""
+            for session in (primary, standby):
+                session.requests.close()
+        to_client.close()
 
 
 async def _message(stream: asyncio.StreamReader) -> bytes:

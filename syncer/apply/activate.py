@@ -12,7 +12,7 @@ If an index cannot take a change in place, a new index is built beside the curre
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -99,6 +99,7 @@ def carry_out(
                 for document in missed
                 if document.suspended is None
             ]
+        _take_over(indices, steps, decided.active.installation, report)
         for job in refreshes:
             if job is not None and job.kind is JobKind.REFRESH:  # not if it is being loaded, or gone
                 report(f"index {job.index_name} may have missed changes: job {job.id} writes all of it again")
@@ -116,6 +117,13 @@ def carry_out(
     structlog.get_logger().info("apply.finished", documents=changes, timeline=f"Applied {what}.")
     TIMELINE.write(connection)  # a command then follows the loads, which may take hours
     return initial_loads
+
+
+def _take_over(indices: Indices, steps: Iterable[Step], installation: str, report: Callable[[str], None]) -> None:
+    # The rows that name the index are committed: after a crash in between, `apply` asks to take it over again.
+    for before in (step.before for step in steps if step.takes_over and step.before is not None):
+        indices.take_over(before.target, installation)
+        report(f"index {before.index_name} is taken over, and gets no more writes")
 
 
 def withdraw(connection: Connection, indices: Indices, document: Document) -> None:
@@ -202,9 +210,6 @@ def _with_index(connection: Connection, indices: Indices, step: Step, report: Ca
             before=step.before.target if is_beside and step.before else None,
             announce=partial(orphan_indices.note, connection),
         )
-        if step.takes_over and step.before is not None:
-            indices.take_over(step.before.target, registry.installation(connection))
-            report(f"index {step.before.index_name} is taken over, and gets no more writes")
         if not is_beside:
             indices.swap(document.index, target)
         report(f"index {target.index_name}, searched as {document.index}{', once it is complete' if is_beside else ''}")

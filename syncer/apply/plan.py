@@ -276,6 +276,7 @@ def _first(indices: Indices, after: Document, active: ActiveDefinitions, *, take
         change=PlannedChange.REBUILD,
         before=dataclasses.replace(after, target=taken),
         reason="another installation of syncer created its index",
+        abandoned=active.building.get(after.name),
         takes_over=True,
     )
 

@@ -363,14 +363,15 @@ class Indices:
                 )
             owner = _ours(index).get("installation")
             if owner != installation:
-                hint = f"Name another alias in document.yaml, or delete the index {name} if it is unused."
+                hint = f"name another alias in document.yaml, or delete the index {name} if it is unused."
                 if owner and document:
                     hint = (
                         "If no other syncer writes it, as after `syncer migrate --anew`, replace it without a gap:\n"
-                        f"syncer apply --take-over {document}\nIf another one does: {hint}"
+                        f"syncer apply --take-over {document}\nIf another one does, {hint}"
                     )
                 raise IndexingError(
-                    f"The alias {alias} already points at {name}, which is not this database's", hint=hint
+                    f"The alias {alias} already points at {name}, which is not this database's",
+                    hint=hint[0].upper() + hint[1:],
                 )
 
     def hide(self, target: Target, alias: str) -> None:

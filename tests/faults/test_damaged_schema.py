@@ -13,8 +13,11 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from syncer.apply import activate, plan
 from syncer.base import migrations
 from syncer.base.errors import SourceError
+from syncer.documents import definition
+from syncer.elasticsearch.indices import Indices
 from syncer.recovery.schema_watch import Watch
 from tests.faults.harness import add_posts, following, require_holds
 from tests.support.capture import is_installed
@@ -216,6 +219,33 @@ def test_data_that_is_restored_beside_a_schema_of_its_own_names_foreign_indices(
     filled.daemon()
     filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
     require_holds(filled)
+
+
+@pytest.mark.parametrize("is_fenced", [False, True], ids=["before the other is fenced", "before the load"])
+def test_a_take_over_that_dies_is_gone_on_with(
+    filled: World, *, is_fenced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searches find the other index until the new one is complete, however often apply is run."""
+    filled.sql("DROP SCHEMA syncer CASCADE")
+    filled.migrate()
+    before = filled.held()
+    if not is_fenced:
+        monkeypatch.setattr(Indices, "take_over", lambda *_: None)
+    with filled.connect() as connection, filled.indices() as indices:
+        active = plan.read_active(connection)
+        definitions = definition.load_all(filled.config)
+        steps = [plan.step(connection, indices, wanted, active, takes_over=True) for wanted in definitions]
+        activate.carry_out(connection, indices, plan.assemble(connection, steps, active))
+    assert filled.held() == before
+    filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
+    if not is_fenced:
+        assert "--take-over blogpost" in filled.syncer("apply", "--yes").stderr
+    options = () if is_fenced else ("--take-over", "blogpost")
+    applied = filled.syncer("apply", "--yes", *options)
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    assert filled.differences() == []
+    with filled.elasticsearch() as client:
+        assert len(client.indices.get(index=f"{filled.alias}*")) == 1
 
 
 @pytest.mark.parametrize("how", ["all schemas", "one schema, without the triggers"])

@@ -210,11 +210,12 @@ class OutboxReader:
     def close(self) -> None:
         """Give up the lead; the next `lead` begins at the saved cursor."""
         self._lease_is_over.set()
+        if self._read_to is not None:  # else another reader of this process may lead
+            LEADS.clear()
         if self._connection is not None:
             self._connection.close()
         self._connection = self._read_to = self._pages = self._changed_at = None
         self._is_in_backlog = False
-        LEADS.clear()
 
 
 def _renew(connection: Connection, is_over: threading.Event) -> None:

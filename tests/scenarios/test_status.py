@@ -7,10 +7,14 @@ import time
 from functools import partial
 from typing import Any
 
+import pytest
 from pydantic import SecretStr
 
+from syncer.base import postgres
 from syncer.base.settings import PostgresSettings
+from syncer.capture.reader import LEADS
 from syncer.monitoring.status import ALL_SECONDS, FRESH_SECONDS, IndexFault, Reader, Status
+from syncer.recovery import backlog
 from tests.faults.harness import add_posts
 from tests.support.world import World, wait_until
 
@@ -91,3 +95,15 @@ def test_an_index_of_which_a_shard_is_away_is_not_counted_in_part(world: World) 
         assert (document.targets, document.faults) == ({name: None}, {name: IndexFault.SHARDS_AWAY})
         client.indices.close(index=name, wait_for_active_shards=0)
         assert read(world).documents[0].faults == {name: IndexFault.CLOSED}
+
+
+@pytest.mark.parametrize("bytes_max", [0, 1, 2**40])
+def test_a_daemon_that_leads_says_so_while_its_guard_looks(world: World, bytes_max: int) -> None:
+    """Rule: only the reader that leads gives the lead up; another one of the process that closes leaves it."""
+    connect = partial(postgres.connect, world.settings.postgres, name="test")
+    leader = backlog.reader(connect, bytes_max=2**40)
+    assert leader.lead()
+    assert not backlog.BacklogGuard(connect=connect, bytes_max=bytes_max).run_once()
+    assert LEADS.is_set()
+    leader.close()
+    assert not LEADS.is_set()

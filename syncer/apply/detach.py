@@ -24,11 +24,11 @@ from syncer.recovery import orphan_indices
 
 _EMPTY_OUTBOX = "TRUNCATE syncer.outbox"
 _DROP_SCHEMA = "DROP SCHEMA syncer CASCADE"
+_LOCK_SECONDS = 60.0
+"""How long to try for a lock, a moment at a time."""
 
 
-def stop_capturing(
-    connection: Connection, *, timeout_seconds: float, report: Callable[[str], None] = lambda _: None
-) -> None:
+def stop_capturing(connection: Connection, *, report: Callable[[str], None] = lambda _: None) -> None:
     """Disable the triggers of every table, suspend every document and empty the outbox.
 
     Raises:
@@ -36,7 +36,7 @@ def stop_capturing(
     """
     with activate.alone(connection):
         for relation in sorted(install.captured(connection)):
-            install.disable(connection, relation, timeout_seconds=timeout_seconds, waiting=report)
+            install.disable(connection, relation, waiting=report)
             report(f"changes of {relation} are no longer captured")
         for document in registry.documents(connection):
             error = DocumentError(
@@ -47,7 +47,7 @@ def stop_capturing(
                 is_stale=True,
             )
             suspend.suspend(connection, error)
-        _execute_without_blocking(connection, _EMPTY_OUTBOX, timeout_seconds, report)
+        _execute_without_blocking(connection, _EMPTY_OUTBOX, report)
         report("the outbox is empty; every document is suspended until: syncer apply")
 
 
@@ -56,37 +56,30 @@ def uninstall(
     index: Index,
     indices: Indices,
     *,
-    keep_indices: bool,
-    timeout_seconds: float,
     report: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Remove the documents with their indices, the triggers, the record in Elasticsearch and the schema.
-
-    With ``keep_indices``, searches find the last state for good.
 
     Raises:
         IndexingError: An index has an alias that is not syncer's; it and what comes after it are still there.
         SourceError: A lock was not available in time; run it again.
     """
     with activate.alone(connection):
-        if not keep_indices:
-            for document in sorted(registry.documents(connection), key=lambda document: document.role is Role.CURRENT):
-                activate.withdraw(connection, indices, document)
-                report(f"index {document.index_name} of {document.name} is dropped")
-            for target in orphan_indices.find(connection):
-                orphan_indices.drop(connection, indices, target)
+        for document in sorted(registry.documents(connection), key=lambda document: document.role is Role.CURRENT):
+            activate.withdraw(connection, indices, document)
+            report(f"index {document.index_name} of {document.name} is dropped")
+        for target in orphan_indices.find(connection):
+            orphan_indices.drop(connection, indices, target)
         for relation in sorted(install.captured(connection)):
-            install.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=report)
+            install.remove(connection, relation, waiting=report)
             report(f"triggers of {relation} are removed")
         index.forget(registry.installation(connection))
-        _execute_without_blocking(connection, _DROP_SCHEMA, timeout_seconds, report)
+        _execute_without_blocking(connection, _DROP_SCHEMA, report)
         report("the schema syncer is dropped")
 
 
-def _execute_without_blocking(
-    connection: Connection, statement: LiteralString, timeout_seconds: float, report: Callable[[str], None]
-) -> None:
+def _execute_without_blocking(connection: Connection, statement: LiteralString, report: Callable[[str], None]) -> None:
     def execute() -> None:
         connection.execute(statement)
 
-    without_blocking(connection, ["syncer.outbox"], execute, timeout_seconds, report)
+    without_blocking(connection, ["syncer.outbox"], execute, _LOCK_SECONDS, report)

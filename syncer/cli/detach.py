@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from syncer.apply import detach as apply_detach
 from syncer.base.errors import ConfigError
-from syncer.cli.context import UsageError, Yes, confirm, flag, open_parts, open_postgres
+from syncer.cli.context import Yes, confirm, flag, open_parts, open_postgres
 from syncer.cli.render import say
 from syncer.documents import registry
 from syncer.kafka import topic
@@ -20,11 +18,7 @@ def detach(
     uninstall: Annotated[
         bool, flag("--uninstall", text="Remove triggers, indices, the topic and the schema syncer instead.")
     ] = False,
-    keep_indices: Annotated[
-        bool, flag("--keep-indices", text="With --uninstall: keep the indices and their aliases as they are.")
-    ] = False,
     yes: Yes = False,
-    lock_timeout: Annotated[int, typer.Option(min=0, help="Seconds to keep trying to lock a table in use.")] = 60,
 ) -> None:
     """Stop capturing changes, or uninstall syncer.
 
@@ -34,17 +28,15 @@ def detach(
     runs apply, and no Elasticsearch. With --uninstall, removes everything that syncer has
     created; your tables and rows stay as they are.
     """
-    if keep_indices and not uninstall:
-        raise UsageError("--keep-indices is for --uninstall. Without it, detach keeps every index.")
     if uninstall:
-        _uninstall(keep_indices=keep_indices, yes=yes, lock_timeout=lock_timeout)
+        _uninstall(yes=yes)
         return
     with open_postgres("detach") as connection:
         confirm("Stop capturing changes? Every document stays as it is until `syncer apply`.", yes=yes)
-        apply_detach.stop_capturing(connection, timeout_seconds=lock_timeout, report=say)
+        apply_detach.stop_capturing(connection, report=say)
 
 
-def _uninstall(*, keep_indices: bool, yes: bool, lock_timeout: int) -> None:
+def _uninstall(*, yes: bool) -> None:
     with open_parts("detach") as parts:
         if running := daemons.at_work(parts.connection):
             raise ConfigError(
@@ -55,21 +47,14 @@ def _uninstall(*, keep_indices: bool, yes: bool, lock_timeout: int) -> None:
         documents = registry.documents(parts.connection)
         indices = [f"index {document.index_name}, searched as {document.index}" for document in documents]
         what = [
-            *([] if keep_indices else indices),
+            *indices,
             "the triggers of every table, and the schema syncer with the outbox",
             *([f"topic {kafka.topic}"] if kafka.is_used else []),
         ]
         for line in what:
             say(f"will be removed: {line}")
         confirm("Remove all of this? Your tables and rows stay as they are.", yes=yes)
-        apply_detach.uninstall(
-            parts.connection,
-            parts.index,
-            parts.indices,
-            keep_indices=keep_indices,
-            timeout_seconds=lock_timeout,
-            report=say,
-        )
+        apply_detach.uninstall(parts.connection, parts.index, parts.indices, report=say)
         if kafka.is_used and topic.delete(kafka):
             say(f"topic {kafka.topic} is deleted")
     say("Left for you, if you created them: roles, API keys, ACLs, the service, and the index syncer-locks.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -75,14 +76,15 @@ def test_triggers_that_are_enabled_by_hand_bring_a_refresh(blog: World) -> None:
     require_holds(blog)
 
 
-def test_a_locked_table_is_named_and_the_command_can_be_repeated(blog: World) -> None:
-    """It gives up without harm; no writer waits behind it."""
-    with psycopg.connect(blog.dsn) as application:
-        application.execute("LOCK TABLE posts IN SHARE MODE")
-        done = blog.syncer("detach", "--yes", "--lock-timeout", "1")
-        assert done.returncode == 1
-        assert "public.posts is in use" in done.stderr
-    detach(blog)
+def test_a_locked_table_is_waited_for_without_a_queue(blog: World) -> None:
+    """Writers that come after the command do not wait behind it, and it gets its turn."""
+    with psycopg.connect(blog.dsn) as reader, ThreadPoolExecutor(1) as beside:
+        reader.execute("LOCK TABLE posts IN SHARE MODE")
+        detached = beside.submit(detach, blog)
+        for number in range(10):
+            blog.sql("UPDATE users SET name = %s", f"name {number}")
+        reader.rollback()
+        assert "changes of public.posts are no longer captured" in detached.result()
     assert blog.sql(CAPTURING) == [(0,)]
 
 
@@ -105,23 +107,3 @@ def test_uninstall_leaves_nothing_of_syncers(blog: World) -> None:
         assert not client.indices.exists_alias(name=blog.alias)
     if USES_KAFKA:
         wait_until(lambda: not topic.exists(blog.settings.kafka), what="the topic is gone")
-
-
-def test_uninstall_can_keep_the_indices(blog: World) -> None:
-    """Searches find the last state."""
-    blog.daemon()
-    require_holds(blog)
-    assert blog.daemons[0].stop() == 0
-    wait_until(lambda: blog.sql("SELECT count(*) FROM syncer.daemon") == [(0,)], what="the daemon has left")
-    before, index = blog.held(), blog.index_of()
-    detach(blog, "--uninstall", "--keep-indices")
-    assert blog.held() == before
-    with blog.elasticsearch() as client:
-        client.indices.delete(index=index)
-
-
-def test_keep_indices_alone_is_a_mistake(blog: World) -> None:
-    """Exit code 2, and nothing has changed."""
-    done = blog.syncer("detach", "--keep-indices", "--yes")
-    assert (done.returncode, "--uninstall" in done.stderr) == (2, True)
-    assert blog.sql(CAPTURING)[0][0] > 0

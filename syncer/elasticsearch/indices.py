@@ -427,25 +427,30 @@ class Indices:
         Raises:
             IndexingError: Elasticsearch refuses the settings or the mapping.
         """
-        target = Target.of_index(f"{alias}-syncer-plan-{time.time():.0f}-{uuid4().hex[:8]}")
-        try:
-            # Hidden only afterwards: templates for every index do not apply to hidden ones.
-            self._create(document, target, self.body(live) if live else body)
+        with self._removed_afterwards(document, alias, self.body(live) if live else body) as target:
             if live and (refusal := self.try_change(target, body)) is not None:
                 raise _refused(document, refusal.replace(target.index_name, live.index_name))
             shown = live.index_name if live else f"a new index for {document}"
             self._require_sound(target, shown, has_routing=has_routing)
             self._put_settings(target, _WAITS_FOR_ONE)
+            # Hidden only now: templates for every index do not apply to hidden ones.
             self._put_settings(target, {**_NO_COPIES, "index.hidden": True})
             yield target
-        finally:
-            self._delete_scratch(target, alias)
 
     def obstacle(self, *, document: str, alias: str, body: Mapping[str, Any], live: Target) -> str | None:
         """Return why an index cannot be changed in place to match index.json; None if it can."""
-        with self.scratch(document=document, alias=alias, body=self.body(live)) as target:
+        with self._removed_afterwards(document, alias, self.body(live)) as target:
             refusal = self.try_change(target, body)
         return None if refusal is None else refusal.replace(target.index_name, live.index_name)
+
+    @contextmanager
+    def _removed_afterwards(self, document: str, alias: str, body: Mapping[str, Any]) -> Iterator[Target]:
+        target = Target.of_index(f"{alias}-syncer-plan-{time.time():.0f}-{uuid4().hex[:8]}")
+        try:
+            self._create(document, target, body)
+            yield target
+        finally:
+            self._delete_scratch(target, alias)
 
     def _delete_scratch(self, target: Target, alias: str) -> None:
         # From the cluster state, which also names an index whose own blocks forbid to ask about it.

@@ -23,6 +23,7 @@ GC_DELETES_SECONDS = 3600
 """How long our indices remember the version of a deleted document; Elasticsearch's default is 60."""
 _DISK_BLOCK = "index.blocks.read_only_allow_delete"
 BLOCKS = (*(f"index.blocks.{kind}" for kind in ("write", "read_only", "read", "metadata")), _DISK_BLOCK)
+_EXCLUDES_VECTORS = "index.mapping.exclude_source_vectors"
 _UNITS = {"nanos": 1e-9, "micros": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _VECTORS = frozenset({"dense_vector", "sparse_vector", "rank_vectors"})
 """The types of fields that Elasticsearch 9.2 and later leaves out of ``_source``."""
@@ -71,85 +72,57 @@ class Shortcoming(NamedTuple):
     @property
     def hint(self) -> str:
         """The remedy as a sentence."""
-        return f"To mend it: {self.remedy}" if self.is_request else self.remedy
+        return f"To fix it, send: {self.remedy}" if self.is_request else self.remedy
 
     def error(self) -> IndexingError:
         """Return the error to raise if the index cannot be used."""
         return IndexingError(self.problem, hint=self.hint)
 
 
-class _Rule(NamedTuple):
-    """A setting of an index: whether a value, in lower case, is wrong, the right one, and why.
-
-    If it is fixed, only a new index can have another value.
-    """
-
-    effect: Effect
-    is_wrong: Callable[[str], bool]
-    right: Any = None
-    why: str = ""
-    is_fixed: bool = False
-
-
-def seconds(duration: str) -> float:
-    """Return a duration that Elasticsearch writes, as in ``"1.5h"``; 0 if it has no unit."""
-    match = re.fullmatch(r"(-?[0-9.]+)([a-z]+)", str(duration))
-    return float(match[1]) * _UNITS.get(match[2], 0) if match else 0
-
-
-def _is_on(value: str) -> bool:
-    return value == "true"
-
-
-_PIPELINE = _Rule(
-    Effect.REFUSES,
-    lambda value: value != "_none",
-    "_none",
-    why=": a document must equal its SELECT, so the logic of a pipeline belongs into select.sql",
-)
-_RULES = {
-    **dict.fromkeys(BLOCKS, _Rule(Effect.REFUSES, _is_on, right=False)),
-    _DISK_BLOCK: _Rule(
-        Effect.REFUSES, _is_on, right=False, why=": Elasticsearch sets that while a disk is full, and lifts it itself"
+_RULES: dict[str, tuple[Effect, Any, str]] = {
+    **dict.fromkeys(BLOCKS, (Effect.REFUSES, False, "")),
+    _DISK_BLOCK: (Effect.REFUSES, False, ": Elasticsearch sets that while a disk is full, and lifts it by itself"),
+    **dict.fromkeys(
+        ("index.default_pipeline", "index.final_pipeline"),
+        (
+            Effect.REFUSES,
+            "_none",
+            ": a document must equal its SELECT, so what a pipeline does belongs into select.sql",
+        ),
     ),
-    "index.default_pipeline": _PIPELINE,
-    "index.final_pipeline": _PIPELINE,
-    "index.routing_partition_size": _Rule(
+    "index.routing_partition_size": (Effect.ALTERS, 1, ": a document's shard must follow from its _routing alone"),
+    "index.mapping.source.mode": (Effect.ALTERS, "stored", ": documents are not kept as they were written"),
+    _EXCLUDES_VECTORS: (Effect.ALTERS, False, ": documents are returned without their vectors"),
+    "index.disable_sequence_numbers": (Effect.ALTERS, False, ": loads and `syncer verify` cannot list the index"),
+    "index.gc_deletes": (
         Effect.ALTERS,
-        lambda value: value != "1",
-        1,
-        why=": the shard of a document must follow from its _routing alone",
-        is_fixed=True,
-    ),
-    "index.mapping.source.mode": _Rule(
-        Effect.ALTERS,
-        lambda value: value != "stored",
-        "stored",
-        why=": documents are not kept as they were written",
-        is_fixed=True,
-    ),
-    "index.mapping.exclude_source_vectors": _Rule(
-        Effect.ALTERS, _is_on, right=False, why=": documents are returned without their vectors", is_fixed=True
-    ),
-    "index.disable_sequence_numbers": _Rule(
-        Effect.ALTERS, _is_on, right=False, why=": loads and `syncer verify` cannot list the index", is_fixed=True
-    ),
-    "index.gc_deletes": _Rule(
-        Effect.ALTERS,
-        lambda value: seconds(value) < GC_DELETES_SECONDS,
         f"{GC_DELETES_SECONDS}s",
-        why=": a late write could bring a deleted document back",
+        ": a late write could bring a deleted document back",
     ),
-    "index.translog.durability": _Rule(
-        Effect.ENDANGERS, lambda value: value == "async", "request", why=": acknowledged writes may be lost"
-    ),
-    "index.refresh_interval": _Rule(
-        Effect.ENDANGERS, lambda value: value.startswith("-1"), why=": searches show an old state"
-    ),
-    "index.lifecycle.name": _Rule(
-        Effect.ENDANGERS, bool, why=": a lifecycle policy may delete the index or make it read-only"
-    ),
+    "index.translog.durability": (Effect.ENDANGERS, "request", ": acknowledged writes may be lost"),
+    "index.refresh_interval": (Effect.ENDANGERS, None, ": searches show an old state"),
+    "index.lifecycle.name": (Effect.ENDANGERS, None, ": a lifecycle policy may delete the index or make it read-only"),
 }
+"""By setting: what another value does, the right value, and why."""
+_ARE_WRONG: dict[str, Callable[[str], bool]] = {
+    "index.gc_deletes": lambda value: _seconds(value) < GC_DELETES_SECONDS,
+    "index.refresh_interval": lambda value: value.startswith("-1"),
+    "index.lifecycle.name": bool,
+}
+"""Settings of which some other values are right, too."""
+_FIXED = {
+    "index.routing_partition_size",
+    "index.mapping.source.mode",
+    _EXCLUDES_VECTORS,
+    "index.disable_sequence_numbers",
+}
+"""Settings that only a new index can have otherwise."""
+
+
+def _seconds(duration: str) -> float:
+    """Return a duration that Elasticsearch writes, as in ``"1.5h"``; 0 if it has no unit."""
+    match = re.fullmatch(r"(-?[0-9.]+)([a-z]+)", duration)
+    return float(match[1]) * _UNITS.get(match[2], 0) if match else 0
 
 
 def find(
@@ -214,18 +187,17 @@ def of_index(name: str, index: Mapping[str, Any]) -> Iterator[Shortcoming]:
         remedy += ' {"_source": {"enabled": true}} in the mappings of index.json prevails.'
         problem = f"_source of {name} leaves out what is written ({limit}), so documents cannot be compared or kept"
         yield Shortcoming(Effect.ALTERS, problem, remedy, is_request=False)
-    has_vectors = not _VECTORS.isdisjoint(_types(mappings))
-    for setting, rule in _RULES.items():
+    if _VECTORS.isdisjoint(_types(mappings)):
+        settings.pop(_EXCLUDES_VECTORS, None)
+    for setting, (effect, right, why) in _RULES.items():
         value = str(settings.get(setting, "")).lower()
-        if settings.get(setting) is None or not rule.is_wrong(value):
-            continue
-        if setting == "index.mapping.exclude_source_vectors" and not has_vectors:
-            continue
-        remedy = _request("PUT", f"/{name}/_settings", {setting: rule.right})
-        if rule.is_fixed:
-            remedy = f"{in_index_json(setting, rule.right)} Then run: syncer apply"
-        problem = f"{setting} of {name} is {value}{rule.why}"
-        yield Shortcoming(rule.effect, problem, remedy, setting, rule.right, is_request=not rule.is_fixed)
+        is_wrong = _ARE_WRONG.get(setting, str(right).lower().__ne__)
+        if settings.get(setting) is not None and is_wrong(value):
+            is_fixed = setting in _FIXED
+            advice = f"{in_index_json(setting, right)} Then run: syncer apply"
+            remedy = advice if is_fixed else _request("PUT", f"/{name}/_settings", {setting: right})
+            problem = f"{setting} of {name} is {value}{why}"
+            yield Shortcoming(effect, problem, remedy, setting, right, is_request=not is_fixed)
 
 
 def in_index_json(setting: str, value: Any) -> str:

@@ -306,7 +306,7 @@ class Writer:
         if document is None or not compositions:
             return
         if document.index_name not in self._usable:
-            # Rule: a-write-alias-leads-to-one-index. A restore may have added another, or taken ours from it.
+            # A restore or an operator may have put another index into the write alias, or taken ours out.
             self._require_usable(document)
             self._usable.add(document.index_name)
         began = time.monotonic()

@@ -365,7 +365,7 @@ def test_a_daemon_waits_for_a_table_and_leaves_when_it_is_told_to(two: World) ->
 
 REFRESHES = "SELECT id FROM syncer.job WHERE kind = 'refresh'"
 HAZARDS: dict[str, tuple[Callable[[World], AbstractContextManager[None]], str]] = {
-    "index blocked": (blocked, "is gone or refuses"),
+    "index blocked": (blocked, "index.blocks."),
     "table locked": (altering, "The table public.posts, which blogpost reads, is locked"),
 }
 

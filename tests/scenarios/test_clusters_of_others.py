@@ -468,3 +468,24 @@ def test_locks_change_nothing_that_they_could_not_restore(planned: World, case: 
             assert client.get(index=name, id="1")["_version"] == 1
         finally:
             client.indices.delete(index=[name, f"{planned.alias}-locks"], ignore_unavailable=True)
+
+
+def test_what_only_a_new_index_cures_leads_to_one(world: World) -> None:
+    """Doctor names what an index of before lacks; with the setting that it says, apply builds another beside it."""
+    world.backfill()
+    index = world.index_of()
+    with world.elasticsearch() as client:
+        found = client.indices.get(index=index).body[index]
+        client.indices.delete(index=index)
+        settings = {"index.mapping.source.mode": "synthetic", "index.gc_deletes": "1h", "number_of_replicas": 0}
+        client.indices.create(index=index, settings=settings, mappings=found["mappings"], aliases=found["aliases"])
+    world.backfill()
+    (finding,) = look(world, "elasticsearch.settings")
+    assert "source.mode" in finding.found
+    body = json.loads((world.document_folder / "index.json").read_text())
+    body["settings"]["index.mapping.source.mode"] = "stored"
+    (world.document_folder / "index.json").write_text(json.dumps(body))
+    assert '"index.mapping.source.mode": "stored". Then run: syncer apply' in finding.fix
+    applied = world.syncer("apply", "--yes")
+    assert (applied.returncode, world.differences()) == (0, []), applied.stderr
+    assert is_well(look(world, "elasticsearch.settings"))

@@ -295,6 +295,11 @@ def places(connection: Connection) -> dict[int, PartitionPlace]:
     return {partition: PartitionPlace(next_offset=offset, number=number) for partition, offset, number in rows}
 
 
+def forget(connection: Connection, partitions: int) -> None:
+    """Forget how far partitions were handled that the topic does not have, as it has so many."""
+    connection.execute("DELETE FROM syncer.partition WHERE partition >= $1", (partitions,))
+
+
 def advance(connection: Connection, reached: Mapping[int, PartitionPlace]) -> None:
     """Save how far partitions are handled, unless more was saved before."""
     places = reached.values()

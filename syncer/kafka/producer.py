@@ -91,7 +91,7 @@ class ChangeProducer:
         Raises:
             KafkaException: Kafka does not say how many partitions the topic has.
         """
-        self._look_up_partitions()
+        self.look_up_partitions()
         shortened: dict[str, int] = {}
         for row in rows:
             value = row.value
@@ -152,14 +152,20 @@ class ChangeProducer:
             self._producer.poll(0.1)
             self._while_waiting(time.monotonic() - began)
 
-    def _look_up_partitions(self) -> None:
+    def look_up_partitions(self) -> int:
+        """Return how many partitions the topic has, as of the last seconds.
+
+        Raises:
+            KafkaException: Kafka does not say.
+        """
         now = time.monotonic()
         if self._partitions and now - self._looked_at < _LOOK_SECONDS:
-            return
+            return self._partitions
         found = self._producer.list_topics(self._settings.topic, timeout=ANSWER_SECONDS).topics[self._settings.topic]
-        if found.error is not None:
-            raise KafkaException(found.error)
+        if found.error is not None or not found.partitions:
+            raise KafkaException(found.error or KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
         self._partitions, self._looked_at = len(found.partitions), now
+        return self._partitions
 
     def _delivered(self, error: KafkaError | None, _: Message) -> None:
         self._error = self._error or error

@@ -5,18 +5,21 @@ How a loss is detected: the records of a partition form a chain of numbers, and 
 it, or it is corrupt. If Kafka is no longer used, what was published and is not handled counts as lost, too.
 
 Guarantee: nothing is skipped. One transaction creates a job for each active document that writes all of it and looks
-for documents that only Elasticsearch has, and counts the lost records as handled. A lost change was committed before it
-was published, so before it was lost, so before that job was created. The job lists its ids in a later snapshot, which
+for documents that only Elasticsearch has, and counts all that was published so far as handled. Such a change was
+committed before it was published, so before that job was created. The job lists its ids in a later snapshot, which
 shows the change. If the process dies in between, the loss is detected again. A suspended document is left out: resuming
 it writes all of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 
 from syncer.base import metrics
-from syncer.base.errors import LossError, TopicError
+from syncer.base.errors import TopicError
+from syncer.base.formatting import amount
 from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
 from syncer.capture import progress
@@ -29,35 +32,69 @@ from syncer.jobs.model import JobKind
 
 # The caller may commit without waiting for the disk. A crash must not forget the jobs and remember what is handled.
 _WAIT_FOR_DISK = "SET LOCAL synchronous_commit TO DEFAULT"
+_ONE_AFTER_ANOTHER = "LOCK TABLE syncer.partition IN SHARE ROW EXCLUSIVE MODE"
 
 
-def make_up(connection: Connection, cause: str, *, loss: LossError | None = None) -> None:
+def make_up(connection: Connection, cause: str, *, lost: Mapping[int, int] | None = None) -> None:
     """Have every document written again; committed and on disk when this returns.
 
-    New jobs whose listing has not begun are joined. Those of suspended documents wait until they are resumed. What was
-    lost counts as handled from then on.
+    New jobs whose listing has not begun are joined. Those of suspended documents wait until they are resumed. All that
+    was published so far counts as handled from then on, if numbers of lost records are given, by partition. If these
+    count as handled already, another process has made up for them: one loss makes one refresh.
     """
     with connection.transaction():
         connection.execute(_WAIT_FOR_DISK)
+        covered: dict[int, int] = {}
+        if lost is not None:
+            connection.execute(_ONE_AFTER_ANOTHER)
+            if _are_handled(connection, lost):
+                return
+            # What the jobs write was committed before they are created, and so was all that is published by now.
+            published = progress.read(connection)
+            covered = {} if published is None else dict(published.numbers)
+            covered |= {partition: max(number, covered.get(partition, 0)) for partition, number in lost.items()}
         # Rule: a-loss-is-made-up-for-in-a-suspended-document.
         created = [
             queue.create(connection, document, JobKind.REFRESH, occasion=f"records were lost: {cause}")
             for document in registry.documents(connection)
         ]
         jobs = [job for job in created if job is not None]
-        if loss is not None:
-            # Rule: the-refresh-is-committed-with-the-number.
-            progress.advance(connection, {loss.partition: PartitionPlace(next_offset=None, number=loss.number)})
+        # Rule: the-refresh-is-committed-with-the-number.
+        handled = {partition: PartitionPlace(next_offset=None, number=number) for partition, number in covered.items()}
+        progress.advance(connection, handled)
     metrics.INCIDENTS.labels("records_lost").inc()
     documents = sorted({job.document for job in jobs})
     structlog.get_logger().error(
         "topic.records_lost",
         cause=cause,
-        partition=None if loss is None else loss.partition,
+        partitions=sorted(lost or ()),
         jobs=[job.id for job in jobs],
         documents=documents,
         timeline=f"Records were lost: {cause}. Written again: {', '.join(documents)}",
     )
+
+
+def drop_partitions(connection: Connection, topic: str, partitions: int, saved: Mapping[int, int]) -> set[int]:
+    """Make up for partitions that a topic no longer has, as the leader; return them. Their numbers are forgotten.
+
+    Args:
+        connection: The leader's.
+        topic: Its name.
+        partitions: How many it has.
+        saved: By partition, the last number that was saved.
+    """
+    gone = {partition: number for partition, number in saved.items() if partition >= partitions}
+    if gone and not _are_handled(connection, gone):
+        has = amount(partitions, "partition")
+        make_up(connection, f"topic {topic} was made again, with {has} instead of {max(gone) + 1} or more", lost=gone)
+    if gone:
+        progress.forget(connection, partitions)
+    return set(gone)
+
+
+def _are_handled(connection: Connection, numbers: Mapping[int, int]) -> bool:
+    places = progress.places(connection)
+    return all(partition in places and places[partition].number >= number for partition, number in numbers.items())
 
 
 def require_original(connection: Connection, settings: KafkaSettings, index: Index) -> None:

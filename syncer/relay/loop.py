@@ -25,18 +25,22 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from syncer.base import log, metrics
+from syncer.base.errors import ConfigError
+from syncer.base.formatting import amount
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import Connection
-from syncer.base.retry import failed, repeat
+from syncer.base.retry import failed, give_up, repeat
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
 from syncer.capture.outbox import Page
 from syncer.kafka import topic
 from syncer.kafka.producer import ChangeProducer
-from syncer.recovery import backlog
+from syncer.recovery import backlog, lost_records
 
 STANDBY_SECONDS = 1.0
+_PARTITIONS = "relay partitions"
+"""In the log and the status: that the topic has fewer than it should keeps nothing from being published."""
 _SILENT_SECONDS = 2.0
 """When Kafka counts as silent: long before a record that was sent fails."""
 PAGE_ROWS = 5000
@@ -97,6 +101,7 @@ class Relay:
                 saved={**handled, **self._reader.numbers},
                 while_waiting=self._wait_for_kafka,
             )
+        self._compare_partitions(self._producer)
         began = time.monotonic()
         page = self._reader.read(rows_max=PAGE_ROWS)
         self._producer.produce(page.rows)
@@ -115,11 +120,30 @@ class Relay:
 
     def close(self) -> None:
         """Give up the lead and close all connections; the next turn starts anew."""
+        give_up(_PARTITIONS)
         self._reader.close()
         if self._producer is not None:
             self._producer.close()
         self._producer = None
         self._has_answered = False
+
+    def _compare_partitions(self, producer: ChangeProducer) -> None:
+        """Make up for partitions that are gone, and tell if the topic has fewer than it should."""
+        partitions, wanted = producer.look_up_partitions(), self._kafka.partitions
+        for partition in lost_records.drop_partitions(
+            self._reader.connection, self._kafka.topic, partitions, producer.numbers
+        ):
+            del producer.numbers[partition]
+        if partitions >= wanted:
+            give_up(_PARTITIONS)
+            return
+        fewer = ConfigError(
+            f"Topic {self._kafka.topic} has {amount(partitions, 'partition')} instead of {wanted}",
+            hint=f"So only {partitions} of the workers can be busy at a time. To add partitions:\n"
+            f"kafka-topics.sh --bootstrap-server … --alter --topic {self._kafka.topic} --partitions {wanted}\n"
+            f"If so few are meant, set kafka.partitions to {partitions}.",
+        )
+        failed(_PARTITIONS, fewer)
 
     def _turn(self) -> float:
         report = self.run_once()

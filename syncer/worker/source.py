@@ -165,7 +165,7 @@ class TopicSource:
             received = self._consumer.receive(records_max=records_max, wait_seconds=wait_seconds)
         except LossError as error:
             with self._link.used() as connection:
-                lost_records.make_up(connection, error.message, loss=error)
+                lost_records.make_up(connection, error.message, lost={error.partition: error.number})
             self._leave()
             return None
         if received is None:

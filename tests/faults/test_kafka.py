@@ -17,11 +17,13 @@ from structlog.testing import capture_logs
 
 from syncer.base.errors import LossError
 from syncer.base.postgres import Link
+from syncer.base.retry import troubles
+from syncer.capture import progress
 from syncer.kafka import producer
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.kafka.topic import INSTALLATION
 from syncer.worker import source
-from tests.faults.harness import needs_kafka, require_holds
+from tests.faults.harness import committed, needs_kafka, require_holds
 from tests.support.in_process import admin, ends, following, handle, handling, let_expire, publish, refreshes
 from tests.support.world import World, wait_until
 from tests.support.writers import fill
@@ -50,19 +52,24 @@ def delete(world: World) -> None:
     wait_until(lambda: name not in client.list_topics(timeout=10).topics, what="it is gone")
 
 
-def create_anew(world: World) -> None:
+def create_anew(world: World, *, partitions: int = 4) -> None:
     """Delete the topic, and make another one of the same name."""
     client, name = admin(world), world.settings.kafka.topic
     delete(world)
 
     def is_created() -> bool:
         with suppress(KafkaException):  # it is being deleted yet
-            client.create_topics([NewTopic(name, num_partitions=4)])[name].result()
+            client.create_topics([NewTopic(name, num_partitions=partitions)])[name].result()
             return True
         return False
 
     wait_until(is_created, what="another topic is there")
     ends(world)  # each of its partitions has a leader
+
+
+def create_anew_with_fewer(world: World) -> None:
+    """As a broker does that creates topics by itself: it has one partition."""
+    create_anew(world, partitions=1)
 
 
 def create_anew_and_longer(world: World) -> None:
@@ -101,6 +108,7 @@ def add_partitions(world: World) -> None:
 HAZARDS = {
     "it is deleted": (delete, False, True),
     "it is created anew": (create_anew, False, True),
+    "it is created anew, with one partition": (create_anew_with_fewer, False, True),
     "it is created anew, and grows longer": (create_anew_and_longer, True, True),
     "an unclean election cuts off its end": (cut_off_the_end, False, True),
     "its records expire": (let_expire, False, True),
@@ -125,15 +133,33 @@ def test_a_loss_is_made_good(
         blog.sql(NEW)
         require_holds(blog)
     before = refreshes(blog)
-    assert (before > 0) is if_handled
+    assert before == if_handled
     publish(blog, UPDATE, DELETE)
     happens(blog)
     with capture_logs() as logs, following(blog):
         require_holds(blog)
-    assert (refreshes(blog) > before) is if_waiting
+    assert refreshes(blog) == before + if_waiting, "one loss makes one refresh"
     lost = [event for event in logs if event["event"] == "topic.records_lost"]
     assert {(event["log_level"], *event["documents"]) for event in lost} <= {("error", "blogpost")}
     assert bool(lost) is if_waiting
+
+
+@pytest.mark.parametrize("happens", [create_anew_with_fewer, delete], ids=["waiting", "as it was"])
+def test_partitions_that_are_gone_are_made_up_for(blog: World, happens: Callable[[World], None]) -> None:
+    """What waited in them is written by one refresh, nothing is sent there, and that there are fewer is told."""
+    publish(blog, UPDATE, DELETE)
+    happens(blog)
+    with following(blog):
+        token = committed(blog, NEW)
+        require_holds(blog)
+        assert blog.syncer("wait", str(token)).returncode == 0
+        told = [trouble.error for trouble in troubles() if "1 partition instead of 4" in trouble.error]
+        assert bool(told) is (happens is create_anew_with_fewer)
+    assert refreshes(blog) == 1
+    with blog.connect() as connection:
+        saved = progress.read(connection)
+    assert saved is not None
+    assert (saved.numbers.keys() <= {0}) is (happens is create_anew_with_fewer)
 
 
 NESTED = b'{"id":1,"changed_at":1,"relation":"public.posts","operation":"I","old":null,"new":{"id":%s%s%s}}'

@@ -140,7 +140,9 @@ class Progressing(Model[State]):
 
     def _handle(self, state: State, record: Record) -> Step[State]:
         if record.previous > state.number and self.a_record_names_the_one_before:
-            counted = state._replace(number=record.previous, handled=max(state.handled, record.previous))
+            # All that was published so far is covered, also what other partitions have lost.
+            number = max(record.previous, state.saved)
+            counted = state._replace(number=number, handled=max(state.handled, number))
             if self.the_refresh_is_committed_with_the_number:
                 return "the worker meets a gap, and creates a refresh", counted._replace(covered=state.commits)
             return "the worker meets a gap, and dies", counted._replace(position=-1, number=0)

@@ -16,6 +16,8 @@ _OTHER = re.compile(
     r"(?<=Preview of invalid vector: )\[.*?\]|(?<=Illegal input )\[.*\](?= UTF)|(?<=Numeric value )\(.*?\)", re.DOTALL
 )
 """What else quotes a value, in the words of Elasticsearch."""
+_CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+"""Controls but for line breaks and tabs, what turns the direction of writing, and what is no UTF-8."""
 _LONG_TEXT = 200
 _LONG_LIST = 5
 _MINUTE, _HOUR = 60, 3600
@@ -48,9 +50,14 @@ def shortened(value: object) -> object:
     return value
 
 
+def visible(text: str) -> str:
+    """Return a text with what a terminal may obey, or cannot show, written as JSON escapes it; line breaks stay."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def shown_id(id_: str) -> str:
-    """Return a document's id as a message shows it, also one that is long or empty."""
-    return str(shortened(id_)) or "''"
+    """Return a document's id as a message shows it, in one line, also one that is long or empty."""
+    return visible(str(shortened(id_))).replace("\n", "\\n").replace("\t", "\\t") or "''"
 
 
 def without_values(reason: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 
+from syncer.base.formatting import visible
 from syncer.base.settings import Level, LogSettings
 from syncer.base.timeline import TIMELINE
 
@@ -47,15 +48,18 @@ def _note(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[
     return line
 
 
+def _visible(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Make controls in values visible, as a structlog processor."""
+    return {name: visible(value) if isinstance(value, str) else value for name, value in line.items()}
+
+
 def configure(settings: LogSettings, *, is_command: bool = False) -> None:
     """Send the events of structlog and librdkafka to standard error; a command leaves information to its own output."""
     global _least, _is_json  # noqa: PLW0603 - structlog's configuration is global to the process too
     console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-        if console
-        else structlog.processors.JSONRenderer(ensure_ascii=False)
-    )
+    renderers: list[Any] = [structlog.processors.JSONRenderer(ensure_ascii=False), lambda _, __, line: visible(line)]
+    if console:  # it writes colours, which must not become visible
+        renderers = [_visible, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     _least = LEVELS["warning" if is_command and settings.level == "info" else settings.level]
     _is_json = not console and not is_command
     structlog.configure(
@@ -64,7 +68,7 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
             structlog.processors.format_exc_info,
-            renderer,
+            *renderers,
         ],
         # The timeline is noted whatever the level.
         wrapper_class=structlog.make_filtering_bound_logger(min(_least, LEVELS["info"])),

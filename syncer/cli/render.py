@@ -1,7 +1,7 @@
 """Prints lines, tables and progress: results on standard output, everything else on standard error.
 
 A terminal gets styles, folded columns and a line that follows the progress. A pipe gets plain, unfolded lines.
-Guarantee: text is never parsed as markup, so names are shown verbatim.
+Guarantee: text is never parsed as markup, so names are shown verbatim, but for controls, which are made visible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from syncer.base.errors import SyncerError
-from syncer.base.formatting import plain
+from syncer.base.formatting import plain, visible
 
 TIME = "%Y-%m-%d %H:%M:%S"
 _PIPE_COLUMNS = 400
@@ -43,7 +43,14 @@ out, err = console(sys.stdout), console(sys.stderr)
 
 def say(*parts: Part, style: str = "", to: Console | None = None) -> None:
     """Print one or more lines, uncut; a command's results, unless ``to`` is given."""
-    (to or out).print(Text.assemble(*parts, style=style), soft_wrap=True)
+    (to or out).print(Text.assemble(*map(_shown, parts), style=style), soft_wrap=True)
+
+
+def _shown(part: Part) -> Part:
+    """Return what to print, with controls made visible: ids, names and errors may have some."""
+    if isinstance(part, Text):
+        return part if (plainly := visible(part.plain)) == part.plain else Text(plainly, style=part.style)
+    return visible(part) if isinstance(part, str) else (visible(part[0]), part[1])
 
 
 def show_error(error: SyncerError) -> None:
@@ -63,7 +70,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[Part]]) -> None:
     columns = [Column(Text(name), overflow="fold") for name in headings]
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(headings))
     for row in rows:
-        table.add_row(*map(Text.assemble, row))
+        table.add_row(*(Text.assemble(_shown(part)) for part in row))
     if rows:
         out.print(*([""] if any(headings) else []), table, sep="\n")
 
@@ -82,5 +89,6 @@ def progress(label: str) -> Iterator[Show]:
     if not err.is_terminal:
         yield show
         return
+    label = visible(label)
     with err.status(Text(label)) as status:
         yield lambda note: status.update(Text(f"{label}: {note}"))

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from syncer.base import timeline
-from syncer.base.formatting import amount, elapsed
+from syncer.base.formatting import amount, elapsed, shown_id
 from syncer.cli import jobs, render
 from syncer.cli.context import AsJson, flag, load_settings, open_postgres
 from syncer.cli.render import TIME, Part, say, show_table
@@ -225,7 +225,7 @@ def _show_waited(waited: Waited) -> None:
     end = "." if waited.is_complete else ", except:"
     say(f"Transaction {waited.xid} is {what}, after {waited.seconds:.3f} s{end}")
     for letter in waited.dead_lettered:
-        say(f"  {letter.document} {letter.id} is dead-lettered: {letter.error}")
+        say(f"  {letter.document} {shown_id(letter.id)} is dead-lettered: {letter.error}")
     for name in waited.suspended:
         say(f"  {name} is suspended: see syncer status")
     for name in waited.incomplete:

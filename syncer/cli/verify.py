@@ -157,7 +157,7 @@ def _show_drifts(drifts: Sequence[Drift]) -> None:
         paths: Any = shortened([difference.path for difference in drift.differences])
         facts = [
             f"{shown_id(drift.id)} {drift.kind} {', '.join(paths)}".rstrip(),
-            f"routing {drift.routing}" if drift.routing not in (None, drift.id) else "",
+            f"routing {shown_id(drift.routing)}" if drift.routing not in (None, drift.id) else "",
             f"version {drift.version}" if drift.version else "",
             (drift.cause or "").replace("_", " "),
         ]

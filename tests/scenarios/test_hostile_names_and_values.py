@@ -239,3 +239,35 @@ def test_no_value_of_a_refused_document_is_stored_or_shown(empty_world: World) -
     stored = world.sql("SELECT error FROM syncer.dead_letter")
     assert "out of range of int" in shown
     assert not [value for value in (VALUE, "48151623421") if value in shown + str(stored)], shown
+
+
+CONTROLS = "\x1b[31m\x9b31m\x7f\x08\u202e"
+COMMANDS = (
+    "status", "events", "plan", "verify", "jobs list", "dead-letters list", "doctor", "locks list",
+)  # fmt: skip
+
+
+def test_no_control_reaches_a_terminal(empty_world: World) -> None:
+    """In ids, names of columns and tables, errors, events and the log: it is written as JSON escapes it."""
+    world, table, column = empty_world, sql.Identifier(f"t{CONTROLS}"), sql.Identifier(f"c{CONTROLS}")
+    create = sql.SQL("CREATE TABLE {table} (id text PRIMARY KEY, {column} text, n text)")
+    select = sql.SQL("SELECT t.id AS _id, t.{column}, t.n FROM {table} AS t").format(table=table, column=column)
+    follow_only(
+        world, create.format(table=table, column=column).as_string(), select.as_string(), {"n": {"type": "byte"}}
+    )
+    id_ = f"id\n{CONTROLS}"
+    console = {"SYNCER_LOG_FORMAT": "console"}
+    world.daemon()
+    insert = sql.SQL("INSERT INTO {table} VALUES (%s, %s, 'no number')").format(table=table)
+    with psycopg.connect(world.dsn) as connection:
+        connection.execute(insert, (id_, CONTROLS))
+        (token,) = connection.execute("SELECT syncer.token()").fetchone() or ("",)
+    ended = [world.syncer("wait", token), world.syncer("explain", "note", id_)]
+    with psycopg.connect(world.dsn) as connection:
+        connection.execute(sql.SQL("ALTER TABLE {table} DROP COLUMN {column}").format(table=table, column=column))
+    wait_until(lambda: bool(world.sql("SELECT FROM syncer.document WHERE suspended IS NOT NULL")), what="suspended")
+    ended += [world.syncer(*command.split(), environment=console, seconds=60) for command in COMMANDS]
+    shown = "".join(command.stdout + command.stderr for command in ended)
+    assert "\\u001b" in shown
+    assert "id\\n" in shown
+    assert not [character for character in id_[3:] if character in shown and character not in "[31m"], shown

@@ -20,8 +20,8 @@ from typing import TypeVar
 from psycopg import errors as pg
 
 from syncer.apply.plan import NEEDS_INDEX, Step
-from syncer.base.error_policy import is_of_data
-from syncer.base.errors import DocumentError
+from syncer.base.error_policy import ITEM_FAILED, Action, decide_item, is_of_data
+from syncer.base.errors import DocumentError, IndexingError
 from syncer.base.formatting import amount, shortened, shown_id, without_values
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition
@@ -124,19 +124,34 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         live=live,
         has_routing=document.dependencies.has_routing,
     ) as target:
-        compositions = [
+        untried = [
             Composition(id=id_, version=1, source=row.source, routing=row.routing) for id_, row in sample.items()
         ]
-        rejections = index.write(target, compositions).rejections
-        written = {id_: sample[id_] for id_ in sample.keys() - {refused.composition.id for refused in rejections}}
+        rejections, began = list[Rejection](), clock()
+        while untried and (not rejections or clock() - began < SECONDS_MAX):
+            outcome = index.write(target, untried)
+            rejections, untried = rejections + outcome.rejections, outcome.untried
+            _require_tried(document, outcome.rejections)
+        tried = sample.keys() - {composition.id for composition in untried}
+        written = {id_: sample[id_] for id_ in tried - {refused.composition.id for refused in rejections}}
         problems += _read_back(written, index.holdings.read(target, list(written)))
         for shortcoming in index.holdings.shortcomings(target):
             shown = live.index_name if live else f"a new index for {document.name}"
             message = shortcoming.problem.replace(target.index_name, shown)
             problems.append(PlanProblem(severity=PlanSeverity.WARNING, message=message, action=shortcoming.advice))
-    tried = amount(len(sample) + sum(map(bool, failures)), "sampled document")
-    problems += (*_errors(failures, rejections, tried), *_notes(connection, document, sample))
+    shown_number = amount(len(tried) + sum(map(bool, failures)), "sampled document")
+    problems += (*_errors(failures, rejections, shown_number), *_notes(connection, document, sample))
     return Trial(documents=count, sample=sample, problems=tuple(problems))
+
+
+def _require_tried(document: Document, rejections: list[Rejection]) -> None:
+    """Refuse to blame documents that the cluster takes no more than any other."""
+    for status, kind, reason in (rejection[1:] for rejection in rejections):
+        if status != ITEM_FAILED and decide_item(status, kind, reason) is not Action.DEAD_LETTER:
+            raise IndexingError(
+                f"Elasticsearch does not take the sampled documents of {document.name}: {kind}: {reason}",
+                hint="That is no fault of theirs. Once it is put right, run the same command again.",
+            )
 
 
 def _in_time(connection: Connection, read: Callable[[], _Result], *, seconds: float = SECONDS_MAX) -> _Result | None:

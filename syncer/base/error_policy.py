@@ -60,11 +60,21 @@ NO_ROOM = 429
 """The status with which Elasticsearch refuses what it has no memory or no place in a queue for."""
 _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
 _RETRIED_STATUSES = _RETRIED_ITEMS | {401, 403}  # a login or a privilege may be given back
-_DATA_ITEMS = frozenset({400, 413})
 _PRODUCT = "x-elastic-product"
+_FORBIDDEN = frozenset({401, 403})
+ITEM_FAILED = 500
+"""The status of a document at which Elasticsearch failed: it is retried some times, and then counts as refused."""
 _CLUSTER_BLOCK = "cluster_block_exception"
 OF_INDEX = frozenset({_CLUSTER_BLOCK, "index_closed_exception", "unavailable_shards_exception"})
 """The kinds of errors with which an index takes no documents for now."""
+OF_DOCUMENT = frozenset(
+    {
+        *("document_parsing_exception", "mapper_parsing_exception", "strict_dynamic_mapping_exception"),
+        *("parse_exception", "x_content_parse_exception"),
+    }
+)
+"""The kinds of errors with which Elasticsearch refuses what one document holds."""
+_ALIAS_GONE = re.compile(r"no such index \[[^]]+-syncer-write\]")
 
 # Rights and settings. A missing topic is retried: the component that starts over detects and creates it.
 _FATAL_KAFKA = frozenset(
@@ -98,13 +108,16 @@ def decide(error: BaseException) -> Action:
 def decide_item(status: int, kind: str, reason: str = "") -> Action:
     """Return the action for one document that a bulk request did not write.
 
+    DEAD_LETTER means that the document or the index is at fault, or another document of the request. Which one shows
+    once the document is refused alone, and others are not: see `syncer.indexing.writer`.
+
     ``reason`` distinguishes a block of the index from one of the cluster, set during the request.
     """
-    if kind in OF_INDEX:
+    if kind in OF_INDEX or _ALIAS_GONE.search(reason):
         return Action.RETRY if "cluster read-only" in reason else Action.SUSPEND
     if status in _RETRIED_ITEMS:
         return Action.RETRY
-    return Action.DEAD_LETTER if status in _DATA_ITEMS else Action.SUSPEND
+    return Action.SUSPEND if status in _FORBIDDEN else Action.DEAD_LETTER
 
 
 # Messages of a server that refuses connections for now; it speaks them in its own language, if that is not English.
@@ -306,6 +319,15 @@ def explain_refusal(document: str, cause: str) -> IndexingError:
     return IndexingError(
         f"The index of {document} refuses documents: {_one_line(without_values(cause))}",
         hint="Once that is put right, the document resumes by itself.",
+    )
+
+
+def explain_refusals(document: str, cause: str) -> IndexingError:
+    """Explain an index that refuses whatever document is sent to it alone."""
+    return IndexingError(
+        f"Elasticsearch refuses every document of {document} that was tried: {_one_line(cause)}",
+        hint="Look at what it names: an alias, a pipeline, an inference endpoint or the mapping of the index, or a\n"
+        "field of all these rows. Every few seconds some are tried: it resumes by itself once one is taken.",
     )
 
 

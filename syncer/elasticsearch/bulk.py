@@ -7,6 +7,8 @@ Guarantees:
   database may have been set back in time; the greatest conflicting version reveals that. And another client may have
   raised the version of an older document, as ``_update_by_query`` does.
 - A write or delete names an alias and requires it, so that a late one never re-creates a dropped index.
+- Alone before blame: what is refused together with others is sent again in halves, until it is written or was refused
+  alone. Pipelines and inference endpoints refuse a request, or a part of it, for one of its documents.
 - Errors are those of the client; `syncer.base.error_policy` says what they mean.
 
 Elasticsearch keeps versions per shard and id. A document with a ``_routing`` may have been on any shard before. So it
@@ -21,7 +23,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -29,7 +31,16 @@ from uuid import UUID
 import elasticsearch
 from elasticsearch import Elasticsearch
 
-from syncer.base.error_policy import NO_ROOM, is_by_another, reason
+from syncer.base.error_policy import (
+    ITEM_FAILED,
+    NO_ROOM,
+    OF_DOCUMENT,
+    Action,
+    decide,
+    decide_item,
+    is_by_another,
+    reason,
+)
 from syncer.base.errors import UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_id, is_raised, is_utf8
 from syncer.elasticsearch.indices import create_own
@@ -44,6 +55,8 @@ _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_LARGE = 413
+TOO_LARGE, INVALID_ID = "too_large", "invalid_id"
+"""The kinds of rejections that are about the document, whatever the index is."""
 _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*_bytes=(\d+)")
 """Elasticsearch's message about the size of a bulk request and the limit for all requests together."""
 _WAIT_FOR_SHARD = "20s"
@@ -71,7 +84,10 @@ class BulkOutcome:
         created: Documents that did not exist before, on at least one shard, as far as Elasticsearch remembers.
         newer_version: The greatest version found there; 0 if Elasticsearch did not report it.
         unsure: Not written, because its own version was there, or one that syncer does not assign.
-        rejections: Not written on at least one shard; one for each shard that refused.
+        rejections: Not written on at least one shard; one for each shard that refused. Refused alone, or for now, or by
+            an index that takes no documents.
+        has_taken: Whether a document, not a delete, was written, or would have been but for its version.
+        untried: Not sent alone, since no document was taken. To be written another time.
     """
 
     done: dict[str, str] = field(default_factory=dict)
@@ -79,6 +95,8 @@ class BulkOutcome:
     created: list[Composition] = field(default_factory=list)
     unsure: list[Composition] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
+    has_taken: bool = False
+    untried: list[Composition] = field(default_factory=list)
 
 
 class Index:
@@ -101,14 +119,17 @@ class Index:
         A document that moves to another shard and is rejected there is deleted from its former shard all the same.
 
         Raises:
-            elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole. Earlier requests may
-                have been written; writing them again is harmless.
+            elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole, for now. Earlier
+                requests may have been written; writing them again is harmless.
         """
         outcome = BulkOutcome()
         part: list[_Task] = []
         size = 0
         for composition in compositions:
             if not _has_valid_id(composition, outcome):
+                continue
+            if outcome.untried and not outcome.has_taken:
+                outcome.untried.append(composition)
                 continue
             stale: tuple[str, ...] = ()
             if composition.routing is not None:  # every other shard may hold a copy
@@ -125,8 +146,25 @@ class Index:
             self._send(target, part, outcome)
         return outcome
 
-    def _send(self, target: Target, part: list[_Task], outcome: BulkOutcome) -> None:
-        """Send a request, in two halves if it is too large; reject a document that is too large by itself."""
+    def _send(self, target: Target, part: Sequence[_Task], outcome: BulkOutcome) -> None:
+        """Send a request, and what it refuses in halves.
+
+        While no document is taken, only the first half is sent: the index may be at fault, and log2 n requests tell.
+        """
+        refused = self._request(target, part, outcome)
+        if len(part) == 1 or not refused:
+            outcome.rejections += chain.from_iterable(refused.values())
+            return
+        tasks = [task for task in part if task.composition.id in refused]
+        half, others = tasks[::2], tasks[1::2]  # neighbours often have the same fault: what is sent first is spread
+        self._send(target, half, outcome)
+        if not outcome.has_taken:
+            outcome.untried += [task.composition for task in others]
+        elif others:
+            self._send(target, others, outcome)
+
+    def _request(self, target: Target, part: Sequence[_Task], outcome: BulkOutcome) -> dict[str, list[Rejection]]:
+        """Send a request; return what is refused for a document of it, or by the index, by id."""
         # Rule: deletes-have-an-update. Elasticsearch ignores require_alias if a request has nothing but deletes.
         update = [] if any(task.composition.source for task in part) else [_update_of_nothing(part[0].composition)]
         body = b"".join([*update, *(task.lines for task in part)])
@@ -139,18 +177,16 @@ class Index:
                 timeout=_WAIT_FOR_SHARD,
             )
         except elasticsearch.ApiError as error:
-            if not _never_fits(error, len(body) if len(part) == 1 else 2 * len(body)):
+            status, kind, why = error.status_code, str(error.message), reason(error)
+            if _never_fits(error, len(body) if len(part) == 1 else 2 * len(body)):
+                status, kind = _TOO_LARGE, TOO_LARGE
+                why = (
+                    f"a request of {len(body)} bytes with nothing but this document is larger than Elasticsearch "
+                    "takes: http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
+                )
+            elif decide(error) is Action.RETRY:
                 raise
-            if middle := len(part) // 2:
-                self._send(target, part[:middle], outcome)
-                self._send(target, part[middle:], outcome)
-                return
-            why = (
-                f"a request of {len(body)} bytes with nothing but this document is larger than Elasticsearch takes: "
-                "http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
-            )
-            outcome.rejections.append(Rejection(part[0].composition, _TOO_LARGE, "too_large", why))
-            return
+            return {task.composition.id: [Rejection(task.composition, status, kind, why)] for task in part}
         items = response.body.get("items", []) if isinstance(response.body, dict) else []
         operations = len(update) + sum(task.operations for task in part)
         if len(items) != operations:  # the outcome of the others is unknown
@@ -159,8 +195,11 @@ class Index:
                 hint="Does a proxy in front of Elasticsearch change its responses?",
             )
         answers = (next(iter(item.values())) for item in items[len(update) :])
-        for task in part:
-            _settle(task.composition, list(islice(answers, task.operations)), outcome)
+        settled = {
+            task.composition.id: _settle(task.composition, list(islice(answers, task.operations)), outcome)
+            for task in part
+        }
+        return {id_: rejections for id_, rejections in settled.items() if rejections}
 
     # The epoch and the last assigned version: kept here, where a restore of Postgres cannot set them back.
 
@@ -270,21 +309,24 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
         outcome.done[composition.id] = "deleted"
     else:
         why = f"an id has 1 to {ID_BYTES_MAX} bytes"
-        outcome.rejections.append(Rejection(composition, _BAD_REQUEST, "invalid_id", why))
+        outcome.rejections.append(Rejection(composition, _BAD_REQUEST, INVALID_ID, why))
     return False
 
 
-def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> None:
-    """Count a document once, from the responses of all its shards."""
+def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> list[Rejection]:
+    """Count a document once, from the responses of all its shards; return those that may be due to another one."""
     if any(item["status"] == _CREATED for item in items):
         outcome.created.append(composition)
     failed = [item for item in items if item["status"] not in _DONE and not _was_absent(item)]
+    if rejections := [_rejection(composition, item) for item in failed if item["status"] != _CONFLICT]:
+        if any(_may_be_of_another(rejection) for rejection in rejections):
+            return rejections
+        outcome.rejections += rejections
+        return []
+    outcome.has_taken |= composition.source is not None
     if not failed:
         outcome.done[composition.id] = "deleted" if composition.source is None else "indexed"
-        return
-    if rejections := [_rejection(composition, item) for item in failed if item["status"] != _CONFLICT]:
-        outcome.rejections += rejections
-        return
+        return []
     matches = [_FOUND_VERSION.search(str(item.get("error", {}).get("reason", ""))) for item in failed]
     found = [int(match[1]) if match else 0 for match in matches]
     newer = [version for version in found if version != composition.version]
@@ -293,6 +335,15 @@ def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcom
         outcome.unsure.append(composition)
     else:
         outcome.done[composition.id] = "skipped"
+    return []
+
+
+def _may_be_of_another(rejection: Rejection) -> bool:
+    """Whether a document may be refused for another one of its request: a mapper looks at each by itself."""
+    if rejection.kind in OF_DOCUMENT:
+        return False
+    action = decide_item(rejection.status, rejection.kind, rejection.reason)
+    return action is Action.DEAD_LETTER or rejection.status == ITEM_FAILED
 
 
 def _was_absent(item: Mapping[str, Any]) -> bool:

@@ -236,6 +236,12 @@ class Holdings:
         middle = len(valid) // 2
         return self.find(target, valid[:middle]) + self.find(target, valid[middle:])
 
+    def sample(self, target: Target, *, but: Sequence[str], number: int) -> list[str]:
+        """Return the ids of so many documents, or fewer, as searches find them: any but these, at random."""
+        others = {"bool": {"must_not": {"ids": {"values": list(but)}}}}
+        query = {"function_score": {"query": others, "random_score": {}}}
+        return [hit.id for hit in self._search(target, {"query": query, "size": number, "_source": False}).hits]
+
     def sequence_numbers(self, target: Target) -> dict[str, int]:
         """Return the last sequence number of each shard; every later write gets a greater one.
 

@@ -85,7 +85,7 @@ _RULES: dict[str, tuple[Effect, Any, str]] = {
     **dict.fromkeys(
         ("index.default_pipeline", "index.final_pipeline"),
         (
-            Effect.REFUSES,
+            Effect.ALTERS,
             "_none",
             ": a document must equal its SELECT, so what a pipeline does belongs into select.sql",
         ),

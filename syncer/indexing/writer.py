@@ -22,9 +22,13 @@ This holds however soon Elasticsearch forgets and however long the writer was de
 matter. A later removal has a change of its own, which is handled later. If the writer dies instead, another one gets
 its changes or its chunk.
 
-A document that is refused for good becomes a dead letter. Another writer may have written it meanwhile, and looked for
-dead letters before this one was recorded. So after recording it, the writer builds the document once more, and writes
-it if it is no longer the one that failed. A writer of a later change finds the dead letter.
+A document that is refused for good becomes a dead letter: if it was refused alone, and again once others were seen to
+be taken. Those are documents that the index has taken before. If it refuses them too, the index is at fault, and its
+definition is suspended; what was refused is tried before it resumes.
+
+Another writer may have written a dead letter's document meanwhile, and looked for dead letters before this one was
+recorded. So after recording it, the writer builds the document once more, and writes it if it is no longer the one that
+failed. A writer of a later change finds the dead letter.
 
 A commit may be visible before it is on disk, and a crash of Postgres can then take it back. So a document counts as
 written only once Postgres has flushed what it shows. This is confirmed on the connection on which the documents were
@@ -42,19 +46,24 @@ from functools import partial
 from typing import TypeVar
 
 import elasticsearch
+import msgspec
 import psycopg
 import structlog
 
 from syncer.base.error_policy import (
+    ITEM_FAILED,
     NO_ROOM,
+    OF_DOCUMENT,
     Action,
     at_work_for,
     decide_item,
     explain_refusal,
+    explain_refusals,
     is_of_data,
     kind,
 )
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
+from syncer.base.formatting import without_values
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, Target, WriteReport
 from syncer.base.postgres import Connection, Link, bounded
@@ -64,7 +73,7 @@ from syncer.documents import registry, suspend
 from syncer.documents.queries import current as current_rows, existing, isolated, some_ids
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
-from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
+from syncer.elasticsearch.bulk import INVALID_ID, TOO_LARGE, BulkOutcome, Index, Rejection
 from syncer.indexing import compose, dead_letters, failover
 from syncer.indexing.compose import Batch, Composer
 from syncer.indexing.dead_letters import Failure
@@ -72,12 +81,18 @@ from syncer.indexing.flow_control import BUILD_SECONDS_MAX, FlowControl
 
 _REWRITES_MAX = 3
 """How many times in a row documents that change meanwhile are written again; their changes cover the rest."""
-_ITEM_FAILED = 500
 _FAILING_MAX = 100
 """After so many documents in a row for which the SELECT fails, others are tried: it may fail for all of them."""
 _OTHERS = 20
 _FAILED_ATTEMPTS_MAX = 5
 """How often a document is sent for which Elasticsearch fails (500), before it becomes a dead letter."""
+
+_SUSPECTS_MAX = 8
+"""How many documents are refused alone, and none is taken, before the index is at fault without a witness."""
+_WITNESSES = 8
+_SAMPLE = 100
+"""Of how many documents the witnesses are chosen."""
+_TAKEN = ("indexed", "skipped")
 
 _Result = TypeVar("_Result")
 NO_ORIGIN: Mapping[str, int] = {}
@@ -100,6 +115,9 @@ class Slice:
         outcome: What Elasticsearch made of them.
         results: By id, what became of a document in the end; shared by the slices of one write, as is the report.
         report: The time spent.
+        suspects: Documents that were refused alone, by id: they or the index may be at fault. Shared as the results.
+        is_judged: Whether the documents were refused alone before, and others were taken since.
+        is_witness: Whether the documents are those others.
     """
 
     index_name: str
@@ -114,6 +132,9 @@ class Slice:
     outcome: BulkOutcome = field(default_factory=BulkOutcome)
     results: dict[str, str] = field(default_factory=dict)
     report: WriteReport = field(default_factory=WriteReport)
+    suspects: dict[str, Rejection] = field(default_factory=dict)
+    is_judged: bool = False
+    is_witness: bool = False
 
     def parts(self, size: int) -> list[Slice]:
         """Return its documents in slices of at most this size, the first one last."""
@@ -183,21 +204,7 @@ class Writer:
         """
         all_ids = list(dict.fromkeys(ids))
         whole = Slice(index_name=index_name, ids=all_ids, everywhere=everywhere, origin=origin, resumes=resumes)
-        slices = [whole]
-        while slices:
-            current = slices.pop()
-            if len(current.ids) > (size := self._flow.documents(index_name)):
-                slices += current.parts(size)
-                continue
-            if whole.results:
-                self._pause(0)  # a component that is told to stop leaves the rest to the next process
-            try:
-                slices += self._retry(partial(self._attempt, current))
-            except DocumentError as error:
-                error.is_stale |= self._retry(partial(self._may_leave_orphans, current))
-                if self._retry(partial(self._suspend, error)) or resumes or isinstance(error, SuspendedError):
-                    raise
-                slices.append(current)  # another revision is active by now, or another writer has suspended it
+        self._write(whole)
         counts, report = Counter(whole.results.values()), whole.report
         fails_for_all = counts["dead_lettered"] == len(all_ids) > 1
         if resumes:
@@ -208,6 +215,27 @@ class Writer:
         for outcome in OUTCOMES:
             setattr(report, outcome, counts[outcome])
         return report
+
+    def _write(self, whole: Slice) -> None:
+        """Write the documents of a slice, in slices as large as they may be now."""
+        slices = [whole]
+        while slices:
+            current = slices.pop()
+            if len(current.ids) > (size := self._flow.documents(whole.index_name)):
+                slices += current.parts(size)
+                continue
+            if whole.results:
+                self._pause(0)  # a component that is told to stop leaves the rest to the next process
+            try:
+                slices += self._retry(partial(self._attempt, current))
+                # What was overtaken is written first: if the definition is suspended, no fan-out finds it.
+                if whole.suspects and not whole.is_witness and not (slices and slices[-1].rewrites):
+                    slices += self._retry(partial(self._judge, whole, current.batch.document, is_last=not slices))
+            except DocumentError as error:
+                error.is_stale |= self._retry(partial(self._may_leave_orphans, current))
+                if self._retry(partial(self._suspend, error)) or whole.resumes or isinstance(error, SuspendedError):
+                    raise
+                slices.append(current)  # another revision is active by now, or another writer has suspended it
 
     def close(self) -> None:
         """Close the connection; the next write opens another one."""
@@ -267,7 +295,8 @@ class Writer:
             return current.halves() if len(current.ids) > 1 else self._dead_letter_unbuilt(current, error)
         too_large = list(current.batch.too_large.keys() - current.results.keys() - set(again))
         rewritten = [replace(current, ids=again, attempts=0, rewrites=current.rewrites + 1)] if again else []
-        return [*replace(current, ids=too_large).halves(), *rewritten]
+        untried = [each.id for each in current.outcome.untried if each.id not in again and not current.is_witness]
+        return [*replace(current, ids=[*untried, *too_large]).halves(), *rewritten]
 
     def build(self, current: Slice) -> None:
         """Build the documents of a slice, as `Composer.compose` does. Send the result at once, then settle it.
@@ -351,6 +380,7 @@ class Writer:
         if state is not None and state.listings != batch.listings and any(each.source for each in batch.compositions):
             return [each.id for each in batch.compositions]
         refused, failed = self._sorted(current, document)
+        untried = [each.id for each in outcome.untried]
         changed = self._dead_letter(current, document, failed) if failed else []
         # Rule: write-again-over-what-was-not-assigned. After some times the version is out of reach: it was made up.
         unsure = [each.id for each in outcome.unsure]
@@ -365,7 +395,7 @@ class Writer:
         for id_ in (*again, *refused):
             results.pop(id_, None)
         if refused:
-            current.ids = [*again, *refused, *(batch.too_large.keys() - failed.keys() - set(again))]
+            current.ids = [*again, *refused, *untried, *(batch.too_large.keys() - failed.keys() - set(again))]
             first = next(iter(refused.values()))  # its reason may quote a value
             raise UnavailableError(
                 f"Elasticsearch refuses {len(refused)} documents of {document.index_name} for now: "
@@ -375,7 +405,7 @@ class Writer:
         return again
 
     def _sorted(self, current: Slice, document: Document) -> tuple[dict[str, Rejection], dict[str, Failure]]:
-        """Return what Elasticsearch refuses for now, and the documents at fault, by id.
+        """Return what Elasticsearch refuses for now, and the documents at fault, by id; note those that may be.
 
         Raises:
             DocumentError: The index takes no documents.
@@ -400,12 +430,71 @@ class Writer:
                     revision=document.revision,
                     ids=[each.composition.id],
                 )
-            is_hopeless = each.status == _ITEM_FAILED and current.attempts >= _FAILED_ATTEMPTS_MAX
-            if action is Action.RETRY and not is_hopeless:
+            may_retry = current.attempts < _FAILED_ATTEMPTS_MAX and not current.is_judged
+            if action is Action.RETRY and (each.status != ITEM_FAILED or may_retry):
                 refused[each.composition.id] = each
+            elif not current.is_judged and each.kind not in {TOO_LARGE, INVALID_ID}:
+                current.suspects[each.composition.id] = each
             else:
                 failed[each.composition.id] = Failure(kind=each.kind, error=f"{each.kind}: {each.reason}")
-        return {id_: each for id_, each in refused.items() if id_ not in failed}, failed
+        return {id_: refused[id_] for id_ in refused.keys() - failed.keys() - current.suspects.keys()}, failed
+
+    def _judge(self, whole: Slice, document: Document | None, *, is_last: bool) -> list[Slice]:
+        """Return the suspects, each to be sent alone once more, if others are taken; none if that is not known yet.
+
+        Raises:
+            DocumentError: The index refuses others, too.
+        """
+        suspects = whole.suspects
+        if document is None:
+            suspects.clear()
+            return []
+        self._require_usable(document)
+        kinds = {each.kind for each in suspects.values()}
+        is_of_data = kinds <= OF_DOCUMENT
+        witness = Slice(index_name=whole.index_name, ids=self._witnesses(whole, document), is_witness=True)
+        witness.resumes = whole.resumes
+        self._write(witness)
+        is_taken = any(result in _TAKEN for result in witness.results.values())
+        is_refused = any(each.kind in kinds for each in witness.suspects.values())
+        if not is_taken and not is_refused and not is_last and len(suspects) < _SUSPECTS_MAX:
+            return []
+        # A mass update may spoil some of the witnesses, too. A pipeline or a model may concern some documents only.
+        if (is_refused and not (is_taken and is_of_data)) or (
+            not is_taken and (not is_of_data or len(suspects) >= _SUSPECTS_MAX)
+        ):
+            first = next(iter(suspects.values()))
+            explained = explain_refusals(document.name, without_values(f"{first.kind}: {first.reason}"))
+            ids = list(suspects)[:_SUSPECTS_MAX]
+            suspects.clear()
+            raise DocumentError(
+                explained.message, hint=explained.hint, document=document.name, revision=document.revision, ids=ids
+            )
+        judged = [replace(whole, ids=[id_], attempts=0, is_judged=True) for id_ in suspects]
+        suspects.clear()
+        return judged
+
+    def _witnesses(self, whole: Slice, document: Document) -> list[str]:
+        """Return documents that the index has taken: of this write and at random, those most like the first suspect.
+
+        A pipeline or a model may concern those only that have a field.
+        """
+        written = [id_ for id_, result in whole.results.items() if result in _TAKEN]
+        with self._link.used() as connection, at_work_for(document.name, document.revision, isolates=True):
+            held = self._index.holdings.sample(document.target, but=whole.ids, number=_SAMPLE)
+            ids = list(dict.fromkeys([*written[-_SAMPLE:], *held]))
+            dead = dead_letters.errors(connection, document.index_name, ids)
+            ids = [id_ for id_ in ids if id_ not in dead]
+            try:
+                bytes_max = self._flow.bytes_max // _SAMPLE
+                batch = self._composer.compose(whole.index_name, ids, bytes_max=bytes_max, resumes=whole.resumes)
+            except psycopg.Error as error:
+                if not is_of_data(error):
+                    raise
+                return ids[:_WITNESSES]
+        fields = _fields(next(iter(whole.suspects.values())).composition)
+        there = [each for each in batch.compositions if each.source is not None]
+        return [each.id for each in sorted(there, key=lambda each: len(fields - _fields(each)))[:_WITNESSES]]
 
     def _require_usable(self, document: Document) -> None:
         """Raise a `DocumentError` if the index, and not its documents, may be the reason for what is refused."""
@@ -445,9 +534,7 @@ class Writer:
 
         Raises:
             NotReadyError: They cannot be recorded, although Postgres is available.
-            DocumentError: The index is at fault.
         """
-        self._require_usable(document)
         self._record(document, current.batch.version, failed)
         try:
             now = self._composer.compose(document.index_name, list(failed), resumes=current.resumes)
@@ -527,3 +614,12 @@ class Writer:
                     is_delete=each.source is None,
                     **current.origin,
                 )
+
+
+def _fields(composition: Composition) -> set[str]:
+    """Return the names of the fields that a document has."""
+    try:
+        source = msgspec.json.decode(composition.source or b"{}", type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return set()
+    return {name for name, content in source.items() if bytes(content) != b"null"}

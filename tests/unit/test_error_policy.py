@@ -124,10 +124,12 @@ def test_only_a_server_that_does_not_answer_is_away(error: Exception, *, expecte
 @pytest.mark.parametrize(
     ("expected", "status", "kind", "reason"),
     [
-        *((DEAD_LETTER, status, "any_exception", "") for status in (400, 413)),
+        *((DEAD_LETTER, status, "any_exception", "") for status in (400, 404, 413)),
         *((RETRY, status, "any_exception", "") for status in (408, 429, 500, 502, 503, 504)),
-        *((SUSPEND, status, "any_exception", "") for status in (401, 403, 404)),
-        # An index that takes nothing is no document's fault.
+        *((SUSPEND, status, "any_exception", "") for status in (401, 403)),
+        # An index that takes nothing is no document's fault; one that a pipeline needs may be one document's.
+        (SUSPEND, 404, "index_not_found_exception", "no such index [a-000001-syncer-write]"),
+        (DEAD_LETTER, 404, "index_not_found_exception", "no such index [.enrich-b]"),
         (SUSPEND, 400, "index_closed_exception", ""),
         (SUSPEND, 503, "unavailable_shards_exception", ""),
         (SUSPEND, 403, "cluster_block_exception", "index [a] blocked by: [FORBIDDEN/8/index write (api)];"),

@@ -1,0 +1,274 @@
+"""Elasticsearch refuses a document for itself, for its neighbours or for its index: only the first is a dead letter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from math import ceil, log2
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from elasticsearch import Elasticsearch
+
+from syncer.base.errors import DocumentError
+from syncer.base.model import WriteReport
+from tests.faults.harness import DEAD_LETTERS, SUSPENDED, require_holds
+from tests.support.inference import Model, model
+from tests.support.world import VERSIONS, World, wait_until
+
+ROWS = 60
+TABLE = """
+CREATE TABLE things (id int PRIMARY KEY, n int, o json, at text, e float[], t text);
+INSERT INTO things SELECT g, 0, '{"a": 1}', '2026', ARRAY[1, 2, 3] FROM generate_series(1, 60) AS g
+"""
+SELECT = "SELECT id AS _id, n, o, at, e, t FROM things"
+MAPPINGS: dict[str, Any] = {
+    "dynamic": "strict",
+    "properties": {
+        "n": {"type": "short"},
+        "o": {"type": "object", "enabled": False},
+        "at": {"type": "date", "format": "yyyy"},
+        "e": {"type": "dense_vector", "dims": 3},
+        "t": {"type": "keyword", "ignore_above": 10},
+    },
+}
+
+
+@pytest.fixture
+def things(empty_world: World) -> World:
+    """Sixty things in Postgres and in Elasticsearch."""
+    world = empty_world
+    world.use()
+    world.documents = ("thing",)
+    folder = world.define("thing", SELECT, MAPPINGS)
+    body = {"mappings": MAPPINGS, "settings": {"index.mapping.exclude_source_vectors": False}}
+    if VERSIONS.elasticsearch == "9":
+        (folder / "index.json").write_text(json.dumps(body))
+    world.sql(TABLE)
+    world.migrate()
+    world.apply()
+    world.sql("TRUNCATE syncer.outbox")
+    return world
+
+
+def write(world: World) -> tuple[WriteReport, int]:
+    """Write every thing; also how many bulk requests it took."""
+    with world.index() as index, world.writer(index) as writer:
+        client = index._client
+        with patch.object(client, "bulk", wraps=client.bulk) as sent:
+            ids = [str(id_) for (id_,) in world.sql("SELECT id FROM things ORDER BY id")]
+            return writer.write(world.index_of("thing"), ids), sent.call_count
+
+
+@contextmanager
+def pipeline(world: World, *processors: Mapping[str, Any]) -> Iterator[str]:
+    """A pipeline before the index."""
+    with world.elasticsearch() as client:
+        client.ingest.put_pipeline(id=world.name, processors=list(processors))
+        client.indices.put_settings(index=world.index_of("thing"), settings={"index.default_pipeline": world.name})
+        try:
+            yield world.name
+        finally:
+            client.indices.put_settings(index=world.index_of("thing"), settings={"index.default_pipeline": "_none"})
+            client.ingest.delete_pipeline(id=world.name)
+
+
+# One document is at fault
+
+POISON = {
+    "a key twice": 'o = \'{"a": 1, "a": 2}\'',
+    "a key of 60,000 letters": "o = ('{\"' || repeat('k', 60000) || '\": 1}')::json",
+    "a number of 1,500 digits": "o = ('{\"n\": ' || repeat('1', 1500) || '}')::json",
+    "a thousand levels": "o = ('{\"n\": ' || repeat('[', 1100) || repeat(']', 1100) || '}')::json",
+    "a number out of range": "n = 70000",
+    "another format of dates": "at = '1 May'",
+    "a vector of two dimensions": "e = ARRAY[1, 2]",
+}
+
+
+@pytest.mark.parametrize("has_pipeline", [False, True], ids=["plain", "pipeline"])
+@pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
+def test_its_neighbours_are_written(things: World, poison: str, *, has_pipeline: bool) -> None:
+    """A document is dead-lettered if it is refused alone and others are not; each costs log2 n requests, and a few.
+
+    With a pipeline, Elasticsearch 8 refuses the whole request for what the pipeline cannot parse.
+    """
+    things.sql(f"UPDATE things SET n = 1; UPDATE things SET {poison} WHERE id IN (1, 30)")
+    with pipeline(things) if has_pipeline else _nothing():
+        report, requests = write(things)
+    poisoned = {id_ for id_, _ in things.sql(DEAD_LETTERS)}
+    if "60,000" not in poison and "60000" not in poison:  # Elasticsearch 9 takes such a name
+        assert poisoned == {"1", "30"}
+    assert (report.indexed, report.dead_lettered) == (ROWS - len(poisoned), len(poisoned))
+    assert requests <= 2 + 2 * (2 * ceil(log2(ROWS)) + 1)
+    assert things.sql(SUSPENDED) == []
+    things.sql("UPDATE things SET o = '{}', n = 2, at = '2027', e = ARRAY[3, 2, 1]")
+    assert write(things)[0].indexed == ROWS
+    assert things.differences() == []
+    assert things.sql(DEAD_LETTERS) == []
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def test_a_document_alone_is_at_fault_if_others_are_taken(things: World) -> None:
+    """One that is sent alone is compared with what the index holds; its definition goes on."""
+    with pipeline(things), things.index() as index, things.writer(index) as writer:
+        for poison in POISON.values():
+            things.sql(f"UPDATE things SET {poison} WHERE id = 7")
+            report = writer.write(things.index_of("thing"), ["7"])
+            assert report.dead_lettered + report.indexed == 1
+            assert things.sql(SUSPENDED) == []
+
+
+def test_the_first_rows_of_a_table_may_be_at_fault(things: World) -> None:
+    """In an index that holds nothing, what one document holds is its own fault, and later ones are written."""
+    things.sql("DELETE FROM things")
+    things.backfill("thing")
+    things.sql("INSERT INTO things (id, n) VALUES (1, 70000), (2, -70000)")
+    assert write(things)[0].dead_lettered == 2
+    things.sql("INSERT INTO things (id, n) VALUES (3, 1)")
+    assert write(things)[0].indexed == 1
+
+
+# The index is at fault
+
+
+@contextmanager
+def no_pipeline(world: World) -> Iterator[str]:
+    """A pipeline that the index names is gone."""
+    with world.elasticsearch() as client:
+        name = world.index_of("thing")
+        client.indices.put_settings(index=name, settings={"index.final_pipeline": f"{world.name}-gone"})
+        yield "does not exist"
+        client.indices.put_settings(index=name, settings={"index.final_pipeline": "_none"})
+
+
+@contextmanager
+def two_indices(world: World) -> Iterator[str]:
+    """Another index has the write alias, as a copy under another name, and none is the one to write to."""
+    copy, name = f"{world.alias}-copy", world.index_of("thing")
+    alias = {"alias": f"{name}-syncer-write", "is_hidden": True}
+    with world.elasticsearch() as client:
+        client.indices.create(index=copy)
+        adds = [{"add": {**alias, "index": each, "is_write_index": False}} for each in (name, copy)]
+        client.indices.update_aliases(actions=adds)
+        yield "leads to"
+        client.indices.delete(index=copy)
+        client.indices.update_aliases(actions=[{"add": {**alias, "index": name, "is_write_index": True}}])
+
+
+@contextmanager
+def closed_pipeline(world: World) -> Iterator[str]:
+    """A pipeline fails for whatever comes."""
+    with pipeline(world, {"fail": {"message": "closed for today"}}):
+        yield "closed for today"
+
+
+Fault = Callable[[World], AbstractContextManager[str]]
+FAULTS: list[Fault] = [no_pipeline, two_indices, *([closed_pipeline] if VERSIONS.elasticsearch == "9" else [])]
+
+
+@pytest.mark.parametrize("rows", ["id = 7", "id < 30", "true"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_index_that_refuses_every_document_is_suspended(things: World, fault: Fault, rows: str) -> None:
+    """Its cause is named, no document is blamed, and few requests tell; it resumes once the cause is gone."""
+    things.sql(f"UPDATE things SET n = 1 WHERE {rows}")
+    with fault(things) as words:
+        with pytest.raises(DocumentError, match=words):
+            write(things)
+        ((name, reason),) = things.sql(SUSPENDED)
+        assert (name, words in reason) == ("thing", True)
+    with things.index() as index, things.job_worker(index) as job_worker:
+        wait_until(lambda: job_worker.run_once() >= 0 and not things.sql(SUSPENDED), what="it resumes")
+    assert write(things)[0].dead_lettered == 0
+    assert things.differences() == []
+    assert things.sql(DEAD_LETTERS) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_daemon_goes_on_once_the_index_takes_documents(things: World, fault: Fault) -> None:
+    """Beside a row that is at fault whatever the index is; later changes of a suspended definition are not lost."""
+    things.daemon()
+    with fault(things):
+        things.sql("UPDATE things SET n = 1 WHERE id < 20")
+        wait_until(lambda: bool(things.sql(SUSPENDED)), what="it is suspended")
+        things.sql("UPDATE things SET n = 70000 WHERE id = 5")
+        things.sql("UPDATE things SET n = 2 WHERE id > 50; DELETE FROM things WHERE id = 9")
+    wait_until(lambda: [id_ for id_, _ in things.sql(DEAD_LETTERS)] == ["5"], what="the row is dead-lettered")
+    things.sql("UPDATE things SET n = 3 WHERE id = 5")
+    require_holds(things)
+
+
+def test_a_definition_of_one_document_is_suspended_and_resumes(things: World) -> None:
+    """Nothing else tells whether the document or its pipeline is at fault."""
+    things.sql("DELETE FROM things WHERE id > 1; UPDATE things SET n = 5")
+    things.backfill("thing")
+    things.sql("UPDATE things SET n = 6")
+    with no_pipeline(things) as words, pytest.raises(DocumentError, match=words):
+        write(things)
+    with things.index() as index, things.job_worker(index) as job_worker:
+        wait_until(lambda: job_worker.run_once() >= 0 and not things.sql(SUSPENDED), what="it resumes")
+    assert things.sql(DEAD_LETTERS) == []
+    assert things.differences() == []
+
+
+# A model that embeds a field
+
+
+@pytest.fixture
+def embedded(things: World) -> Iterator[tuple[World, Model]]:
+    """Half of the things have a text, which a model of another server embeds."""
+    with things.elasticsearch() as client, model(client, things.name) as served:
+        mappings = {**MAPPINGS, "properties": {**MAPPINGS["properties"]}}
+        mappings["properties"]["t"] = {"type": "semantic_text", "inference_id": things.name}
+        things.define("thing", SELECT, mappings)
+        things.sql("UPDATE things SET t = 'text ' || id WHERE id % 2 = 0")
+        things.apply()
+        things.sql("TRUNCATE syncer.outbox")
+        yield things, served
+
+
+def texts(client: Elasticsearch, world: World) -> dict[int, str | None]:
+    """What the index shows."""
+    client.indices.refresh(index=world.alias_of("thing"))
+    hits = client.search(index=world.alias_of("thing"), size=1000).body["hits"]["hits"]
+    found = {int(hit["_id"]): hit["_source"].get("t") for hit in hits}
+    return {id_: text["text"] if isinstance(text, dict) else text for id_, text in found.items()}
+
+
+@pytest.mark.parametrize("status", [400, 500, 503])
+def test_a_model_that_is_away_for_a_while_leaves_no_dead_letter(embedded: tuple[World, Model], status: int) -> None:
+    """Neither of documents with a text, in company or alone, nor of others; changes meanwhile are written later."""
+    world, served = embedded
+    world.daemon()
+    served.status = status
+    world.sql("UPDATE things SET t = 'now ' || id WHERE id = 2")
+    wait_until(lambda: bool(world.sql(SUSPENDED)), what="it is suspended")
+    world.sql("UPDATE things SET t = 'later ' || id WHERE id % 3 = 0")
+    served.status = 200
+    wait_until(lambda: not world.sql(SUSPENDED), what="it resumes")
+    with world.elasticsearch() as client:
+        expected = dict(world.sql("SELECT id, t FROM things"))
+        wait_until(lambda: texts(client, world) == expected, what="every text is written")
+    assert world.sql(DEAD_LETTERS) == []
+
+
+def test_a_text_that_a_model_refuses_takes_no_neighbour(embedded: tuple[World, Model]) -> None:
+    """The model refuses all texts of a request for one of them: that one is dead-lettered, also when tried again."""
+    world, served = embedded
+    served.refused = "harsh"
+    world.sql("UPDATE things SET t = 'mild ' || id; UPDATE things SET t = 'harsh ' || id WHERE id IN (12, 13, 50)")
+    for _ in range(2):
+        assert write(world)[0].dead_lettered == 3
+        assert [id_ for id_, _ in world.sql(DEAD_LETTERS)] == ["12", "13", "50"]
+    with world.elasticsearch() as client:
+        shown = {id_ for id_, text in texts(client, world).items() if text == f"mild {id_}"}
+    assert shown == set(range(1, ROWS + 1)) - {12, 13, 50}
+    served.refused = "-"
+    assert write(world)[0].dead_lettered == 0
+    assert world.sql(DEAD_LETTERS) == []

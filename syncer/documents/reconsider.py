@@ -10,6 +10,7 @@ value is taken for unchanged only if nothing that it is made of differs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,11 @@ from syncer.base.errors import DefinitionError
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, lock_timeout
 from syncer.documents import analyze
 from syncer.documents.definition import Definition
-from syncer.documents.registry import Dependencies, Document
+from syncer.documents.registry import Dependencies, Document, TableUse
 from syncer.lineage import fingerprint
+
+_TO_TEXT = re.compile(r'CAST\(\(?("n\d+"\."[^"]+")\)? AS TEXT\)|\(([\w".]+)\)::text')
+"""A column that is cast, as derived queries have it, or as Postgres deparses it."""
 
 
 def analysed(connection: Connection, document: Document) -> Dependencies | None:
@@ -73,13 +77,21 @@ def obstacles(connection: Connection, before: Dependencies, after: Dependencies)
         yield "it has other fields"
     if (before.root, before.root_key) != (after.root, after.root_key):
         yield f"its ids are no longer those of {before.root or 'a query'}"
-    for relation in sorted(before.tables.keys() ^ after.tables.keys()):
-        yield f"it {'no longer ' if relation in before.tables else ''}reads {relation}"
+    yield from (f"it no longer reads {relation}" for relation in before.tables.keys() - after.tables.keys())
     columns = fingerprint.read(connection, before.shapes)
-    for relation in sorted(before.tables.keys() & after.tables.keys()):
-        use, now = before.tables[relation], after.tables[relation]
-        if (use.affected, use.id_columns, use.routing) != (now.affected, now.id_columns, now.routing):
+    for relation, now in after.tables.items():
+        use = before.tables.get(relation)
+        if use is None:
+            yield f"it reads {relation}"
+        elif not _leads_alike(use, now):
             yield f"a change of {relation} leads to documents in another way"
-        watched = use.watched | use.routing
-        if not now.watched <= watched and watched <= columns[relation].parts.keys():
-            yield f"it reads {relation}.{', '.join(sorted(now.watched - watched))}"
+        elif (read := now.watched - use.watched - use.routing) and use.watched <= columns[relation].parts.keys():
+            yield f"it reads {relation}.{', '.join(sorted(read))}"
+
+
+def _leads_alike(before: TableUse, after: TableUse) -> bool:
+    """Whether stored queries lead to the documents that new ones lead to; a cast to text may have become needless."""
+    stored, new = (fingerprint.as_text("\n".join(use.affected)) for use in (before, after))
+    is_fit = set(_TO_TEXT.findall(new)) <= set(_TO_TEXT.findall(stored))
+    is_alike = is_fit and _TO_TEXT.sub(r"\1\2", stored) == _TO_TEXT.sub(r"\1\2", new)
+    return is_alike and (before.id_columns, before.routing) == (after.id_columns, after.routing)

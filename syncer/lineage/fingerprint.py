@@ -92,7 +92,6 @@ _KINDS = {
     "function": "a function",
     "type": "a type",
 }
-_VARCHAR = "character varying"
 _AGAIN = "CREATE TEMPORARY VIEW syncer_again AS {}"
 _LISTS_VALUES = frozenset({"enum_first", "enum_last", "enum_range"})
 _LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
@@ -240,10 +239,15 @@ def rebased(connection: Connection, before: Shapes, after: Shapes, applied: Shap
         for part, description in shape.parts.items():
             renamed = part if part in now.parts else names.get(shape.numbers[part], part)
             described = now.parts.get(renamed, "")
-            is_alike = description.replace(_VARCHAR, "text") == described.replace(_VARCHAR, "text")
+            is_alike = as_text(description) == as_text(described)
             parts[renamed], numbers[renamed] = described if is_alike else description, shape.numbers[part]
         told[name] = replace(shape, definition=definition, parts=parts, numbers=numbers)
     return told
+
+
+def as_text(words: str) -> str:
+    """Return types or SQL without the difference between two types of which all values and operators are the same."""
+    return words.replace("character varying", "text")
 
 
 def lockable(shapes: Shapes) -> list[str]:

@@ -246,11 +246,13 @@ CREATE TABLE goods (
     id int PRIMARY KEY, maker_id int, name varchar(30), price numeric(8, 2), kind kind, sold timestamp(0), n int,
     tags varchar(8)[]
 );
+CREATE TABLE slugs (good varchar(30), slug varchar(9));
 CREATE VIEW made AS SELECT m.id AS maker, m.name AS maker_name FROM makers AS m;
 CREATE FUNCTION shown(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT upper(t)'
 """
 GOODS = """
 SELECT g.id AS _id, g.name, g.price, g.kind, g.sold, g.n, g.tags, shown(g.name) AS title, m.maker_name,
+       (SELECT min(s.slug) FROM slugs AS s WHERE s.good = g.name) AS slug,
        (SELECT jsonb_agg(o.id ORDER BY o.kind, o.id) FROM goods AS o WHERE o.maker_id = g.maker_id) AS others
 FROM goods AS g LEFT JOIN made AS m ON m.maker = g.maker_id WHERE g.name <> 'none'
 """
@@ -260,6 +262,7 @@ NEEDS_APPLY = None
 QUESTIONS = {
     "ALTER TABLE goods ALTER name TYPE varchar(200), ALTER price TYPE numeric(12, 2), ALTER tags TYPE text[]": "",
     "ALTER TABLE goods ALTER name TYPE text, ALTER sold TYPE timestamp": "",
+    "ALTER TABLE slugs ALTER good TYPE text, ALTER slug TYPE text": "",
     RETYPED.format("'raw', 'cooked', 'frozen'"): "",
     RETYPED.format("'raw', 'frozen'"): "",
     "ALTER TYPE kind ADD VALUE 'baked' BEFORE 'cooked'": "",

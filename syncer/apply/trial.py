@@ -64,6 +64,22 @@ _SETTINGS = {
 _SET = "SELECT pg_catalog.set_config($1, $2, true)"
 _INSTANT = re.compile(r"\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d){0,2}( BC)?")
 
+# Postgres calls them as the role that plans or casts, whatever the SELECT names. A superuser needs no such way.
+_TRUSTED = """
+WITH RECURSIVE type (oid) AS (
+    SELECT atttypid FROM pg_attribute WHERE attrelid = ANY ($1::text[]::regclass[]) AND attnum > 0
+    UNION SELECT typbasetype FROM type JOIN pg_type USING (oid)
+), caller (class, oid) AS (
+    SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY ($1::text[]::regclass[])
+    UNION SELECT 'pg_statistic_ext'::regclass, oid FROM pg_statistic_ext WHERE stxrelid = ANY ($1::text[]::regclass[])
+    UNION SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint AS k JOIN type ON k.contypid = type.oid
+)
+SELECT DISTINCT format('%s of %I', p.oid::regprocedure, r.rolname)
+FROM caller JOIN pg_depend AS d ON d.classid = caller.class AND d.objid = caller.oid
+JOIN pg_proc AS p ON p.oid = d.refobjid AND d.refclassid = 'pg_proc'::regclass JOIN pg_roles AS r ON r.oid = p.proowner
+WHERE p.pronamespace <> 'pg_catalog'::regnamespace AND r.rolname <> current_user AND NOT r.rolsuper ORDER BY 1
+"""
+
 _Result = TypeVar("_Result")
 
 
@@ -253,6 +269,13 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
             message=f"{', '.join(sorted(rounded))}: a sum of floating-point numbers depends on their order in the last "
             "digits, and verify reports those as rounding",
             action="To have it exact, sum numeric values, as in: sum(c.score::numeric).",
+        )
+    if trusted := [function for (function,) in connection.execute(_TRUSTED, (list(tables),))]:
+        yield PlanProblem(
+            severity=PlanSeverity.NOTE,
+            message=f"indexes, statistics or domains of its tables call {', '.join(trusted)}: Postgres runs them as "
+            "syncer's role",
+            action="Their owners can make them do anything that this role may: see docs/security.md.",
         )
     depending: dict[str, set[str]] = {}
     with suppress(pg.QueryCanceled):

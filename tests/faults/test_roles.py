@@ -20,7 +20,7 @@ from syncer.documents.definition import Definition
 from tests.faults import harness
 from tests.support.capture import capture_only, install, written
 from tests.support.in_process import assign
-from tests.support.world import World
+from tests.support.world import BLOG_SCHEMA, World
 
 # A body that notes as whom it is run.
 NOTES = """
@@ -256,6 +256,31 @@ def test_an_operator_that_sql_cannot_name_is_refused(world: World) -> None:
         with pytest.raises(DefinitionError, match="where SQL cannot name one"):
             analysed(select)
     assert "OPERATOR(public.=)" in analysed(named)
+
+
+CALLED = {
+    "an index": "CREATE INDEX ON users (low(name))",
+    "statistics": "CREATE STATISTICS low_names ON low(name), id FROM users",
+    "a domain": "CREATE DOMAIN short AS text CHECK (low(VALUE) <> ''); ALTER TABLE users ADD nick short",
+    "a domain of a domain": "CREATE DOMAIN a AS text CHECK (low(VALUE) <> ''); CREATE DOMAIN b AS a; "
+    "ALTER TABLE users ADD nick b",
+}
+
+
+@pytest.mark.parametrize("made", CALLED.values(), ids=CALLED)
+def test_functions_that_postgres_calls_by_itself_are_noted(
+    empty_world: World, mallory: Callable[[str], None], made: str
+) -> None:
+    """The SELECT does not name them, and they run as the role that plans or casts; nothing is said of one's own."""
+    empty_world.sql(BLOG_SCHEMA.read_text())
+    empty_world.define("blogpost", "SELECT u.id AS _id, u.name FROM users AS u", {"dynamic": True})
+    mallory("CREATE FUNCTION public.low(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN $1; END'")
+    assert "public.low(text)" not in empty_world.syncer("plan").stdout
+    empty_world.sql(made)
+    printed = " ".join(empty_world.syncer("plan").stdout.split())
+    assert "call public.low(text) of" in printed
+    empty_world.sql("ALTER FUNCTION low OWNER TO CURRENT_USER")
+    assert "public.low(text)" not in empty_world.syncer("plan").stdout
 
 
 # Refusals

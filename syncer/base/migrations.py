@@ -59,7 +59,6 @@ ORDER BY object !~ '^(table|view)', 1
 """
 _APPLIED = "SELECT name, checksum FROM syncer.migration ORDER BY name"
 _EXISTS = "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('syncer'))"
-_HAS_RECORD = "SELECT to_regclass('syncer.migration') IS NOT NULL"
 _HAS_TABLE = "SELECT to_regclass($1) IS NOT NULL"
 # What a migration may have to wait for; and the tables that triggers go from if the schema is dropped.
 _RELATIONS = "SELECT oid::regclass::text FROM pg_class WHERE relnamespace = to_regnamespace('syncer')"
@@ -71,8 +70,8 @@ WHERE p.pronamespace = to_regnamespace('syncer') AND t.tgparentid = 0 ORDER BY 1
 """
 _NAMED_MAX = 3
 _START_OVER = (
-    "Nothing can be indexed. Start over: syncer migrate --anew && syncer apply\n"
-    "Searches find the index that is there until apply has built a new one."
+    "Start over: syncer migrate --anew && syncer apply\n"
+    "Every document is written again, to a new index. Until that is complete, searches find the one that is there."
 )
 
 # Restoring a dump loads materialized views last: see the migration that creates this one.
@@ -100,14 +99,14 @@ def migrate(
     names: list[str] = []
 
     def change() -> None:
-        found: dict[str, str] = {} if anew else applied(connection)
-        if not found and value(connection, _EXISTS):
+        recorded: dict[str, str] = {} if anew else applied(connection)
+        if not recorded and value(connection, _EXISTS):
             captured = [relation for (relation,) in connection.execute(_CAPTURED)]
             if captured:  # before the outbox, for which writers of these tables wait
                 tables = sql.SQL(", ").join(map(sql.SQL, captured))
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(tables))
             connection.execute("DROP SCHEMA syncer CASCADE")
-        missing = _missing(found)
+        missing = _missing(recorded)
         if missing:
             connection.execute(_CREATE)
         for name, content in missing.items():
@@ -123,8 +122,7 @@ def migrate(
     connection.execute("SELECT pg_advisory_lock($1)", (AdvisoryLock.SCHEMA,))
     try:
         relations = [relation for query in (_RELATIONS, _CAPTURED) for (relation,) in connection.execute(query)]
-        subject = "the syncer schema"
-        without_blocking(connection, relations, change, timeout_seconds, waiting, subject=subject)
+        without_blocking(connection, relations, change, timeout_seconds, waiting, subject="the syncer schema")
     finally:
         connection.execute("SELECT pg_advisory_unlock($1)", (AdvisoryLock.SCHEMA,))
     return names
@@ -136,27 +134,30 @@ def require_current(connection: Connection) -> None:
     Raises:
         SourceError: The schema is missing, emptied or broken, or belongs to another version.
     """
-    found = applied(connection)
-    if not found and exists(connection):
+    recorded = applied(connection)
+    if not recorded and exists(connection):
         raise SourceError(
             "The syncer schema has no rows: a dump of definitions was restored, or every table was truncated",
-            hint="Nothing is indexed. Run: syncer migrate && syncer apply",
+            hint="If a dump is being restored, wait until it is. Otherwise run: syncer migrate && syncer apply",
         )
-    if not found:
+    if not recorded:
         raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
-    if missing := _missing(found):
+    if missing := _missing(recorded):
         raise SourceError(
             f"The syncer schema is older than this program: {', '.join(missing)} not applied",
             hint="Run: syncer migrate",
         )
     objects = [name for (name,) in connection.execute(_MISSING_OBJECTS)]
-    if not objects and value(connection, _HAS_TABLE, ("syncer.cluster_identity",)):
-        objects = [] if _has_rows(connection, "cluster_identity") else ["the row of table syncer.cluster_identity"]
+    if not objects and not _has_rows(connection, "cluster_identity", default=True):
+        objects = ["the row of table syncer.cluster_identity"]
     if objects:
         raise _broken(objects)
 
 
-def _has_rows(connection: Connection, table: str) -> bool:
+def _has_rows(connection: Connection, table: str, *, default: bool) -> bool:
+    """Whether a table has rows; the default if there is no such table."""
+    if not value(connection, _HAS_TABLE, (f"syncer.{table}",)):
+        return default
     return bool(value(connection, f"SELECT EXISTS (SELECT FROM syncer.{table})"))
 
 
@@ -200,14 +201,14 @@ def applied(connection: Connection) -> dict[str, str]:
     Raises:
         SourceError: They are not known, and the schema is not empty.
     """
-    if not value(connection, _HAS_RECORD):
+    if not value(connection, _HAS_TABLE, ("syncer.migration",)):
         if exists(connection):
             raise _broken(["table syncer.migration"])
         return {}
-    found: dict[str, str] = dict(connection.execute(_APPLIED).fetchall())
-    if not found and value(connection, _HAS_TABLE, ("syncer.document",)) and _has_rows(connection, "document"):
+    recorded: dict[str, str] = dict(connection.execute(_APPLIED).fetchall())
+    if not recorded and _has_rows(connection, "document", default=False):
         raise _broken(["the rows of table syncer.migration"])
-    return found
+    return recorded
 
 
 def _missing(applied: Mapping[str, str]) -> dict[str, bytes]:

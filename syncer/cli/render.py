@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from syncer.base.formatting import plain, visible
 
 TIME = "%Y-%m-%d %H:%M:%S"
 _PIPE_COLUMNS = 400
+_ALIGNED_MAX = 40
 _PLAIN_LINE_SECONDS = 5
 
 Part = str | tuple[str, str] | Text
@@ -67,12 +69,27 @@ def print_json(data: Any) -> None:
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[Part]]) -> None:
     """Print rows, if there are any, below an empty line and their headings; empty headings are left out."""
+    if rows and out.width == _PIPE_COLUMNS and not out.is_terminal:
+        if any(headings):
+            say("")
+        _print_plainly([headings, *rows] if any(headings) else rows)
+        return
     columns = [Column(Text(name), overflow="fold") for name in headings]
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(headings))
     for row in rows:
         table.add_row(*(Text.assemble(_shown(part)) for part in row))
     if rows:
         out.print(*([""] if any(headings) else []), table, sep="\n")
+
+
+def _print_plainly(rows: Sequence[Sequence[Part]]) -> None:
+    """Print rows in a pipe: aligned, but for what is long, and without blanks at the end of a line."""
+    cells = [[Text.assemble(_shown(part)).plain.split("\n") for part in row] for row in rows]
+    widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
+    for row in cells:
+        for lines in zip_longest(*row, fillvalue=""):
+            padded = (line.ljust(min(width, _ALIGNED_MAX)) for line, width in zip(lines, widths, strict=True))
+            say("  ".join(padded).rstrip())
 
 
 @contextmanager

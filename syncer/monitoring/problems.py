@@ -17,7 +17,7 @@ from syncer.base.postgres import AdvisoryLock
 from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind
 from syncer.monitoring.daemons import Daemon
-from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, DocumentStatus, IndexFault, Status, Stored, at_work
+from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, DocumentStatus, IndexFault, Status, Stored, at_work, late
 
 _HOLDER = (
     "SELECT pid, usename, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)\nWHERE locktype = 'advisory'"
@@ -126,10 +126,12 @@ def _of_servers(status: Status) -> Iterator[Problem]:
             ages = [trouble.seconds for trouble in troubles if trouble.server == server.server]
             silent = max([server.silent_seconds, *ages])
             # Without any earlier answer, it is unknown for how long there was none.
-            is_known = server.age_seconds is not None or ages
-            since = f", for {elapsed(silent)}" if is_known and silent >= _SOON_SECONDS else ""
+            is_late = server.error == late(server.server)
+            is_known = server.age_seconds is not None or ages or is_late
+            since = f"{'' if is_late else ','} for {elapsed(silent)}" if is_known and silent >= _SOON_SECONDS else ""
+            is_passing = is_late and silent < _BRIEF_SECONDS  # one late answer says little
             message = f"{server.error}{since}.{waiting}"
-            yield Problem(message, server.hint, "SyncerServerSilent", detail=server.detail)
+            yield Problem(message, server.hint, "SyncerServerSilent", detail=server.detail, is_passing=is_passing)
 
 
 def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:

@@ -131,8 +131,8 @@ _ADDRESS = re.compile(r"""(?:at |host=)["']([^"']+)["'].*?port[ =](\d+).*Connect
 """Where a client library was refused, in its words: a line for each of several hosts."""
 _RETRIED = "Running daemons try again by themselves."
 _SETTINGS = {POSTGRES: "SYNCER_POSTGRES_DSN", ELASTICSEARCH: "SYNCER_ELASTICSEARCH_URL"}
-_HANGS = (
-    "Look at its log, its load and its disks, and at the network; restart it if it hangs. "
+_LATE = (
+    "It may be busy, or hang. If this lasts, look at its load, its log and its disks, and at the network. "
     "Nothing is lost: syncer continues by itself."
 )
 
@@ -440,11 +440,16 @@ def _run(question: Callable[[], _Answer], pending: Future[_Answer]) -> None:
         pending.set_exception(error)
 
 
+def late(server: str) -> str:
+    """Return the sentence for a server that has not answered in time, which may mean anything."""
+    return f"{server.title()} has not answered"
+
+
 def describe(server: str, error: Exception) -> tuple[str, str]:
     """Say why a server does not answer, as a sentence without a full stop, and what to do."""
     name = server.title()
     if isinstance(error, TimeoutError | ConnectionTimeout):
-        return f"{name} does not answer: it hangs, or is too busy", _HANGS
+        return late(server), _LATE
     if refused := _ADDRESS.search(f"{error} {getattr(error, 'message', '')}"):
         hint = f"Start it, or correct {_SETTINGS.get(server, 'its address')} if it is elsewhere. {_RETRIED}"
         return f"{name} refuses connections at {refused[1]}:{refused[2]}", hint

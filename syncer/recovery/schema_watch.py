@@ -132,9 +132,10 @@ def resume(connection: Connection, index_name: str) -> bool:
             queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
     structlog.get_logger().info(
         "document.resumed",
+        document=document.name,
         index=index_name,
         outage_seconds=round(seconds, 3),
         is_stale=is_stale,
-        timeline=f"{index_name} is resumed, after {elapsed(seconds)}.",
+        timeline=f"{document.name} is resumed, after {elapsed(seconds)}.",
     )
     return True

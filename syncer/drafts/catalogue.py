@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -179,8 +178,13 @@ class Catalogue:
             DefinitionError: It cannot be captured.
         """
         oid = None
-        with suppress(psycopg.ProgrammingError, psycopg.NotSupportedError), names_as_written(self._connection):
-            oid = value(self._connection, _OID, (name,))
+        try:
+            with names_as_written(self._connection):
+                oid = value(self._connection, _OID, (name,))
+        except psycopg.errors.InsufficientPrivilege:  # on its schema: the table may well be there
+            raise
+        except (psycopg.ProgrammingError, psycopg.NotSupportedError):
+            pass
         if oid is None:
             named = [number for number, row in self._rows.items() if row[2] in (name, name.lower())]
             if len(named) != 1:
@@ -209,10 +213,9 @@ class Catalogue:
             SourceError: This role may not read it.
         """
         if not table.may_read:
-            raise SourceError(
-                f"This role may not read {table.relation}",
-                hint=f"By its owner: GRANT SELECT ON {table.relation} TO the role",
-            )
+            role = value(self._connection, "SELECT quote_ident(current_user)")
+            hint = f"By its owner: GRANT SELECT ON {table.relation} TO {role}"
+            raise SourceError(f"This role may not read {table.relation}", hint=hint)
         return table
 
     def predicates(self, table: Table) -> list[str]:

@@ -268,7 +268,11 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
     bare.sql(f"CREATE ROLE {role} LOGIN")
     try:
         as_role = {"SYNCER_POSTGRES_DSN": bare.dsn_of(role)}
-        assert "may not read public.a" in bare.syncer("init", "--table", "a", environment=as_role).stderr
+        refused = bare.syncer("init", "--table", "a", environment=as_role).stderr
+        assert ("may not read public.a" in refused, f"GRANT SELECT ON public.a TO {role}" in refused) == (True, True)
+        bare.sql("CREATE SCHEMA closed CREATE TABLE t (id int PRIMARY KEY)")  # it is there: that is not denied
+        refused = bare.syncer("init", "--table", "closed.t", environment=as_role).stderr
+        assert ("permission denied for schema closed" in refused, "no table" in refused) == (True, False)
     finally:
         bare.sql(f"DROP ROLE {role}")
     assert not (bare.config / "syncer.yaml").exists()

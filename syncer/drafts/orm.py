@@ -46,9 +46,8 @@ def with_id(drafter: Drafter, query: str, file: str) -> tuple[str, list[str]]:
     edits: list[tuple[int, int, str]] = []
     if end := next((token for token in tokens[source:] if token.token_type in _ENDS), None):
         edits.append((end.start, len(text), ""))
-        changes.append(
-            f"left out {' '.join(text[end.start :].split())}: a document is one row, whatever the others are"
-        )
+        cut = " ".join(text[end.start :].split())
+        changes.append(f"left out {cut}: it is for one search, not for the documents")
     first = tokens[start + 1]
     is_distinct = first.token_type == TokenType.DISTINCT
     id_ = drafter.id_of(table, alias)

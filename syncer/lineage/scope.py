@@ -33,7 +33,7 @@ EXACT_TYPES = {
 _STEADY = (
     exp.Column, exp.Identifier, exp.Literal, exp.Paren, exp.Cast, exp.DataType, exp.DataTypeParam,
     exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Lower, exp.Upper, exp.Length, exp.DPipe,
-    exp.JSONExtract, exp.JSONExtractScalar,
+    exp.JSONExtract, exp.JSONExtractScalar, exp.Extract, exp.AtTimeZone, exp.Var,
 )  # fmt: skip
 _CASTS = {"text": ("text", "varchar"), "integer": ("smallint", "int", "bigint"), "uuid": ("uuid",)}
 _INSIDE: dict[str, type | UnionType] = {

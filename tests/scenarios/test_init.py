@@ -402,3 +402,95 @@ def test_what_the_user_has_set_is_kept(bare: World, order: Path) -> None:
     order.write_text(SELECT.replace("'name', c.name,", "'name', c.name, 'id', c.id,"))
     drafted(bare, "--from-select", str(order))
     assert mapping(bare, "order")["customer"]["properties"] == customer | {"id": {"type": "long"}}
+
+
+SHAPES = """
+CREATE TYPE mood AS ENUM ('fine', 'bad'); CREATE DOMAIN amount AS numeric(9);
+CREATE TABLE kinds (id int PRIMARY KEY, mood mood, at timestamptz, n amount, during daterange, marks uuid[], data json);
+CREATE VIEW seen AS SELECT k.id, jsonb_build_object('mood', k.mood, 'at', k.at) AS inside FROM kinds AS k;
+CREATE TABLE words (kind_id int REFERENCES kinds, locale text, word varchar, PRIMARY KEY (kind_id, locale));
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (
+            "(SELECT s.inside FROM seen AS s WHERE s.id = k.id)",
+            {"properties": {"mood": KEYWORD, "at": {"type": "date"}}},
+        ),
+        ("to_jsonb(k.*) - 'data'", {"type": "object", "enabled": False}),
+        (
+            "CASE WHEN k.id > 1 THEN jsonb_build_object('a', k.n) ELSE jsonb_build_object('b', k.id > 2) END",
+            {"properties": {"a": {"type": "long"}, "b": {"type": "boolean"}}},
+        ),
+        (
+            (
+                "(WITH w AS (SELECT x.kind_id, array_agg(x.word ORDER BY x.locale) AS all FROM words AS x "
+                "GROUP BY x.kind_id) SELECT json_build_object('words', w.all, 'first', k.marks[1]) FROM w "
+                "WHERE w.kind_id = k.id)"
+            ),
+            {"properties": {"words": KEYWORD, "first": KEYWORD}},
+        ),
+        (
+            (
+                "coalesce((SELECT jsonb_agg(u.o ORDER BY u.o) FROM (SELECT w.kind_id, "
+                "jsonb_build_object('l', w.locale) AS o FROM words AS w UNION ALL "
+                "SELECT l.id, jsonb_build_object('n', l.n) FROM kinds AS l) AS u WHERE u.kind_id = k.id), '[]'::jsonb)"
+            ),
+            {"type": "nested", "properties": {"l": TEXT, "n": {"type": "long"}}},
+        ),
+        ("(SELECT jsonb_object_agg(w.locale, w.word) FROM words AS w WHERE w.kind_id = k.id)", DATA),
+        ("jsonb_build_object('by', jsonb_build_object(k.mood, k.n), 'x.y', 1)", None),
+        ("jsonb_build_object('gte', lower(k.during), 'lt', upper(k.during))", {"type": "date_range"}),
+        ("json_build_object('lat', 1.5, 'lon', k.id)", {"type": "geo_point", "ignore_malformed": True}),
+        (
+            "jsonb_build_object('a', k.n) || jsonb_build_object('at', k.at)",
+            {"properties": {"a": {"type": "long"}, "at": {"type": "date"}}},
+        ),
+    ],
+)
+def test_postgres_tells_the_types_inside_json(bare: World, expression: str, expected: dict[str, Any] | None) -> None:
+    """Through subqueries, views, CTEs, UNION, CASE, COALESCE and aggregates, without a single row."""
+    bare.sql(SHAPES)
+    folder = bare.define("kind", f"SELECT k.id AS _id, {expression} AS shown FROM kinds AS k")
+    drafted(bare, "--from-select", str(folder / "select.sql"))
+    data = {"dynamic": False, "properties": {"by": DATA}}
+    assert mapping(bare, "kind")["shown"] == (expected or data)
+    bare.sql("INSERT INTO kinds VALUES (2, 'bad', now(), 7, '[2026-01-01,2026-02-01)', NULL, '[1]')")
+    bare.sql("INSERT INTO words VALUES (2, 'de', 'ja'), (2, 'fr', 'oui')")
+    followed(bare)
+
+
+@pytest.mark.parametrize(
+    ("types", "values"),
+    [
+        (("int", "timestamptz"), ("7", "1899-12-31 23:00:00.123456+01")),
+        (("text", "date"), ("a:b", "0044-03-15 BC")),
+        (("timestamp(0)", "uuid"), ("2026-11-28 14:00", "7f3d5a70-6f2c-4b0a-9b57-3a2f6b9f7f0e")),
+    ],
+)
+def test_a_composed_id_is_found_by_the_index_that_init_prints(
+    bare: World, types: tuple[str, str], values: tuple[str, str]
+) -> None:
+    """Its text is immutable, whatever the types; once the index is there, init and plan ask for none."""
+    bare.sql(f"CREATE TABLE pairs (a {types[0]}, b {types[1]}, v text, PRIMARY KEY (a, b))")
+    bare.sql(f"INSERT INTO pairs VALUES (%s::{types[0]}, %s::{types[1]}, 'x')", *values)
+    bare.sql(drafted(bare, "--table", "pairs").partition("found by _id with: ")[2].splitlines()[0])
+    again = bare.syncer("init", "--table", "pairs", "--force").stdout
+    assert "CREATE INDEX" not in again
+    drafted(bare, "--table", "pairs", "--force")
+    select = (bare.config / "documents" / "pairs" / "select.sql").read_text()
+    with bare.application() as connection:
+        connection.execute("SET enable_seqscan = off")
+        plan = connection.execute(f"EXPLAIN SELECT FROM ({select}) AS d WHERE d._id = ANY ('{{x,y}}')").fetchall()
+    assert any("Index" in line for (line,) in plan)
+    followed(bare)
+
+
+def test_a_key_that_no_index_can_find_is_said(bare: World) -> None:
+    """The text of an enum is not immutable: labels may be renamed."""
+    bare.sql("CREATE TYPE size AS ENUM ('s', 'm'); CREATE TABLE sizes (id int, size size, PRIMARY KEY (id, size))")
+    bare.sql("INSERT INTO sizes VALUES (1, 's'), (1, 'm')")
+    assert "no index can find" in drafted(bare, "--table", "sizes")
+    followed(bare)

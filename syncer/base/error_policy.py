@@ -1,7 +1,8 @@
 """The error policy: one table from error to action, for every component.
 
     RETRY        a server is unavailable: wait with backoff and repeat; nothing is skipped
-    DEAD_LETTER  one row's document is at fault: it becomes a dead letter, the others continue
+    DEAD_LETTER  one row's document is at fault: it becomes a dead letter, the others continue. What Elasticsearch
+                 refuses is first tried alone, and compared with others: see `syncer.indexing.writer`
     SUSPEND      a definition, its tables or its index is at fault: only that document waits; see
                  `syncer.documents.suspend`
     FATAL        the set-up is at fault: the daemon ends with a hint; nothing is lost

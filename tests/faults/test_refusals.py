@@ -272,3 +272,18 @@ def test_a_text_that_a_model_refuses_takes_no_neighbour(embedded: tuple[World, M
     served.refused = "-"
     assert write(world)[0].dead_lettered == 0
     assert world.sql(DEAD_LETTERS) == []
+
+
+def test_plan_blames_no_document_for_its_cluster(things: World) -> None:
+    """If no shard is allocated to the scratch index, no sampled document is called faulty."""
+    things.define("other", SELECT, MAPPINGS)
+    with things.elasticsearch() as client:
+        nowhere = {"settings": {"index.routing.allocation.require._name": "nobody"}}
+        pattern = f"{things.alias_of('other')}*"
+        client.indices.put_index_template(name=things.name, index_patterns=[pattern], template=nowhere, priority=400)
+        planned = things.syncer("plan")
+        client.indices.delete_index_template(name=things.name)
+    output = " ".join((planned.stdout + planned.stderr).split())
+    assert planned.returncode == 1
+    assert "unavailable_shards_exception" in output
+    assert "rejected" not in output

@@ -9,6 +9,7 @@ Only the JSON around it is decoded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -158,6 +159,10 @@ def _undecoded(client: Elasticsearch) -> Elasticsearch:
     return raw
 
 
+class _PageTooLargeError(Exception):
+    """A search asked for more than the index allows; the next one asks for less."""
+
+
 class Holdings:
     """Reads from one Elasticsearch. Safe to share between threads, as the client is."""
 
@@ -224,8 +229,13 @@ class Holdings:
         valid = list(filter(is_id, ids))
         if not valid:
             return []
+        if len(valid) > (allowed := self._hits_allowed(target, _HITS_MAX)):
+            return self.find(target, valid[:allowed]) + self.find(target, valid[allowed:])
         request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}
-        found = self._search(target, request)
+        try:
+            found = self._search(target, request)
+        except _PageTooLargeError:
+            return self.find(target, valid)
         if found.total.value <= len(found.hits):
             return list(found.hits)
         if len(valid) == 1:
@@ -240,7 +250,10 @@ class Holdings:
         """Return the ids of so many documents, or fewer, as searches find them: any but these, at random."""
         others = {"bool": {"must_not": {"ids": {"values": list(but)}}}}
         query = {"function_score": {"query": others, "random_score": {}}}
-        return [hit.id for hit in self._search(target, {"query": query, "size": number, "_source": False}).hits]
+        try:
+            return [hit.id for hit in self._search(target, {"query": query, "size": number, "_source": False}).hits]
+        except _PageTooLargeError:
+            return self.sample(target, but=but, number=number)
 
     def sequence_numbers(self, target: Target) -> dict[str, int]:
         """Return the last sequence number of each shard; every later write gets a greater one.
@@ -277,8 +290,12 @@ class Holdings:
                 # With an end, since Elasticsearch would find everything up to the greatest number for each chunk.
                 end = min(number, last + span)
                 within = {"range": {"_seq_no": {"gt": last, "lte": end}}}
-                request = {"query": within, "sort": [{"_seq_no": "asc"}], "size": page}
-                hits = self._search(target, {**request, "_source": False, "track_total_hits": False}, shard=shard).hits
+                request: dict[str, Any] = {"query": within, "sort": [{"_seq_no": "asc"}], "size": page}
+                request |= {"_source": False, "track_total_hits": False}
+                try:
+                    hits = self._search(target, request, shard=shard).hits
+                except _PageTooLargeError:
+                    continue
                 if hits:
                     yield [hit.place for hit in hits]
                 # Numbers have gaps where documents were written again.
@@ -345,10 +362,11 @@ class Holdings:
         try:
             body = self._raw.perform_request("POST", path, headers=_JSON, body={**request, "size": size}).body
         except elasticsearch.BadRequestError as error:
-            if "index.max_result_window" not in str(error.body) or size == 1:
+            # Elasticsearch 9 limits how many ids a query names in the same way, in other words.
+            if not re.search("max.result.window", str(error.body)) or size == 1:
                 raise
             self._hits_max[target.index_name] = size // 2
-            return self._search(target, request, shard=shard)
+            raise _PageTooLargeError from error
         try:
             answer = _ANSWER.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:

@@ -145,17 +145,17 @@ def find(
     for other in sorted(answer.keys() - {name}):
         remedy = _request("POST", "/_aliases", {"actions": [{"remove": {"index": other, "alias": alias}}]})
         yield Shortcoming(Effect.REFUSES, f"The write alias {alias} leads to {other} as well", remedy)
-    if alias not in index["aliases"]:
+    if not index["aliases"].get(alias, {"is_write_index": False}).get("is_write_index", True):
         added = {"index": name, "alias": alias, "is_hidden": True, "is_write_index": True}
         remedy = _request("POST", "/_aliases", {"actions": [{"add": added}]})
-        yield Shortcoming(Effect.REFUSES, f"{name} lacks its write alias {alias}", remedy)
+        yield Shortcoming(Effect.REFUSES, f"{name} is not the index that {alias} writes to", remedy)
     if index["settings"].get("index.verified_before_close") == "true":
         yield Shortcoming(Effect.REFUSES, f"The index {name} is closed", _request("POST", f"/{name}/_open"))
+    yield from of_index(name, index)
     if index["mappings"].get("_routing", {}).get("required") and not has_routing:
         remedy = "Add a column _routing to select.sql, or remove _routing from the mapping in index.json or a template."
         problem = f"The mapping of {name} requires a _routing, which the SELECT lacks"
         yield Shortcoming(Effect.REFUSES, problem, remedy, is_request=False)
-    yield from of_index(name, index)
     searched = index["aliases"].get(searched_as, {})
     if limits := [limit for limit in ("filter", "search_routing") if limit in searched]:
         remedy = _request("POST", "/_aliases", {"actions": [{"add": {"index": name, "alias": searched_as}}]})

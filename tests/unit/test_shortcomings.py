@@ -43,6 +43,7 @@ VECTOR = {"properties": {"a": {"type": "nested", "properties": {"b": {"type": "d
         ({}, {"_source": {"enabled": True}}, {}, []),
         ({}, {"_routing": {"required": True}}, {}, [Effect.REFUSES]),
         ({}, {}, {"aliases": {}}, [Effect.REFUSES]),
+        ({}, {}, {"aliases": {TARGET.write_alias: {"is_write_index": False}}}, [Effect.REFUSES]),
         ({}, {}, {"aliases": WRITES | {"blog": {"search_routing": "1"}}}, [Effect.HIDES]),
         ({}, {}, {"aliases": WRITES | {"team": {"filter": {}}, "blog": {}}}, []),
     ],

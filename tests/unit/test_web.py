@@ -176,7 +176,7 @@ def reasons(answer: Response) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("access", "reason"), [(Access.HEALTH, "Shown only with the token"), (Access.FIGURES, "connection refused")]
+    ("access", "reason"), [(Access.HEALTH, "Shown only with the token"), (Access.FIGURES, "refuses connections")]
 )
 def test_an_error_of_a_server_is_not_for_everybody(access: Access, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""

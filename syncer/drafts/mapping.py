@@ -31,6 +31,8 @@ _FIELDS_MAX = 1000
 """How many fields an index has at most by default."""
 _DIMENSIONS = range(2, 4097)
 """How many numbers a dense_vector may have; a single number is none."""
+_DEPTH_MAX = 20
+"""How deep the objects of a flattened field are nested at most."""
 _SAMPLE_SECONDS = 5.0
 _SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 _WITH_VALUE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d.{column}::text NOT IN ('[]', 'null') LIMIT 200"
@@ -41,8 +43,9 @@ EMPTY_BODY: Mapping[str, Any] = {
 }
 """What the index.json of a draft begins with."""
 _SAYINGS = {
-    "data": "keys are data, so it is flattened: any key is found by its exact text. For full text, numbers or dates, "
-    'map it as an object with "properties" and "dynamic": false; other keys are then shown, not found',
+    "data": "keys are data, so it is flattened: any key is found by its exact text; what is no object, or nested more "
+    'than 20 levels deep, is rejected. For full text, numbers or dates, map it as an object with "properties" and '
+    '"dynamic": false; other keys are then shown, not found',
     "values": "a guess from {sample} without an object: an object would be rejected",
     "stored": "kept and shown, not searched: {sample} does not tell what it holds. If it is to hold objects, map it as "
     '{{"type": "flattened"}}',
@@ -189,8 +192,9 @@ class _Mapped:
 
     def _of_values(self, path: tuple[str, ...], place: str) -> dict[str, Any]:
         """Return a mapping for JSON that comes out of a column."""
-        kinds = {type(value) for value in self.sample.values(path)}
-        if kinds == {dict}:
+        values = self.sample.values(path)
+        kinds = {type(value) for value in values}
+        if kinds == {dict} and not any(_is_deep(value) for value in values):
             self.notes[place] = "data"
             return dict(KEYS_ARE_DATA)
         if kinds and dict not in kinds:
@@ -248,6 +252,12 @@ def _inside(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any
     if not path:
         return [] if value is None else [value]
     return _inside(value.get(path[0]), path[1:], flat=flat) if isinstance(value, dict) else []
+
+
+def _is_deep(value: Any, depth: int = _DEPTH_MAX) -> bool:
+    """Whether objects in a value are nested deeper than a flattened field may be."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth < 0 or any(_is_deep(element, depth - isinstance(value, dict)) for element in inner)
 
 
 def _is_date(text: Any) -> bool:

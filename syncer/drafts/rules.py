@@ -58,27 +58,34 @@ KEY_SUFFIX = re.compile(r"(_id|_uuid|_key|_fk|(?<=[a-z])(Id|ID|Uuid|Key))$")
 """A reference is named by its column without this: ``user`` by ``user_id``."""
 LATITUDE, LONGITUDE = _named(r"^lat(itude)?$"), _named(r"^(lon|lng|long|longitude)$")
 
+_RANGE = "CASE WHEN NOT isempty({{0}}) THEN jsonb_build_object('gte', {0}, 'lt', {1}) END"
+_OPEN_RANGE = (
+    "CASE WHEN NOT isempty({{0}}) THEN jsonb_strip_nulls(jsonb_build_object("
+    "'gte', CASE WHEN lower_inc({{0}}) THEN {0} END, 'gt', CASE WHEN NOT lower_inc({{0}}) THEN {0} END, "
+    "'lte', CASE WHEN upper_inc({{0}}) THEN {1} END, 'lt', CASE WHEN NOT upper_inc({{0}}) THEN {1} END)) END"
+)
+_ENDS = "lower({0})", "upper({0})"
+_DATES = "nullif(lower({0}), '-infinity')", "nullif(upper({0}), 'infinity')"
 CASTS: Mapping[str, str] = {
     "money": "{0}::numeric{1}",
     "bpchar": "{0}::text{1}",
     "vector": "{0}::real[]{1}",
     "halfvec": "{0}::real[]{1}",
-    **dict.fromkeys(
-        ("int4range", "int8range", "daterange"),
-        "CASE WHEN NOT isempty({0}) THEN jsonb_build_object('gte', lower({0}), 'lt', upper({0})) END",
-    ),
-    **dict.fromkeys(
-        ("numrange", "tsrange", "tstzrange"),
-        "CASE WHEN NOT isempty({0}) THEN jsonb_build_object("
-        "CASE WHEN lower_inc({0}) THEN 'gte' ELSE 'gt' END, lower({0}), "
-        "CASE WHEN upper_inc({0}) THEN 'lte' ELSE 'lt' END, upper({0})) END",
-    ),
+    **dict.fromkeys(("int4range", "int8range"), _RANGE.format(*_ENDS)),
+    "daterange": _RANGE.format(*_DATES),
+    "numrange": _OPEN_RANGE.format(*_ENDS),
+    **dict.fromkeys(("tsrange", "tstzrange"), _OPEN_RANGE.format(*_DATES)),
 }
 """How a draft shows a column, {0}, of a type; {1} is [] if it is an array."""
+_OF_CATALOGUE = (
+    *("class", "collation", "config", "database", "dictionary", "namespace"),
+    *("oper", "operator", "proc", "procedure", "role", "type"),
+)
 LEFT_OUT: Mapping[str, str] = {
     "bytea": "bytes are not searched: encode(column, 'base64') and the type binary would show them",
     "tsvector": "it is Postgres' own way to search: select the text that it is made of",
     **dict.fromkeys(("geometry", "geography"), "its text is not readable: select ST_AsGeoJSON(column)::jsonb"),
+    **{f"reg{name}": "its text is a name in the catalogue, which changes without the row" for name in _OF_CATALOGUE},
 }
 """Types that a draft does not show."""
 KEY_TEXTS: Mapping[str, str] = {

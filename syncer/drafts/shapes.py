@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,7 +50,7 @@ WHERE pronamespace = 'pg_catalog'::regnamespace AND prorettype IN ('json'::regty
 """
 _LONG_DIGITS_MAX = 18
 _NUMERIC_HEADER, _SCALE_BITS = 4, 16
-_BOOLEAN, _JSON, _RECORD = 16, 114, 2249
+_BOOLEAN, _RECORD = 16, 2249
 """The oids of types; they never change."""
 _CONSTRUCTORS = {"1": "build_object", "2": "build_array", "6": "to_json"}
 """By what the stored tree has for JSON_OBJECT, JSON_ARRAY and JSON_SCALAR: the functions that do the same."""
@@ -142,7 +143,14 @@ def of_select(connection: Connection, select: str) -> dict[str, Shape]:
     with connection.transaction(force_rollback=True):
         connection.execute(sql.SQL("CREATE TEMPORARY VIEW syncer_shape AS {}").format(sql.SQL(select)))
         [(oid,)] = connection.execute("SELECT 'pg_temp.syncer_shape'::regclass::oid")
-        return _Walk(connection).columns(_Query(tree=_Walk(connection).view(oid)))
+        walk, shapes = _Walk(connection), dict[str, Shape]()
+        for number, (name, type_, modifier) in enumerate(connection.execute(_ATTRIBUTES, (oid,)).fetchall(), 1):
+            shapes[name] = walk.of_type(walk.types.of(type_, modifier))
+            if shapes[name].type is None:
+                # A later version may store other trees: then a sample has to tell, as of JSON in columns.
+                with suppress(LookupError, TypeError, ValueError, RecursionError):
+                    shapes[name] = walk.column(_Query(tree=walk.view(oid)), number)
+        return shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +179,11 @@ class _Walk:
         tree: dict[str, Any] = _parsed(text)[0]
         return tree
 
-    def columns(self, query: _Query) -> dict[str, Shape]:
-        """Return the shapes of a query's columns."""
-        targets = [target for target in query.tree["targetList"] if target["resjunk"] == "false"]
-        return {_name(target["resname"]): self._column(query, int(target["resno"])) for target in targets}
-
-    def _column(self, query: _Query, number: int) -> Shape:
+    def column(self, query: _Query, number: int) -> Shape:
+        """Return the shape of a query's column."""
         if isinstance(query.tree["setOperations"], dict):
             branches = [entry["subquery"] for entry in query.tree["rtable"] if isinstance(entry.get("subquery"), dict)]
-            return self._united(self._column(_Query(branch, (*query.around, query)), number) for branch in branches)
+            return self._united(self.column(_Query(branch, (*query.around, query)), number) for branch in branches)
         return self.shape(query.tree["targetList"][number - 1]["expr"], query)
 
     def shape(self, node: Any, query: _Query) -> Shape:  # noqa: C901, PLR0911, PLR0912 - a branch for each kind of node
@@ -189,13 +193,13 @@ class _Walk:
         if "varno" in node:
             return self._variable(node, query)
         if "subLinkType" in node and isinstance(node["subselect"], dict) and node["subLinkType"] in ("4", "6"):
-            inner = self._column(_Query(node["subselect"], (*query.around, query)), 1)
+            inner = self.column(_Query(node["subselect"], (*query.around, query)), 1)
             return replace(inner, is_array=True) if node["subLinkType"] == "6" else inner
         if "aggfnoid" in node:
-            arguments = [target["expr"] for target in node["args"] if target["resjunk"] == "false"]
+            arguments = [target["expr"] for target in _items(node["args"]) if target["resjunk"] == "false"]
             return self._call(self.functions.get(node["aggfnoid"], ""), arguments, node, query)
         if "funcid" in node and node["funcid"] in self.functions:
-            return self._call(self.functions[node["funcid"]], node["args"], node, query)
+            return self._call(self.functions[node["funcid"]], _items(node["args"]), node, query)
         if "opfuncid" in node and node["opfuncid"] in self.functions:
             return self._call(self.functions[node["opfuncid"]], node["args"], node, query)
         if "coalescetype" in node:
@@ -208,13 +212,15 @@ class _Walk:
         if "returning" in node:  # JSON_OBJECT, JSON_ARRAYAGG and their like
             is_call = isinstance(node.get("func"), dict)
             name = _CONSTRUCTORS.get(node.get("type", ""), "")
-            return self.shape(node["func"], query) if is_call else self._call(name, node.get("args", []), node, query)
+            return (
+                self.shape(node["func"], query) if is_call else self._call(name, _items(node.get("args")), node, query)
+            )
         if "elements" in node:
             return replace(self._united(self.shape(part, query) for part in node["elements"]), is_array=True)
         if "row_typeid" in node and int(node["row_typeid"]) == _RECORD:
             names = [f"f{number + 1}" for number in range(len(node["args"]))]
             return Shape(fields={name: self.shape(part, query) for name, part in zip(names, node["args"], strict=True)})
-        if "arg" in node and isinstance(node["arg"], dict) and "resulttype" in node and "resultcollid" in node:
+        if "arg" in node and "resulttype" in node and "fieldnum" not in node:
             inner = self.shape(node["arg"], query)
             if inner.type is None and self._typed(node).type is None:
                 return inner  # json as jsonb
@@ -223,11 +229,12 @@ class _Walk:
     def _typed(self, node: dict[str, Any]) -> Shape:
         named = next((name for name in node if name in _TYPE_FIELDS), None)
         modifier = next((int(node[name]) for name in node if name.endswith("typmod")), -1)
-        # What tells no type is a condition, but for a constructor of JSON.
-        oid = int(node[named]) if named else _JSON if "returning" in node else _BOOLEAN
-        return self._of_type(self.types.of(oid, modifier))
+        # What tells no type is a condition, but for functions of the SQL standard on JSON.
+        oid = int(node[named] if named else node["returning"]["typid"] if "returning" in node else _BOOLEAN)
+        return self.of_type(self.types.of(oid, modifier))
 
-    def _of_type(self, type_: ColumnType) -> Shape:
+    def of_type(self, type_: ColumnType) -> Shape:
+        """Return the shape of a type."""
         if type_.mapping is not None:
             return Shape(type=type_, is_array=type_.is_array)
         if not type_.relation:
@@ -236,7 +243,7 @@ class _Walk:
 
     def _row(self, relation: int) -> Shape:
         rows = self.connection.execute(_ATTRIBUTES, (relation,)).fetchall()
-        return Shape(fields={name: self._of_type(self.types.of(oid, modifier)) for name, oid, modifier in rows})
+        return Shape(fields={name: self.of_type(self.types.of(oid, modifier)) for name, oid, modifier in rows})
 
     def _variable(self, node: dict[str, Any], query: _Query) -> Shape:
         level = int(node["varlevelsup"])
@@ -250,7 +257,10 @@ class _Walk:
         elif entry["rtekind"] == "6" and entry.get("self_reference") == "false":
             inner = _cte(entry, owner)
         if inner is not None:
-            return self._column(inner, number) if number else Shape(fields=self.columns(inner))
+            if number:
+                return self.column(inner, number)
+            shown = [target for target in inner.tree["targetList"] if target["resjunk"] == "false"]
+            return Shape(fields={_name(target["resname"]): self.shape(target["expr"], inner) for target in shown})
         joined = entry.get("joinaliasvars") or entry.get("groupexprs")
         if isinstance(joined, list) and 0 < number <= len(joined):
             return self.shape(joined[number - 1], owner)
@@ -323,6 +333,10 @@ def _cte(entry: dict[str, Any], owner: _Query) -> _Query | None:
         if cte["ctename"] == entry["ctename"]:
             return _Query(cte["ctequery"], (*home.around, home))
     return None
+
+
+def _items(nodes: Any) -> list[Any]:
+    return nodes if isinstance(nodes, list) else []
 
 
 def _is_data(node: Any) -> bool:

@@ -112,7 +112,7 @@ class Rows:
         if type_ in ("date", "timestamp", "timestamptz"):
             return None if self._random.random() < 0.3 else self._random.choice(_DATES)
         if type_ == "daterange":
-            return f"[{_DATES[self._random.randint(0, 2)]},{_DATES[3]})"
+            return f"[{_DATES[self._random.randint(0, 2)]},{self._random.choice((_DATES[3], 'infinity', ''))})"
         if type_ == "interval":
             return "90 minutes"
         if type_ == "uuid":

@@ -86,6 +86,9 @@ SAMPLES = {
     "bytea": "bytes",
     "point": "(1,2)",
     "int4range": "[1,5)",
+    "numrange": "(1.5,]",
+    "tstzrange": "[2026-01-01,infinity]",
+    "daterange": "empty",
     "datemultirange": "{[2026-01-01,2026-02-01)}",
     "status": "so: so",
     "price": "12345678.90",
@@ -110,12 +113,14 @@ def test_a_table_with_every_type_that_there_is(bare: World) -> None:
     bare.sql(f"INSERT INTO everything (id, {quoted}) VALUES (1, {marks})", *values)
     bare.sql("INSERT INTO everything (id) VALUES (2)")
     printed = drafted(bare, "--table", "everything")
-    for left_out in ("c bytea", "a bytea", "c tsvector"):
+    for left_out in ("c bytea", "a bytea", "c tsvector", "c regclass", "a regrole"):
         assert f"{left_out} is left out" in printed
     followed(bare)
     shown = bare.held("everything")["1"]
     assert shown["c address"]["number"] == 7
     assert shown["a jsonb"] == [{"a": 1}]
+    assert mapping(bare, "everything")["c tstzrange"] == {"type": "date_range"}
+    assert (shown["c numrange"], shown["c daterange"]) == ({"gt": 1.5}, None)
     assert shown["c price"] == 12345678.90
     assert shown.keys() >= {f"c {name}" for name in given if name not in ("bytea", "tsvector")}
 

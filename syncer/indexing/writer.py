@@ -116,6 +116,7 @@ class Slice:
         results: By id, what became of a document in the end; shared by the slices of one write, as is the report.
         report: The time spent.
         suspects: Documents that were refused alone, by id: they or the index may be at fault. Shared as the results.
+        witnesses: Documents that were taken after suspects were refused. Shared, too.
         is_judged: Whether the documents were refused alone before, and others were taken since.
         is_witness: Whether the documents are those others.
     """
@@ -133,6 +134,7 @@ class Slice:
     results: dict[str, str] = field(default_factory=dict)
     report: WriteReport = field(default_factory=WriteReport)
     suspects: dict[str, Rejection] = field(default_factory=dict)
+    witnesses: list[str] = field(default_factory=list)
     is_judged: bool = False
     is_witness: bool = False
 
@@ -206,7 +208,7 @@ class Writer:
         whole = Slice(index_name=index_name, ids=all_ids, everywhere=everywhere, origin=origin, resumes=resumes)
         self._write(whole)
         counts, report = Counter(whole.results.values()), whole.report
-        fails_for_all = counts["dead_lettered"] == len(all_ids) > 1
+        fails_for_all = counts["dead_lettered"] == len(all_ids) > 1 and not whole.witnesses
         if resumes:
             if fails_for_all:
                 raise UnavailableError(f"{index_name} takes no documents")
@@ -470,6 +472,7 @@ class Writer:
             raise DocumentError(
                 explained.message, hint=explained.hint, document=document.name, revision=document.revision, ids=ids
             )
+        whole.witnesses += [id_ for id_, result in witness.results.items() if result in _TAKEN]
         judged = [replace(whole, ids=[id_], attempts=0, is_judged=True) for id_ in suspects]
         suspects.clear()
         return judged

@@ -36,16 +36,20 @@ MAPPINGS: dict[str, Any] = {
 }
 
 
+def define(world: World, mappings: dict[str, Any]) -> None:
+    """Have Elasticsearch 9 return vectors, too."""
+    settings = {"index.mapping.exclude_source_vectors": False} if VERSIONS.elasticsearch == "9" else {}
+    body = json.dumps({"mappings": mappings, "settings": settings})
+    (world.define("thing", SELECT) / "index.json").write_text(body)
+
+
 @pytest.fixture
 def things(empty_world: World) -> World:
     """Sixty things in Postgres and in Elasticsearch."""
     world = empty_world
     world.use()
     world.documents = ("thing",)
-    folder = world.define("thing", SELECT, MAPPINGS)
-    body = {"mappings": MAPPINGS, "settings": {"index.mapping.exclude_source_vectors": False}}
-    if VERSIONS.elasticsearch == "9":
-        (folder / "index.json").write_text(json.dumps(body))
+    define(world, MAPPINGS)
     world.sql(TABLE)
     world.migrate()
     world.apply()
@@ -204,6 +208,16 @@ def test_a_daemon_goes_on_once_the_index_takes_documents(things: World, fault: F
     require_holds(things)
 
 
+def test_rows_at_fault_do_not_keep_their_definition_suspended(things: World) -> None:
+    """What is tried before it resumes may be at fault itself: it resumes if the index takes others."""
+    things.sql("UPDATE things SET n = 70000 WHERE id < 3")
+    with things.index() as index, things.writer(index) as writer:
+        with no_pipeline(things), pytest.raises(DocumentError):
+            writer.write(things.index_of("thing"), ["1", "2"])
+        assert writer.write(things.index_of("thing"), ["1", "2"], resumes=True).dead_lettered == 2
+    assert [id_ for id_, _ in things.sql(DEAD_LETTERS)] == ["1", "2"]
+
+
 def test_a_definition_of_one_document_is_suspended_and_resumes(things: World) -> None:
     """Nothing else tells whether the document or its pipeline is at fault."""
     things.sql("DELETE FROM things WHERE id > 1; UPDATE things SET n = 5")
@@ -226,7 +240,7 @@ def embedded(things: World) -> Iterator[tuple[World, Model]]:
     with things.elasticsearch() as client, model(client, things.name) as served:
         mappings = {**MAPPINGS, "properties": {**MAPPINGS["properties"]}}
         mappings["properties"]["t"] = {"type": "semantic_text", "inference_id": things.name}
-        things.define("thing", SELECT, mappings)
+        define(things, mappings)
         things.sql("UPDATE things SET t = 'text ' || id WHERE id % 2 = 0")
         things.apply()
         things.sql("TRUNCATE syncer.outbox")

@@ -331,11 +331,10 @@ def _differences(connection: Connection, before: Document, after: Document) -> l
     differing = [] if before.index_body == after.index_body else ["index.json"]
     if before.dependencies == after.dependencies and before.accepted is None:
         return differing
-    again = reconsider.analysed(connection, before)
+    again, now = reconsider.analysed(connection, before), fingerprint.read(connection, before.shapes)
     if again is None:
-        now = fingerprint.read(connection, before.shapes)
         return [*differing, *fingerprint.differences(before.shapes, now), "the SELECT"]
     if again != after.dependencies:
         differing.append("the SELECT, or an affects query")
-    differing += reconsider.shown(connection, before, again)
+    differing += reconsider.shown(connection, before, again, now)
     return differing + list(reconsider.obstacles(connection, before.dependencies, again))

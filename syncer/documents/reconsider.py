@@ -22,6 +22,7 @@ from syncer.documents import analyze
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Dependencies, Document, TableUse
 from syncer.lineage import fingerprint
+from syncer.lineage.fingerprint import Shapes
 
 _TO_TEXT = re.compile(r'CAST\(\(?("n\d+"\."[^"]+")\)? AS TEXT\)|\(([\w".]+)\)::text')
 """A column that is cast, as derived queries have it, or as Postgres deparses it."""
@@ -62,13 +63,13 @@ def reconsider(connection: Connection, document: Document) -> tuple[Dependencies
         before, now = now, fingerprint.read(connection, document.shapes)
     if after is None or any(obstacles(connection, document.dependencies, after)):
         return None
-    return after, shown(connection, document, after)
+    return after, shown(connection, document, after, now)
 
 
-def shown(connection: Connection, document: Document, after: Dependencies) -> list[str]:
-    """Describe what differs in what a document shows."""
+def shown(connection: Connection, document: Document, after: Dependencies, now: Shapes) -> list[str]:
+    """Describe what differs in what a document shows, by the shapes that it has now."""
     today = fingerprint.rebased(connection, document.shapes, after.shapes, document.dependencies.shapes)
-    return fingerprint.differences(today, fingerprint.read(connection, today))
+    return fingerprint.differences(today, now)
 
 
 def obstacles(connection: Connection, before: Dependencies, after: Dependencies) -> Iterator[str]:

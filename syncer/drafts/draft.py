@@ -98,17 +98,17 @@ class Drafter:
             is_column = shown.expression == self._name(alias, shown.name)
             columns.append(shown.expression if is_column else f"{shown.expression} AS {self._name(shown.name)}")
         where = _where(self._kept(table, alias))
-        others = {reference.relation: None for reference in table.referring if reference not in self._taken(tree)}
-        if others:
-            self._notes[f"--with adds rows of: {_some(others)}"] = None
+        drawn = {branch.reference for branch in tree}
+        if more := dict.fromkeys(reference.relation for reference in table.referring if reference not in drawn):
+            self._notes[f"--with adds rows of: {_some(more)}"] = None
         return f"SELECT\n{_listed(columns)}\nFROM {table.relation} AS {self._name(alias)}{where}\n"
 
     @property
     def remarks(self) -> list[str]:
         """What to know of the draft, one line each."""
-        remarks = (
-            [f"deleted rows and drafts are left out by: {', '.join(self._conditions)}"] if self._conditions else []
-        )
+        remarks = []
+        if self._conditions:
+            remarks.append(f"deleted rows and drafts are left out by: {', '.join(self._conditions)}")
         if self._named:
             remarks.append(
                 f"shown by key and name: {', '.join(self._named)}; --with such a table shows its other columns"
@@ -166,10 +166,6 @@ class Drafter:
             return self.catalogue.table(branch.behind.to)
         return self.catalogue.table(branch.reference.to if branch.is_one else branch.reference.relation)
 
-    @staticmethod
-    def _taken(tree: _Tree) -> set[Reference]:
-        return {branch.reference for branch in tree}
-
     def _behind(self, table: Table, reference: Reference) -> list[Reference]:
         """Return the references to the rows behind a link table, seen from one of its references; none if it is none.
 
@@ -206,12 +202,12 @@ class Drafter:
                 inside = tree.get(_Branch(reference, is_one=True))
                 if (drawn := self._object(table, reference, alias, columns, inside)) is not None:
                     objects.append(drawn)
-                    for name in reference.columns - frozenset(table.key if role is _Role.DOCUMENT else ()):
-                        columns.pop(name, None)
-        taken = {drawn.name for drawn in objects}
-        arrays = [
-            self._array(branch, inside, table, alias, taken) for branch, inside in tree.items() if not branch.is_one
-        ]
+                    # The object has the key, unless the reference is to other columns, or to rows of a period.
+                    has_key = {column for _, column in reference.pairs} <= {*self.catalogue.table(reference.to).key}
+                    for name in reference.columns if has_key and not reference.is_temporal else ():
+                        if name not in table.key or role is not _Role.DOCUMENT:
+                            columns.pop(name, None)
+        arrays = [self._array(branch, inside, table, alias) for branch, inside in tree.items() if not branch.is_one]
         return [*columns.values(), *objects, *arrays]
 
     def _columns(self, table: Table, alias: str, role: _Role, but: Reference | None) -> Iterator[_Field]:
@@ -259,9 +255,9 @@ class Drafter:
     def _note_pairs(self, table: Table) -> None:
         """Say which columns refer to rows of several tables."""
         for name in table.columns:
-            other = re.sub(r"_type$", "_id", re.sub(r"Type$", "Id", name))
-            if other != name and other in table.columns and not self._refers(table, other):
-                note = f"{name}, {other}: refer to rows of several tables; join those that you need in select.sql"
+            id_ = re.sub(r"_type$", "_id", re.sub(r"Type$", "Id", name))
+            if id_ != name and id_ in table.columns and not self._refers(table, id_):
+                note = f"{name}, {id_}: refer to rows of several tables; join those that you need in select.sql"
                 self._notes[note] = None
 
     def _object(
@@ -285,15 +281,15 @@ class Drafter:
             shown = _aggregated(shown, [self._name(alias, name) for name in other.key])
         pairs = [(column, own) for own, column in reference.pairs]
         return _Field(
-            (free or names)[0], self._subquery(shown, other, alias, _joined(self, alias, outer, pairs, reference))
+            (free or names)[0], self._subquery(shown, other, alias, self._joined(alias, outer, pairs, reference))
         )
 
-    def _array(self, branch: _Branch, tree: _Tree, parent: Table, outer: str, taken: set[str]) -> _Field:
+    def _array(self, branch: _Branch, tree: _Tree, parent: Table, outer: str) -> _Field:
         """Return the rows that refer: an array, one object if there is at most one, or an object by locale."""
         reference = branch.reference
         table = self.catalogue.readable(self.catalogue.table(reference.relation))
         alias = self._alias(table.name)
-        condition = _joined(self, alias, outer, reference.pairs, reference)
+        condition = self._joined(alias, outer, reference.pairs, reference)
         if branch.behind is not None:
             return self._linked(branch, tree, parent, alias, condition)
         name = self._name_of_rows(table, reference, parent)
@@ -308,9 +304,7 @@ class Drafter:
         if reference.is_unique and not reference.is_temporal:
             return _Field(_singular(name), self._subquery(json, table, alias, condition, *kept))
         json = _aggregated(json, self._sorted(table, alias, reference))
-        return _Field(
-            name if name not in taken else f"{name}_rows", self._subquery(json, table, alias, condition, *kept)
-        )
+        return _Field(name, self._subquery(json, table, alias, condition, *kept))
 
     def _linked(self, branch: _Branch, tree: _Tree, parent: Table, alias: str, condition: str) -> _Field:
         """Return the rows behind a link table."""
@@ -328,7 +322,7 @@ class Drafter:
         ]
         order = self._sorted(table, alias, branch.reference, behind=branch.behind)
         keys = [self._name(inner, name) for name in end.key]
-        joined = _joined(self, inner, alias, [(other, own) for own, other in branch.behind.pairs], branch.behind)
+        joined = self._joined(inner, alias, [(other, own) for own, other in branch.behind.pairs], branch.behind)
         source = f"{table.relation} AS {self._name(alias)}\nJOIN {end.relation} AS {self._name(inner)} ON {joined}"
         where = _where([condition, *self._kept(table, alias), *self._kept(end, inner)])
         is_ordered = bool(order) and not set(table.key) <= branch.reference.columns | branch.behind.columns
@@ -450,6 +444,14 @@ class Drafter:
 
     # SQL
 
+    def _joined(self, alias: str, outer: str, pairs: Sequence[tuple[str, str]], reference: Reference) -> str:
+        """Return the condition of a join: pairs are columns of a table, and equal ones of the query around it."""
+        operators = ["="] * (len(pairs) - 1) + ["&&" if reference.is_temporal else "="]
+        return " AND ".join(
+            f"{self._name(alias, column)} {operator} {self._name(outer, outer_column)}"
+            for operator, (column, outer_column) in zip(operators, pairs, strict=True)
+        )
+
     def _subquery(self, shown: str, table: Table, alias: str, *conditions: str) -> str:
         query = f"SELECT {shown}\nFROM {table.relation} AS {self._name(alias)}{_where(conditions)}"
         return f"(\n{_indented(query)}\n)"
@@ -497,16 +499,6 @@ class Drafter:
             pass
         else:
             self._notes[f"documents are found by _id with: CREATE INDEX ON {table.relation} (({expression}))"] = None
-
-
-def _joined(drafter: Drafter, alias: str, outer: str, pairs: Sequence[tuple[str, str]], reference: Reference) -> str:
-    """Return the condition of a join: pairs are columns of a table, and equal ones of the query around it."""
-    operators = ["="] * len(pairs)
-    if reference.is_temporal:
-        operators[-1] = "&&"
-    name = drafter._name  # noqa: SLF001
-    joined = zip(operators, pairs, strict=True)
-    return " AND ".join(f"{name(alias, own)} {operator} {name(outer, other)}" for operator, (own, other) in joined)
 
 
 def _names(table: Table) -> tuple[str, ...]:

@@ -499,3 +499,21 @@ def test_a_key_that_no_index_can_find_is_said(bare: World) -> None:
     bare.sql("INSERT INTO sizes VALUES (1, 's'), (1, 'm')")
     assert "no index can find" in drafted(bare, "--table", "sizes")
     followed(bare)
+
+
+def test_no_column_is_lost_by_a_name_or_a_reference(bare: World) -> None:
+    """A text named like a reference, a reference to other columns than the key, and one that is declared twice."""
+    bare.sql("""
+        CREATE TABLE firms (id int, town int, code text UNIQUE, name text, UNIQUE (id), PRIMARY KEY (town, id));
+        CREATE TABLE staff (
+            id int PRIMARY KEY, town int, firm text, firm_id int REFERENCES firms (id),
+            code text REFERENCES firms (code),
+            FOREIGN KEY (town, firm_id) REFERENCES firms
+        );
+        INSERT INTO firms VALUES (1, 7, 'c', 'Firm'); INSERT INTO staff VALUES (1, 7, 'text', 1, 'c');
+    """)
+    drafted(bare, "--table", "staff")
+    followed(bare)
+    shown = bare.held("staff")["1"]
+    assert (shown["firm"], shown["firms"]["name"], shown["town"], shown["code"]) == ("text", "Firm", 7, "c")
+    assert [value["name"] for value in shown.values() if isinstance(value, dict)] == ["Firm", "Firm"]

@@ -97,11 +97,11 @@ class Drafter:
         for shown in fields:
             is_column = shown.expression == self._name(alias, shown.name)
             columns.append(shown.expression if is_column else f"{shown.expression} AS {self._name(shown.name)}")
-        where = _where(self._kept(table, alias))
+        conditions = _where(self._kept(table, alias))
         drawn = {branch.reference for branch in tree}
         if more := dict.fromkeys(reference.relation for reference in table.referring if reference not in drawn):
             self._notes[f"--with adds rows of: {_some(more)}"] = None
-        return f"SELECT\n{_listed(columns)}\nFROM {table.relation} AS {self._name(alias)}{where}\n"
+        return f"SELECT\n{_listed(columns)}\nFROM {table.relation} AS {self._name(alias)}{conditions}\n"
 
     @property
     def remarks(self) -> list[str]:
@@ -141,7 +141,7 @@ class Drafter:
                 return
         known = _some(sorted({names[0] for names, _ in branches}))
         raise DefinitionError(
-            f"--with {whole}: nothing of {table.relation} is called {path}",
+            f"--with {whole}: {table.relation} has no table or reference {path or repr(path)} to add",
             hint=f"--with takes tables that refer to it, tables behind links, and references: {known or 'none'}.\n"
             "Add rows of others in select.sql, and run init --from-select.",
         )
@@ -149,14 +149,14 @@ class Drafter:
     def _branches(self, table: Table) -> Iterator[tuple[tuple[str, ...], _Branch]]:
         """Yield what may be asked for of a table, each with the names that it has."""
         for reference in table.referring:
-            other = self.catalogue.table(reference.relation)
-            behind = self._behind(other, reference)
+            referring = self.catalogue.table(reference.relation)
+            behind = self._behind(referring, reference)
             for second in behind:
                 end = self.catalogue.table(second.to)
-                yield _names(other), _Branch(reference, second)
+                yield _names(referring), _Branch(reference, second)
                 yield _names(end), _Branch(reference, second)
             if not behind:
-                yield _names(other), _Branch(reference)
+                yield _names(referring), _Branch(reference)
         for reference in table.references:
             end = self.catalogue.table(reference.to)
             yield (self._name_of(reference), *_names(end)), _Branch(reference, is_one=True)
@@ -172,19 +172,19 @@ class Drafter:
         Besides references, a link has its key, an order and bookkeeping, and if it leads to one of several tables,
         a text that says as what.
         """
-        behind = [other for other in table.references if other != reference and other not in table.guards]
-        referring = {column for other in table.references for column in other.columns}
+        behind = [second for second in table.references if second not in (reference, *table.guards)]
+        linked = {column for second in table.references for column in second.columns}
         more = [
             column
             for column in table.columns.values()
-            if column.name not in referring
+            if column.name not in linked
             and not (column.name in table.key and len(table.key) == 1)
             and not self._is_left_out(table, column)
             and not self._is_order(column)
             and not (column.type.name in _DATES and rules.ADDED.search(column.name))
         ]
         is_choice = len(behind) > 1 and not any(
-            table.columns[name].is_required for other in behind for name in other.columns
+            table.columns[name].is_required for second in behind for name in second.columns
         )
         is_link = not more or (is_choice and len(more) == 1 and more[0].type.name in _TEXTS)
         return behind if is_link and (len(behind) == 1 or is_choice) and not table.referring else []
@@ -264,24 +264,28 @@ class Drafter:
         self, table: Table, reference: Reference, outer: str, columns: Mapping[str, _Field], tree: _Tree | None
     ) -> _Field | None:
         """Return the row that a reference leads to; an array of them if it is temporal."""
-        other = self.catalogue.table(reference.to)
-        if not other.may_read:
+        target = self.catalogue.table(reference.to)
+        if not target.may_read:
             self._notes[f"{reference.to} is left out: this role may not read it"] = None
             return None
-        names = (self._name_of(reference), other.name)
-        others = {self._name_of(each) for each in table.references if each is not reference}
-        free = [name for name in names if name not in columns.keys() - reference.columns and name not in others]
-        alias = self._alias(other.name)
+        names = (self._name_of(reference), target.name)
+        reserved = {self._name_of(sibling) for sibling in table.references if sibling is not reference}
+        free = [name for name in names if name not in columns.keys() - reference.columns and name not in reserved]
+        alias = self._alias(target.name)
         role = _Role.LABEL if tree is None else _Role.ROW
         # What is part of both keys, such as a tenant, is said by the row itself.
-        shared = {column for own, column in reference.pairs if own in table.key} if len(reference.pairs) > 1 else set()
-        fields = self._fields(other, alias, role, tree or {})
+        shared = (
+            {column for column_here, column in reference.pairs if column_here in table.key}
+            if len(reference.pairs) > 1
+            else set()
+        )
+        fields = self._fields(target, alias, role, tree or {})
         shown = self._json(drawn for drawn in fields if drawn.name not in shared)
         if reference.is_temporal:
-            shown = _aggregated(shown, [self._name(alias, name) for name in other.key])
-        pairs = [(column, own) for own, column in reference.pairs]
+            shown = _aggregated(shown, [self._name(alias, name) for name in target.key])
+        pairs = [(column, column_here) for column_here, column in reference.pairs]
         return _Field(
-            (free or names)[0], self._subquery(shown, other, alias, self._joined(alias, outer, pairs, reference))
+            (free or names)[0], self._subquery(shown, target, alias, self._joined(alias, outer, pairs, reference))
         )
 
     def _array(self, branch: _Branch, tree: _Tree, parent: Table, outer: str) -> _Field:
@@ -322,7 +326,9 @@ class Drafter:
         ]
         order = self._sorted(table, alias, branch.reference, behind=branch.behind)
         keys = [self._name(inner, name) for name in end.key]
-        joined = self._joined(inner, alias, [(other, own) for own, other in branch.behind.pairs], branch.behind)
+        joined = self._joined(
+            inner, alias, [(column, link_column) for link_column, column in branch.behind.pairs], branch.behind
+        )
         source = f"{table.relation} AS {self._name(alias)}\nJOIN {end.relation} AS {self._name(inner)} ON {joined}"
         where = _where([condition, *self._kept(table, alias), *self._kept(end, inner)])
         is_ordered = bool(order) and not set(table.key) <= branch.reference.columns | branch.behind.columns
@@ -431,7 +437,7 @@ class Drafter:
                 name = name[len(prefix) :]
                 break
         name = _plural(name[0].lower() + name[1:])
-        several = [other for other in parent.referring if other.relation == table.relation]
+        several = [sibling for sibling in parent.referring if sibling.relation == table.relation]
         return f"{name}_{reference.pairs[0][0]}" if len(several) > 1 else name
 
     def _alias(self, table: str) -> str:
@@ -472,13 +478,13 @@ class Drafter:
             name, type_ = key[0]
             return f"{name}::text" if type_ == "bpchar" else name
         free = [name for name, type_ in key if type_ not in _NO_COLON]
-        parts = []
+        texts = []
         for name, type_ in key:
             # A text may contain a colon: the length before it keeps ids of different keys different.
             if len(free) > 1 and name in free:
-                parts.append(f"length({name}::text)::text")
-            parts.append(rules.KEY_TEXTS.get(type_, "{0}::text").format(name))
-        expression = " || ':' || ".join(parts)
+                texts.append(f"length({name}::text)::text")
+            texts.append(rules.KEY_TEXTS.get(type_, "{0}::text").format(name))
+        expression = " || ':' || ".join(texts)
         self._note_index(table, expression.replace(f"{self._name(alias)}.", ""))
         return expression
 
@@ -532,18 +538,18 @@ def _renamed(fields: Iterable[_Field]) -> list[_Field]:
 
     A dot would be a step into an object, and Elasticsearch reserves names that begin with an underscore.
     """
-    taken: set[str] = set()
+    names: set[str] = set()
     plain = [(_NOT_IN_FIELDS.sub("_", drawn.name).strip().lstrip("_") or "column", drawn) for drawn in fields]
-    return [replace(drawn, name=_free(name, taken)) for name, drawn in plain]
+    return [replace(drawn, name=_free(name, names)) for name, drawn in plain]
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _free(name: str, names: set[str]) -> str:
     """Return the name, with a number if it is taken, and take it."""
     free, number = name, 1
-    while free in taken:
+    while free in names:
         number += 1
         free = f"{name}_{number}"
-    taken.add(free)
+    names.add(free)
     return free
 
 
@@ -567,8 +573,8 @@ def _unquoted(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
-def _listed(parts: Iterable[str]) -> str:
-    return _indented(",\n".join(parts))
+def _listed(items: Iterable[str]) -> str:
+    return _indented(",\n".join(items))
 
 
 def _indented(query: str) -> str:

@@ -144,37 +144,37 @@ class _Mapped:
 
     def field(self, name: str, shape: Shape, path: tuple[str, ...]) -> dict[str, Any]:
         """Return the mapping of a field."""
-        place = ".".join(path)
+        dotted = ".".join(path)
         if shape.fields is not None:
-            return self._object(shape, path, place)
+            return self._object(shape, path, dotted)
         if shape.is_map:
-            self.notes[place] = "data"
+            self.notes[dotted] = "data"
             return dict(KEYS_ARE_DATA)
         if shape.type is None or shape.type.mapping is None:
-            return self._of_values(path, place)
+            return self._of_values(path, dotted)
         mapping = shape.type.mapping
         if mapping == TEXT and (shape.is_array or rules.KEYWORD_NAMES.search(name)):
             return dict(KEYWORD)
-        return self._of_type(shape.type, mapping, path, place)
+        return self._of_type(shape.type, mapping, path, dotted)
 
     def _of_type(
-        self, type_: ColumnType, mapping: Mapping[str, Any], path: tuple[str, ...], place: str
+        self, type_: ColumnType, mapping: Mapping[str, Any], path: tuple[str, ...], dotted: str
     ) -> dict[str, Any]:
         """Return the mapping of a type, adapted where the sampled values show that it has to be."""
         if type_.name == "numeric" and mapping["type"] == "double":
-            self.notes[place] = "double"
+            self.notes[dotted] = "double"
         elif type_.name == "float4" and type_.is_array:
             vectors = _inside(self.sample.documents, path, flat=False)
             lengths = {None if None in vector else len(vector) for vector in vectors}
             if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
-                self.notes[place] = "vector"
+                self.notes[dotted] = "vector"
                 return {"type": "dense_vector", "dims": lengths.pop()}
         elif mapping == rules.DATE and not all(map(_is_date, _inside(self.sample.documents, path))):
-            self.notes[place] = "malformed"
+            self.notes[dotted] = "malformed"
             return {**mapping, "ignore_malformed": True}
         return dict(mapping)
 
-    def _object(self, shape: Shape, path: tuple[str, ...], place: str) -> dict[str, Any]:
+    def _object(self, shape: Shape, path: tuple[str, ...], dotted: str) -> dict[str, Any]:
         fields = shape.fields or {}
         types = {(inner.type.mapping or {}).get("type", "") for inner in fields.values() if inner.type}
         if fields and fields.keys() <= rules.RANGE_BOUNDS and len(types) == 1 and types <= rules.RANGE_TYPES.keys():
@@ -186,21 +186,21 @@ class _Mapped:
         inside = {name: self.field(name, inner, (*path, name)) for name, inner in named.items()}
         mapping: dict[str, Any] = {"type": "nested"} if shape.is_array else {}
         if len(named) < len(fields):
-            self.notes[place] = "open"
+            self.notes[dotted] = "open"
             mapping["dynamic"] = False
         return {**mapping, "properties": inside}
 
-    def _of_values(self, path: tuple[str, ...], place: str) -> dict[str, Any]:
+    def _of_values(self, path: tuple[str, ...], dotted: str) -> dict[str, Any]:
         """Return a mapping for JSON that comes out of a column."""
         values = self.sample.values(path)
         kinds = {type(value) for value in values}
         if kinds == {dict} and not any(_is_deep(value) for value in values):
-            self.notes[place] = "data"
+            self.notes[dotted] = "data"
             return dict(KEYS_ARE_DATA)
         if kinds and dict not in kinds:
-            self.notes[place] = "values"
+            self.notes[dotted] = "values"
             return dict(KEYWORD)
-        self.notes[place] = "stored"
+        self.notes[dotted] = "stored"
         return dict(STORED)
 
     def united(
@@ -212,37 +212,37 @@ class _Mapped:
         """
         properties, added = dict(given), list[str]()
         for name, mapping in derived.items():
-            place = f"{path}{name}"
+            dotted = f"{path}{name}"
             if name not in given:
                 properties[name] = mapping
-                added.append(place)
+                added.append(dotted)
             elif given[name].get("type", "object") not in ("object", "nested") or given[name].keys() & {
                 "dynamic",
                 "enabled",
             }:
                 continue
             elif "properties" in mapping:
-                inside, more = self.united(given[name].get("properties", {}), mapping["properties"], f"{place}.")
+                inside, more = self.united(given[name].get("properties", {}), mapping["properties"], f"{dotted}.")
                 if more:
                     properties[name] = {**given[name], "properties": inside}
                     added += more
-            elif self.notes.get(place) in ("data", "stored"):
+            elif self.notes.get(dotted) in ("data", "stored"):
                 properties[name] = {**given[name], "dynamic": False}
-                self.notes[place] = "open"
-                added.append(place)
+                self.notes[dotted] = "open"
+                added.append(dotted)
         return properties, added
 
     def sayings(self, added: list[str]) -> Iterable[str]:
         """Yield what to know of the fields that were added, each kind once."""
         sample = f"a sample of {amount(len(self.sample.documents), 'document')}"
         for kind, saying in _SAYINGS.items():
-            places = [place for place, noted in self.notes.items() if noted == kind and _is_in(place, added)]
-            if places:
-                yield f"{', '.join(places)}: {saying.format(sample=sample)}"
+            fields = [dotted for dotted, noted in self.notes.items() if noted == kind and _is_in(dotted, added)]
+            if fields:
+                yield f"{', '.join(fields)}: {saying.format(sample=sample)}"
 
 
-def _is_in(place: str, added: Iterable[str]) -> bool:
-    return any(place == path or place.startswith(f"{path}.") for path in added)
+def _is_in(dotted: str, added: Iterable[str]) -> bool:
+    return any(dotted == path or dotted.startswith(f"{path}.") for path in added)
 
 
 def _inside(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any]:

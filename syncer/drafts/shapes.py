@@ -203,10 +203,10 @@ class _Walk:
         if "opfuncid" in node and node["opfuncid"] in self.functions:
             return self._call(self.functions[node["opfuncid"]], node["args"], node, query)
         if "coalescetype" in node:
-            return self._united(self.shape(part, query) for part in node["args"])
+            return self._united(self.shape(argument, query) for argument in node["args"])
         if "casetype" in node:
             results = [*(when["result"] for when in node["args"]), node["defresult"]]
-            return self._united(self.shape(part, query) for part in results)
+            return self._united(self.shape(argument, query) for argument in results)
         if "consttype" in node:
             return self._constant(node)
         if "returning" in node:  # JSON_OBJECT, JSON_ARRAYAGG and their like
@@ -216,10 +216,12 @@ class _Walk:
                 self.shape(node["func"], query) if is_call else self._call(name, _items(node.get("args")), node, query)
             )
         if "elements" in node:
-            return replace(self._united(self.shape(part, query) for part in node["elements"]), is_array=True)
+            return replace(self._united(self.shape(argument, query) for argument in node["elements"]), is_array=True)
         if "row_typeid" in node and int(node["row_typeid"]) == _RECORD:
             names = [f"f{number + 1}" for number in range(len(node["args"]))]
-            return Shape(fields={name: self.shape(part, query) for name, part in zip(names, node["args"], strict=True)})
+            return Shape(
+                fields={name: self.shape(argument, query) for name, argument in zip(names, node["args"], strict=True)}
+            )
         if "arg" in node and "resulttype" in node and "fieldnum" not in node:
             inner = self.shape(node["arg"], query)
             if inner.type is None and self._typed(node).type is None:
@@ -276,16 +278,16 @@ class _Walk:
             if node.get("funcvariadic") == "true" or len(arguments) % 2 or any(map(_is_data, arguments[::2])):
                 return _MAP
             pairs = zip(arguments[::2], arguments[1::2], strict=True)
-            return Shape(fields={_text(key): self.shape(part, query) for key, part in pairs})
+            return Shape(fields={_text(key): self.shape(argument, query) for key, argument in pairs})
         if plain == "concat":  # a || b
-            return self._merged(self.shape(part, query) for part in arguments)
+            return self._merged(self.shape(argument, query) for argument in arguments)
         if plain == "object_field":  # a -> 'key'
             outer = self.shape(arguments[0], query)
             return _FREE if _is_data(arguments[1]) else (outer.fields or {}).get(_text(arguments[1]), _FREE)
         if plain.startswith("object"):  # of arrays, or aggregated
             return _MAP
         if plain in ("agg", "build_array", "array"):
-            return replace(self._united(self.shape(part, query) for part in arguments), is_array=True)
+            return replace(self._united(self.shape(argument, query) for argument in arguments), is_array=True)
         if plain in ("to_json", "to_jsonb", "row_to_json", "array_to_json", "strip_nulls"):
             return self.shape(arguments[0], query)
         return self._typed(node)
@@ -313,10 +315,10 @@ class _Walk:
 
     def _merged(self, shapes: Iterable[Shape]) -> Shape:
         """Return the shape of ``a || b``: the fields of both objects, and the elements of both arrays."""
-        parts = [shape for shape in shapes if not shape.is_nothing]
-        if parts and all(shape.fields is not None and not shape.is_array for shape in parts):
-            return Shape(fields={name: inner for shape in parts for name, inner in (shape.fields or {}).items()})
-        return self._united(parts)
+        shown = [shape for shape in shapes if not shape.is_nothing]
+        if shown and all(shape.fields is not None and not shape.is_array for shape in shown):
+            return Shape(fields={name: inner for shape in shown for name, inner in (shape.fields or {}).items()})
+        return self._united(shown)
 
     def _constant(self, node: dict[str, Any]) -> Shape:
         typed = self._typed(node)

@@ -262,8 +262,8 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
         ("--table seen", "as for a view"),
         ("--table fast", "unlogged"),
         ("--table nope", 'other."B c"'),
-        ("--table a --with other.a", "nothing of public.a is called other.a"),
-        ("--table a --with b.c", "nothing of public.a is called b.c"),
+        ("--table a --with other.a", "public.a has no table or reference other.a"),
+        ("--table a --with b.c", "public.a has no table or reference b.c"),
         ("--table a --name x/../y", "valid document name"),
     ):
         ended = bare.syncer("init", *arguments.split())

@@ -508,7 +508,9 @@ class Drafter:
 
 
 def _names(table: Table) -> tuple[str, ...]:
-    return table.relation, table.relation.replace('"', ""), table.name
+    """Return the names of a table: as SQL writes it, without quotes, and without its schema."""
+    plain = re.sub(r'"((?:[^"]|"")+)"', lambda quoted: quoted[1].replace('""', '"'), table.relation)
+    return table.relation, plain, table.name
 
 
 def _some(names: Iterable[str]) -> str:

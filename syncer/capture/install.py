@@ -38,20 +38,29 @@ FROM member AS m JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid 
 ORDER BY c.oid <> $1, 1
 """
 _CATALOGUE = "a system catalogue", "No trigger sees its rows change. Keep what you need of it in a table."
-# By schema, kind or persistence, as the catalogue has them.
-_REFUSED = {
-    "syncer": ("syncer's own", "Select from tables of yours."),
-    "pg_catalog": _CATALOGUE,
-    "information_schema": _CATALOGUE,
-    "m": ("a materialized view", "No trigger sees its rows change. Select from the tables that it is made of."),
-    "f": ("a foreign table", "No trigger sees its rows change on another server. Copy them into a table of this one."),
-    "S": ("a sequence", "No trigger sees it change. Select from the table that it numbers."),
-    "t": ("a temporary table", "Only its own session sees its rows. Make it an ordinary table."),
-    "u": (
-        "an unlogged table",
-        "A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {} SET LOGGED",
-    ),
-}
+# By schema, kind and persistence, as the catalogue has them. Apart: a schema may be named "m".
+_REFUSED: tuple[dict[str, tuple[str, str]], ...] = (
+    {
+        "syncer": ("syncer's own", "Select from tables of yours."),
+        "pg_catalog": _CATALOGUE,
+        "information_schema": _CATALOGUE,
+    },
+    {
+        "m": ("a materialized view", "No trigger sees its rows change. Select from the tables that it is made of."),
+        "f": (
+            "a foreign table",
+            "No trigger sees its rows change on another server. Copy them into a table of this one.",
+        ),
+        "S": ("a sequence", "No trigger sees it change. Select from the table that it numbers."),
+    },
+    {
+        "t": ("a temporary table", "Only its own session sees its rows. Make it an ordinary table."),
+        "u": (
+            "an unlogged table",
+            "A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {} SET LOGGED",
+        ),
+    },
+)
 _ARMING_SECONDS_MAX = 0.1
 
 # A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
@@ -160,7 +169,7 @@ def require_capturable(connection: Connection, oid: int, file: str) -> None:
     members = connection.execute(_MEMBERS, (oid,)).fetchall()
     relation, _, kind, _ = members[0]
     for name, *properties in members:
-        for what, hint in (_REFUSED[each] for each in properties if each in _REFUSED):
+        for what, hint in (reasons[key] for reasons, key in zip(_REFUSED, properties, strict=True) if key in reasons):
             is_partition = f"a partitioned table, and its partition {name} is " if name != relation else ""
             raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{what}", hint=hint.format(name))
     if kind != "p" and len(members) > 1:

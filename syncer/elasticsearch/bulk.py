@@ -7,6 +7,8 @@ Guarantees:
   database may have been set back in time; the greatest conflicting version reveals that. And another client may have
   raised the version of an older document, as ``_update_by_query`` does.
 - A write or delete names an alias and requires it, so that a late one never re-creates a dropped index.
+- A success counts only in the index itself. Where a pipeline drops or reroutes a document, or the alias leads to
+  another index, Elasticsearch answers success, too: that is a refusal.
 - Alone before blame: what is refused together with others is sent again in halves, until it is written or was refused
   alone. Pipelines and inference endpoints refuse a request, or a part of it, for one of its documents.
 - Errors are those of the client; `syncer.base.error_policy` says what they mean.
@@ -62,7 +64,7 @@ _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*
 _WAIT_FOR_SHARD = "20s"
 """How long Elasticsearch holds a request for an unavailable shard; its default is as long as our own timeout."""
 _FOUND_VERSION = re.compile(r"current version \[(\d+)\]")
-_ITEM_FIELDS = "items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
+_ITEM_FIELDS = "items.*._index,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
 
 class Rejection(NamedTuple):
@@ -194,7 +196,7 @@ class Index:
                 f"Elasticsearch answered {len(items)} items to a bulk request of {operations}",
                 hint="Does a proxy in front of Elasticsearch change its responses?",
             )
-        answers = (next(iter(item.values())) for item in items[len(update) :])
+        answers = (_answer(item, target) for item in items[len(update) :])
         settled = {
             task.composition.id: _settle(task.composition, list(islice(answers, task.operations)), outcome)
             for task in part
@@ -336,6 +338,17 @@ def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcom
     else:
         outcome.done[composition.id] = "skipped"
     return []
+
+
+def _answer(item: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
+    """Return the answer to one operation: an error, if what was accepted has not reached the index."""
+    (answer,) = item.values()
+    is_error = "error" in answer and answer["status"] != _CONFLICT
+    # If a pipeline drops a document, Elasticsearch repeats the alias of the request.
+    if is_error or answer["_index"] == target.index_name:
+        return cast("Mapping[str, Any]", answer)
+    why = f"{target.index_name} has not received it: a pipeline drops or reroutes it, or the write alias was moved"
+    return {"status": _BAD_REQUEST, "error": {"type": "not_in_its_index", "reason": why}}
 
 
 def _may_be_of_another(rejection: Rejection) -> bool:

@@ -142,13 +142,16 @@ def find(
         apply = "If it was deleted, make it again with every document: syncer apply"
         yield Shortcoming(Effect.REFUSES, f"The index {name} is gone", apply, is_request=False)
         return
-    for other in sorted(answer.keys() - {name}):
-        remedy = _request("POST", "/_aliases", {"actions": [{"remove": {"index": other, "alias": alias}}]})
-        yield Shortcoming(Effect.REFUSES, f"The write alias {alias} leads to {other} as well", remedy)
-    if not index["aliases"].get(alias, {"is_write_index": False}).get("is_write_index", True):
+    others = sorted(answer.keys() - {name})
+    if others or not index["aliases"].get(alias, {"is_write_index": False}).get("is_write_index", True):
+        problem = f"{name} is not the index that {alias} writes to"
+        if others:
+            where = " as well" if alias in index["aliases"] else f", and not to {name}"
+            problem = f"The write alias {alias} leads to {', '.join(others)}{where}"
+        removals = [{"remove": {"index": other, "alias": alias}} for other in others]
         added = {"index": name, "alias": alias, "is_hidden": True, "is_write_index": True}
-        remedy = _request("POST", "/_aliases", {"actions": [{"add": added}]})
-        yield Shortcoming(Effect.REFUSES, f"{name} is not the index that {alias} writes to", remedy)
+        remedy = _request("POST", "/_aliases", {"actions": [*removals, {"add": added}]})
+        yield Shortcoming(Effect.REFUSES, problem, remedy)
     if index["settings"].get("index.verified_before_close") == "true":
         yield Shortcoming(Effect.REFUSES, f"The index {name} is closed", _request("POST", f"/{name}/_open"))
     yield from of_index(name, index)

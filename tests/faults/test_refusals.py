@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from math import ceil, log2
 from typing import Any
 from unittest.mock import patch
@@ -206,6 +207,77 @@ def test_a_daemon_goes_on_once_the_index_takes_documents(things: World, fault: F
     wait_until(lambda: [id_ for id_, _ in things.sql(DEAD_LETTERS)] == ["5"], what="the row is dead-lettered")
     things.sql("UPDATE things SET n = 3 WHERE id = 5")
     require_holds(things)
+
+
+# What is accepted does not reach the index
+
+
+@contextmanager
+def moved_alias(world: World, *, keeps: bool = False) -> Iterator[str]:
+    """The write alias leads to another index, alone or beside its own."""
+    name, other = world.index_of("thing"), f"{world.alias}-other"
+    alias = {"alias": f"{name}-syncer-write", "is_hidden": True}
+    with world.elasticsearch() as client:
+        client.indices.create(index=other)
+        before = {"add": {**alias, "index": name, "is_write_index": False}}
+        before = before if keeps else {"remove": {"index": name, "alias": alias["alias"]}}
+        after = {"add": {**alias, "index": other, "is_write_index": True}}
+        client.indices.update_aliases(actions=[before, after])
+        yield "leads to"
+        client.indices.delete(index=other)
+        client.indices.update_aliases(actions=[{"add": {**alias, "index": name, "is_write_index": True}}])
+
+
+@contextmanager
+def dropping(world: World) -> Iterator[str]:
+    """A pipeline drops every document."""
+    with pipeline(world, {"drop": {}}):
+        yield "not_in_its_index"
+
+
+@contextmanager
+def rerouting(world: World) -> Iterator[str]:
+    """A pipeline sends every document to another index."""
+    with world.elasticsearch() as client:
+        client.indices.create(index=f"{world.alias}-other", aliases={f"{world.alias}-reroute": {}})
+        with pipeline(world, {"reroute": {"destination": f"{world.alias}-reroute"}}):
+            yield "not_in_its_index"
+        client.indices.delete(index=f"{world.alias}-other")
+
+
+@pytest.mark.parametrize("change", ["UPDATE things SET n = 1 WHERE id = 7", "UPDATE things SET n = 1"])
+@pytest.mark.parametrize("fault", [moved_alias, partial(moved_alias, keeps=True), dropping, rerouting])
+def test_a_success_counts_in_the_index_alone(things: World, fault: Fault, change: str) -> None:
+    """A writer that has written before notices, too: its definition is suspended, and resumes without stale ones."""
+    name = things.index_of("thing")
+    with things.index() as index, things.writer(index) as writer, things.job_worker(index) as job_worker:
+        writer.write(name, ["1"])
+        things.sql(change)
+        with fault(things) as words, pytest.raises(DocumentError, match=words):
+            writer.write(name, [str(id_) for id_ in range(1, ROWS + 1)])
+        wait_until(lambda: job_worker.run_once() >= 0 and not things.sql(SUSPENDED), what="it resumes")
+    assert write(things)[0].dead_lettered == 0
+    assert things.differences() == []
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_delete_counts_in_the_index_alone(things: World, *, keeps: bool) -> None:
+    """Another index has no such document, and says so."""
+    with things.index() as index, things.writer(index) as writer:
+        writer.write(things.index_of("thing"), ["1"])
+        things.sql("DELETE FROM things WHERE id IN (7, 8)")
+        with moved_alias(things, keeps=keeps), pytest.raises(DocumentError, match="leads to"):
+            writer.write(things.index_of("thing"), ["7", "8"])
+
+
+def test_a_document_that_a_pipeline_drops_is_a_dead_letter(things: World) -> None:
+    """Its neighbours are written; once the pipeline is gone, it is written and cleared."""
+    things.sql("UPDATE things SET n = id")
+    with pipeline(things, {"drop": {"if": "ctx.n % 20 == 7"}}):
+        assert write(things)[0].dead_lettered == 3
+    assert [id_ for id_, _ in things.sql(DEAD_LETTERS)] == ["27", "47", "7"]
+    assert write(things)[0].dead_lettered == 0
+    assert (things.differences(), things.sql(DEAD_LETTERS)) == ([], [])
 
 
 def test_rows_at_fault_do_not_keep_their_definition_suspended(things: World) -> None:

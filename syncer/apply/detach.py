@@ -10,7 +10,7 @@ what is left. No change is forgotten silently: a document is suspended, and due 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import LiteralString
+from functools import partial
 
 from syncer.apply import activate
 from syncer.base.errors import DocumentError
@@ -22,8 +22,6 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from syncer.recovery import orphan_indices
 
-_EMPTY_OUTBOX = "TRUNCATE syncer.outbox"
-_DROP_SCHEMA = "DROP SCHEMA syncer CASCADE"
 _LOCK_SECONDS = 60.0
 """How long to try for a lock, a moment at a time."""
 
@@ -47,16 +45,13 @@ def stop_capturing(connection: Connection, *, report: Callable[[str], None] = la
                 is_stale=True,
             )
             suspend.suspend(connection, error)
-        _execute_without_blocking(connection, _EMPTY_OUTBOX, report)
+        truncate = partial(connection.execute, "TRUNCATE syncer.outbox")
+        without_blocking(connection, ["syncer.outbox"], truncate, _LOCK_SECONDS, report)
         report("the outbox is empty; every document is suspended until: syncer apply")
 
 
 def uninstall(
-    connection: Connection,
-    index: Index,
-    indices: Indices,
-    *,
-    report: Callable[[str], None] = lambda _: None,
+    connection: Connection, index: Index, indices: Indices, *, report: Callable[[str], None] = lambda _: None
 ) -> None:
     """Remove the documents with their indices, the triggers, the record in Elasticsearch and the schema.
 
@@ -74,12 +69,6 @@ def uninstall(
             install.remove(connection, relation, waiting=report)
             report(f"triggers of {relation} are removed")
         index.forget(registry.installation(connection))
-        _execute_without_blocking(connection, _DROP_SCHEMA, report)
+        drop = partial(connection.execute, "DROP SCHEMA syncer CASCADE")
+        without_blocking(connection, ["syncer.outbox"], drop, _LOCK_SECONDS, report)
         report("the schema syncer is dropped")
-
-
-def _execute_without_blocking(connection: Connection, statement: LiteralString, report: Callable[[str], None]) -> None:
-    def execute() -> None:
-        connection.execute(statement)
-
-    without_blocking(connection, ["syncer.outbox"], execute, _LOCK_SECONDS, report)

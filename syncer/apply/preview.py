@@ -265,8 +265,5 @@ class _Previewed:
             self.missing += missing
             affects.append(AffectsQuery(query=query, cost=measured))
         return TablePreview(
-            relation=use.relation,
-            watched=tuple(sorted(use.watched)),
-            id_columns=use.id_columns,
-            affects=tuple(affects),
+            relation=use.relation, watched=tuple(sorted(use.watched)), id_columns=use.id_columns, affects=tuple(affects)
         )

@@ -89,8 +89,7 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
         found = now.get(Role.BUILDING)
         if found is None or found.revision != building.revision:
             raise DefinitionError(
-                f"{building.index_name} is no longer being built",
-                hint="It was aborted, or replaced by another apply.",
+                f"{building.index_name} is no longer being built", hint="It was aborted, or replaced by another apply."
             )
         # Rule: the-alias-moves-to-what-is-loaded.
         suspend.require_active(found)

@@ -416,9 +416,5 @@ _KAFKA = (
         "Kafka refuses the size of a record, or of a batch of them",
         "Give max.message.bytes of the topic its default, 1 MB, or grant syncer DescribeConfigs on the topic.",
     ),
-    (
-        {"_INVALID_ARG"},
-        "Kafka's client refuses a setting",
-        "Check kafka.properties: the names are librdkafka's.",
-    ),
+    ({"_INVALID_ARG"}, "Kafka's client refuses a setting", "Check kafka.properties: the names are librdkafka's."),
 )

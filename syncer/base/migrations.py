@@ -100,7 +100,7 @@ def migrate(
 
     def change() -> None:
         recorded: dict[str, str] = {} if anew else applied(connection)
-        if not recorded and value(connection, _EXISTS):
+        if not recorded and exists(connection):
             captured = [relation for (relation,) in connection.execute(_CAPTURED)]
             if captured:  # before the outbox, for which writers of these tables wait
                 tables = sql.SQL(", ").join(map(sql.SQL, captured))

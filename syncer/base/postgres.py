@@ -310,7 +310,7 @@ _PAUSE_SECONDS = 0.5
 def without_blocking(
     connection: Connection,
     relations: Sequence[str],
-    change: Callable[[], None],
+    change: Callable[[], object],
     timeout_seconds: float,
     waiting: Callable[[str], None],
     *,

@@ -34,6 +34,8 @@ from syncer.base.errors import SourceError, TokenError
 from syncer.base.formatting import shortened
 from syncer.base.postgres import Connection, value
 
+WAIT_FOR_DISK = "SET LOCAL synchronous_commit TO DEFAULT"
+"""For a transaction that creates jobs and saves progress: a crash must not keep the progress and forget the jobs."""
 _COUNTER_BITS = 32
 NOTES_MAX = 1000
 """How many saved cursors are kept that are not handled; beyond that, neighbours are merged."""

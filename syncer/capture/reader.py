@@ -34,8 +34,6 @@ _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
 # the disk. Neither need the trimming of rows, since the cursor that allows it precedes it. The lease is not
 # idle_in_transaction_session_timeout: while Kafka keeps a leader from reading what the server has sent, it can send
 # nothing either.
-# The refresh must not be forgotten by a crash that remembers the cursor.
-_WAIT_FOR_DISK = "SET LOCAL synchronous_commit TO DEFAULT"
 _BEGIN = "SELECT set_config('synchronous_commit', 'off', false), set_config('idle_session_timeout', $1, false)"
 
 
@@ -149,7 +147,7 @@ class OutboxReader:
         connection, cursor = self.connection, self._saved.snapshot
         # Rule: the-refresh-is-committed-with-the-cursor.
         with connection.transaction():
-            connection.execute(_WAIT_FOR_DISK)
+            connection.execute(progress.WAIT_FOR_DISK)
             # Before the jobs: what they make good was committed by then, as `wait` relies on.
             snapshot = progress.moment(connection)
             self._refresh_all(connection, outbox.oldest_changed_at(connection, cursor))

@@ -18,15 +18,7 @@ from syncer.apply.trial import PlanSeverity
 from syncer.base import settings
 from syncer.base.formatting import amount, shortened
 from syncer.cli import render
-from syncer.cli.context import (
-    AllowFailed,
-    AnyDocument,
-    AsJson,
-    Parts,
-    Yes,
-    confirm,
-    open_parts,
-)
+from syncer.cli.context import AllowFailed, AnyDocument, AsJson, Parts, Yes, confirm, open_parts
 from syncer.cli.load import load_all
 from syncer.cli.render import Part, say, show_table
 from syncer.kafka import topic

@@ -119,8 +119,7 @@ def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> 
 def _require_columns(file: str, columns: dict[str, str]) -> None:
     if "_id" not in columns:
         raise DefinitionError(
-            f"{file} has no column _id",
-            hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p",
+            f"{file} has no column _id", hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p"
         )
     if columns["_id"] in _FLOATS:
         raise DefinitionError(
@@ -136,8 +135,7 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
     reserved = [name for name in columns if name.startswith("_") and name not in _NO_FIELDS]
     if reserved:
         raise DefinitionError(
-            f"{file}: {', '.join(reserved)} cannot be a field",
-            hint="Names that begin with _ are Elasticsearch's own.",
+            f"{file}: {', '.join(reserved)} cannot be a field", hint="Names that begin with _ are Elasticsearch's own."
         )
     if "?column?" in columns:
         raise unnamed_column(file)

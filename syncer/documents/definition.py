@@ -93,8 +93,7 @@ def load(folder: Path) -> Definition:
     for path in folder.iterdir():
         if path.is_dir() and path.suffix == "" and path.name != "affects":
             raise DefinitionError(
-                f"{path} is no folder that a document has",
-                hint="Only affects is allowed. Rename or remove it.",
+                f"{path} is no folder that a document has", hint="Only affects is allowed. Rename or remove it."
             )
     return Definition(
         name=folder.name,

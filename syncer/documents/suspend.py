@@ -55,10 +55,7 @@ def require_active(document: Document) -> None:
             begin, give_up = f"syncer index rebuild {document.name}", f"syncer index abort {document.name}"
             hint = f"{hint}\nTo begin anew: {begin}; to give it up: {give_up}"
         raise SuspendedError(
-            f"{document.index_name} is suspended: {what}",
-            hint=hint,
-            document=document.name,
-            revision=document.revision,
+            f"{document.index_name} is suspended: {what}", hint=hint, document=document.name, revision=document.revision
         )
 
 
@@ -78,15 +75,13 @@ def _accept(connection: Connection, error: AlteredError) -> bool:
     """Record that a document goes on with what it reads now; return whether all that it shows is the same."""
     from syncer.documents import reconsider  # noqa: PLC0415 - it imports sqlglot: slow to load, and seldom needed
 
-    active = {
-        document.revision: document for document in registry.documents(connection) if document.name == error.document
-    }
-    document = active.get(error.revision)
-    found = None if document is None else reconsider.reconsider(connection, document)
-    if document is None or found is None:
+    active = {(document.name, document.revision): document for document in registry.documents(connection)}
+    document = active.get((error.document, error.revision))
+    accepted = None if document is None else reconsider.reconsider(connection, document)
+    if document is None or accepted is None:
         return False
     # Rule: stale-with-the-acceptance. The caller's transaction marks the document as stale.
-    after, shown = found
+    after, shown = accepted
     registry.accept(connection, document, after.shapes)
     if not shown:
         structlog.get_logger().info("document.unaffected", document=document.name, index=document.index_name)

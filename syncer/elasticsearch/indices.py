@@ -22,7 +22,7 @@ from elasticsearch import Elasticsearch
 from syncer.base.error_policy import reason
 from syncer.base.errors import IndexingError
 from syncer.base.model import Target
-from syncer.elasticsearch.reader import Holdings
+from syncer.elasticsearch.reader import Holdings, index_metadata
 from syncer.elasticsearch.shortcomings import BLOCKS, GC_DELETES_SECONDS, is_metadata_blocked, metadata_blocked
 
 _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
@@ -235,10 +235,8 @@ class Indices:
 
     def _routing_shards(self, target: Target) -> dict[str, str]:
         """Return the one setting that Elasticsearch does not return as such."""
-        state = self._client.cluster.state(
-            metric="metadata", index=target.index_name, filter_path="metadata.indices.*.routing_num_shards"
-        )
-        return {_ROUTING_SHARDS: str(state.body["metadata"]["indices"][target.index_name]["routing_num_shards"])}
+        metadata = index_metadata(self._client, target.index_name, "routing_num_shards")[target.index_name]
+        return {_ROUTING_SHARDS: str(metadata["routing_num_shards"])}
 
     def _settings(self, target: Target) -> dict[str, Any]:
         answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
@@ -258,11 +256,8 @@ class Indices:
 
     def _ours(self, index_name: str) -> dict[str, Any]:
         """Return what syncer wrote into an index's ``_meta``; empty if it is not syncer's, or gone."""
-        # From the cluster state, where no block of the index hides it.
-        path = "metadata.indices.*.mappings._doc._meta.syncer"
-        state = self._client.cluster.state(metric="metadata", index=index_name, filter_path=path).body
-        index = state.get("metadata", {}).get("indices", {}).get(index_name, {"mappings": {"_doc": {}}})
-        return _ours({"mappings": index["mappings"]["_doc"]})
+        metadata = index_metadata(self._client, index_name, "mappings._doc._meta.syncer")
+        return _ours({"mappings": metadata[index_name]["mappings"]["_doc"]}) if index_name in metadata else {}
 
     # Aliases
 
@@ -453,14 +448,7 @@ class Indices:
             self._delete_scratch(target, alias)
 
     def _delete_scratch(self, target: Target, alias: str) -> None:
-        # From the cluster state, which also names an index whose own blocks forbid to ask about it.
-        answer = self._client.cluster.state(
-            metric="metadata",
-            index=f"{alias}-syncer-plan-*",
-            expand_wildcards="all",
-            filter_path="metadata.indices.*.state",
-        ).body
-        for name in answer.get("metadata", {}).get("indices", {}):
+        for name in index_metadata(self._client, f"{alias}-syncer-plan-*", "state", expand_wildcards="all"):
             since = re.fullmatch(r".*-syncer-plan-(\d+)-\w+", name)
             if name == target.index_name or (since and time.time() - int(since[1]) > _TRIAL_SECONDS_MAX):
                 client = self._client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN))

@@ -35,10 +35,7 @@ _AGAIN = "Wait until the health of the index is green or yellow, and do the same
 _HITS_MAX = 1000
 """More than a document has copies: one for each shard at most."""
 
-_SHARDS_FIELDS = ",".join(
-    f"metadata.indices.*.{name}"
-    for name in ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
-)
+_SHARDS_FIELDS = ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
 _SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
 _NOT_FOUND = 404
 _JSON = {"accept": "application/json", "content-type": "application/json"}
@@ -159,6 +156,16 @@ def _undecoded(client: Elasticsearch) -> Elasticsearch:
     return raw
 
 
+def index_metadata(
+    client: Elasticsearch, names: str | Sequence[str], *fields: str, **options: Any
+) -> dict[str, dict[str, Any]]:
+    """Return fields of indices in the cluster state, by index; it names also those whose blocks forbid to ask."""
+    path = ",".join(f"metadata.indices.*.{field}" for field in fields)
+    state = client.cluster.state(metric="metadata", index=names, filter_path=path, **options).body
+    indices: dict[str, dict[str, Any]] = state.get("metadata", {}).get("indices", {})
+    return indices
+
+
 class _PageTooLargeError(Exception):
     """A search asked for more than the index allows; the next one asks for less."""
 
@@ -181,10 +188,8 @@ class Holdings:
         """
         shards = self._shards.get(target.index_name)
         if shards is None:
-            state = self._client.cluster.state(
-                metric="metadata", index=target.index_name, ignore_unavailable=False, filter_path=_SHARDS_FIELDS
-            )
-            shards = Shards.of_index(state.body["metadata"]["indices"][target.index_name])
+            metadata = index_metadata(self._client, target.index_name, *_SHARDS_FIELDS, ignore_unavailable=False)
+            shards = Shards.of_index(metadata[target.index_name])
             if shards.number > 1:
                 self._require_computed_shard(target, shards)
             self._shards[target.index_name] = shards
@@ -345,11 +350,7 @@ class Holdings:
         """Return the physical indices that searches through each of these aliases find."""
         if not aliases:
             return {}
-        # From the cluster state: any other request is refused while one index of the cluster has a metadata block.
-        state = self._client.cluster.state(
-            metric="metadata", index=list(aliases), expand_wildcards="all", filter_path="metadata.indices.*.aliases"
-        ).body
-        indices = state.get("metadata", {}).get("indices", {})
+        indices = index_metadata(self._client, aliases, "aliases", expand_wildcards="all")
         return {
             alias: sorted(name for name, index in indices.items() if alias in index["aliases"]) for alias in aliases
         }

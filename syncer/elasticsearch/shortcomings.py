@@ -84,21 +84,13 @@ _RULES: dict[str, tuple[Effect, Any, str]] = {
     _DISK_BLOCK: (Effect.REFUSES, False, ": Elasticsearch sets that while a disk is full, and lifts it by itself"),
     **dict.fromkeys(
         ("index.default_pipeline", "index.final_pipeline"),
-        (
-            Effect.ALTERS,
-            "_none",
-            ": a document must equal its SELECT, so what a pipeline does belongs into select.sql",
-        ),
+        (Effect.ALTERS, "_none", ": a document must equal its SELECT, so what a pipeline does belongs into select.sql"),
     ),
     "index.routing_partition_size": (Effect.ALTERS, 1, ": a document's shard must follow from its _routing alone"),
     "index.mapping.source.mode": (Effect.ALTERS, "stored", ": documents are not kept as they were written"),
     _EXCLUDES_VECTORS: (Effect.ALTERS, False, ": documents are returned without their vectors"),
     "index.disable_sequence_numbers": (Effect.ALTERS, False, ": loads and `syncer verify` cannot list the index"),
-    "index.gc_deletes": (
-        Effect.ALTERS,
-        f"{GC_DELETES_SECONDS}s",
-        ": a late write could bring a deleted document back",
-    ),
+    "index.gc_deletes": (Effect.ALTERS, f"{GC_DELETES_SECONDS}s", ": a late write could bring a deleted document back"),
     "index.translog.durability": (Effect.ENDANGERS, "request", ": acknowledged writes may be lost"),
     "index.refresh_interval": (Effect.ENDANGERS, None, ": searches show an old state"),
     "index.lifecycle.name": (Effect.ENDANGERS, None, ": a lifecycle policy may delete the index or make it read-only"),
@@ -150,10 +142,10 @@ def find(
             problem = f"The write alias {alias} leads to {', '.join(others)}{where}"
         removals = [{"remove": {"index": other, "alias": alias}} for other in others]
         added = {"index": name, "alias": alias, "is_hidden": True, "is_write_index": True}
-        remedy = _request("POST", "/_aliases", {"actions": [*removals, {"add": added}]})
+        remedy = request("POST", "/_aliases", {"actions": [*removals, {"add": added}]})
         yield Shortcoming(Effect.REFUSES, problem, remedy)
     if index["settings"].get("index.verified_before_close") == "true":
-        yield Shortcoming(Effect.REFUSES, f"The index {name} is closed", _request("POST", f"/{name}/_open"))
+        yield Shortcoming(Effect.REFUSES, f"The index {name} is closed", request("POST", f"/{name}/_open"))
     yield from of_index(name, index)
     if index["mappings"].get("_routing", {}).get("required") and not has_routing:
         remedy = "Add a column _routing to select.sql, or remove _routing from the mapping in index.json or a template."
@@ -161,7 +153,7 @@ def find(
         yield Shortcoming(Effect.REFUSES, problem, remedy, is_request=False)
     searched = index["aliases"].get(searched_as, {})
     if limits := [limit for limit in ("filter", "search_routing") if limit in searched]:
-        remedy = _request("POST", "/_aliases", {"actions": [{"add": {"index": name, "alias": searched_as}}]})
+        remedy = request("POST", "/_aliases", {"actions": [{"add": {"index": name, "alias": searched_as}}]})
         limit = limits[0].removeprefix("search_")
         yield Shortcoming(Effect.HIDES, f"The alias {searched_as} has a {limit}, so searches miss documents", remedy)
 
@@ -174,7 +166,7 @@ def is_metadata_blocked(error: ApiError) -> bool:
 def metadata_blocked(name: str) -> Shortcoming:
     """Return the shortcoming of an index that cannot be asked about."""
     block = "index.blocks.metadata"
-    remedy = _request("PUT", f"/{name}/_settings", {block: False})
+    remedy = request("PUT", f"/{name}/_settings", {block: False})
     return Shortcoming(Effect.REFUSES, f"{block} of {name} is true", remedy, block, value=False)
 
 
@@ -198,7 +190,7 @@ def of_index(name: str, index: Mapping[str, Any]) -> Iterator[Shortcoming]:
         if settings.get(setting) is not None and is_wrong(value):
             is_fixed = setting in _FIXED
             advice = f"{in_index_json(setting, right)} Then run: syncer apply"
-            remedy = advice if is_fixed else _request("PUT", f"/{name}/_settings", {setting: right})
+            remedy = advice if is_fixed else request("PUT", f"/{name}/_settings", {setting: right})
             problem = f"{setting} of {name} is {value}{why}"
             yield Shortcoming(effect, problem, remedy, setting, right, is_request=not is_fixed)
 
@@ -217,5 +209,6 @@ def _types(mapping: Mapping[str, Any]) -> Iterator[str]:
         fields += [*field.get("properties", {}).values(), *field.get("fields", {}).values()]
 
 
-def _request(method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
+def request(method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
+    """Return a request as Kibana's console takes it: method and path, and its body in the next line."""
     return f"{method} {path}" + ("" if body is None else f"\n{json.dumps(body)}")

@@ -25,11 +25,10 @@ import structlog
 
 from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT, is_raised
 from syncer.base.postgres import Connection, row
-from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.version import CLUSTER_IDENTITY, NOTED, skip_unflushed, split
 from syncer.jobs import queue
-from syncer.jobs.model import Job, JobKind
+from syncer.jobs.model import Job
 
 _NO_TIMELINE = 0
 """No server has it."""
@@ -123,7 +122,7 @@ def _is_current(now: _Remembered, recorded: int, assigned: int) -> bool:
 
 def _enter_another(connection: Connection, record: Index, recorded: int, assigned: int) -> Entered:
     """Enter another cluster identity, unless another process has done so meanwhile."""
-    made: list[Job] = []
+    jobs: list[Job] = []
     with connection.transaction():
         connection.execute(_LOCK)
         found = _read(connection)
@@ -137,20 +136,16 @@ def _enter_another(connection: Connection, record: Index, recorded: int, assigne
         connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
         if has_changed:
             # Rule: a-new-identity-refreshes-all.
-            jobs = (
-                queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
-                for document in registry.documents(connection)
-            )
-            made = [job for job in jobs if job is not None]
+            jobs = queue.refresh_all(connection, occasion)
     if has_changed:
         log = structlog.get_logger()
         log.warning(
             "failover.detected",
             epoch=epoch,
-            jobs=[job.id for job in made],
+            jobs=[job.id for job in jobs],
             timeline=f"{occasion[0].upper()}{occasion[1:]}: epoch {epoch}.",
         )
-        for job in made:
+        for job in jobs:
             log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.occasion)
     return Entered(epoch, has_changed)
 

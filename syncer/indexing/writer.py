@@ -312,11 +312,7 @@ class Writer:
         # Documents that are larger than others share the memory with them are not fetched beside them.
         bytes_max = compose.DOCUMENT_BYTES_MAX if number <= 1 else 2 * self._flow.bytes_max // number
         current.batch = self._composer.compose(
-            current.index_name,
-            current.ids,
-            everywhere=current.everywhere,
-            bytes_max=bytes_max,
-            resumes=current.resumes,
+            current.index_name, current.ids, everywhere=current.everywhere, bytes_max=bytes_max, resumes=current.resumes
         )
         seconds = time.monotonic() - began
         if number:

@@ -101,12 +101,7 @@ _PLAN_FREELY = "SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL plan_cache_mode T
 
 
 def create_listed(
-    connection: Connection,
-    document: Document,
-    ids: Iterable[str],
-    *,
-    chunk: int,
-    everywhere: bool = False,
+    connection: Connection, document: Document, ids: Iterable[str], *, chunk: int, everywhere: bool = False
 ) -> Job | None:
     """Create a PARTIAL job of these ids, in one transaction or in the caller's; None if the index is no longer active.
 
@@ -167,11 +162,7 @@ def step(
 
 
 def _list_ids(
-    connection: Connection,
-    job: Job,
-    document: Document,
-    chunk: int,
-    sequence_numbers: Callable[[], Mapping[str, int]],
+    connection: Connection, job: Job, document: Document, chunk: int, sequence_numbers: Callable[[], Mapping[str, int]]
 ) -> None:
     """Begin a NEW job; list ids of a WRITING one. If the affects query of a fan-out fails on the data, refresh."""
     if job.kind.is_whole:

@@ -138,12 +138,17 @@ def create(
         return find(connection, made)
 
 
+def refresh_all(connection: Connection, occasion: str, *, changed_at: float | None = None) -> list[Job]:
+    """Create a refresh of every active document, or join one that has not begun, as `create` does."""
+    jobs = [
+        create(connection, document, JobKind.REFRESH, occasion=occasion, changed_at=changed_at)
+        for document in registry.documents(connection)
+    ]
+    return [job for job in jobs if job is not None]
+
+
 def create_fan_out(
-    connection: Connection,
-    document: Document,
-    cause: Mapping[str, Sequence[Any]],
-    *,
-    changed_at: float | None = None,
+    connection: Connection, document: Document, cause: Mapping[str, Sequence[Any]], *, changed_at: float | None = None
 ) -> Job | None:
     """Create a job for the documents that changed rows touch, in a time that does not depend on how many they are.
 

@@ -127,9 +127,7 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
             "change touches.",
         ) from error
     return Route(
-        query=query.replace(ROWS_MARK, "$1::jsonb"),
-        columns=columns,
-        id_column=id_.name if is_id and not hops else None,
+        query=query.replace(ROWS_MARK, "$1::jsonb"), columns=columns, id_column=id_.name if is_id and not hops else None
     )
 
 

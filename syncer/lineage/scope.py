@@ -36,10 +36,7 @@ _STEADY = (
     exp.JSONExtract, exp.JSONExtractScalar, exp.Extract, exp.AtTimeZone, exp.Var,
 )  # fmt: skip
 _CASTS = {"text": ("text", "varchar"), "integer": ("smallint", "int", "bigint"), "uuid": ("uuid",)}
-_INSIDE: dict[str, type | UnionType] = {
-    "jsonb": exp.JSONExtract | exp.JSONExtractScalar,
-    "json": exp.JSONExtractScalar,
-}
+_INSIDE: dict[str, type | UnionType] = {"jsonb": exp.JSONExtract | exp.JSONExtractScalar, "json": exp.JSONExtractScalar}
 
 
 def column(number: int, name: str, type_: str) -> exp.Column:

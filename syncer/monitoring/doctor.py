@@ -10,8 +10,7 @@ Kafka and Elasticsearch are only read.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -37,7 +36,7 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Holdings
-from syncer.elasticsearch.shortcomings import Effect
+from syncer.elasticsearch.shortcomings import Effect, request
 from syncer.indexing import failover
 from syncer.kafka import topic
 
@@ -58,10 +57,7 @@ class CheckSeverity(StrEnum):
 
 
 class How(StrEnum):
-    """What a fix is: statements for psql, a command, a request to Elasticsearch, or what a person has to decide.
-
-    A request is as Kibana's console takes it: method and path, and its body in the next line.
-    """
+    """What a fix is: statements for psql, a command, a request to Elasticsearch, or what a person has to decide."""
 
     SQL = "sql"
     SHELL = "shell"
@@ -350,10 +346,6 @@ def _topic(deployment: Deployment) -> Iterator[Finding]:
             yield Finding(f"{setting} is {values[setting]}", command, severity=severity)
 
 
-def _request(method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
-    return f"{method} {path}" + ("" if body is None else f"\n{json.dumps(body)}")
-
-
 def _indices(deployment: Deployment) -> Iterator[Finding]:
     holdings = Holdings(deployment.server("elasticsearch"))
     for document in deployment.documents:
@@ -387,7 +379,7 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
         made_for = f"{name}, made for {mark.get('document')},"
         if not aliases:
             found = f"{made_for} is not active any more"
-            yield Finding(found, _request("DELETE", f"/{name}"), severity=CheckSeverity.CONSIDER)
+            yield Finding(found, request("DELETE", f"/{name}"), severity=CheckSeverity.CONSIDER)
         elif searched := sorted(aliases - active):  # status reports an alias that leads to two indices
             yield Finding(
                 f"Searches of {' and '.join(searched)} find {made_for} which Postgres does not know",
@@ -406,7 +398,7 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
             yield Finding(
                 f"Postgres is in epoch {epoch}, and Elasticsearch has recorded {recorded or 'none'}: syncer-state was "
                 "deleted, or this database is a copy",
-                _request("PUT", path, {"epoch": epoch}),
+                request("PUT", path, {"epoch": epoch}),
                 "Not if this database is a copy: then set kafka.topic. "
                 "For a minute after the record was deleted, Elasticsearch may answer 409.",
             )

@@ -24,9 +24,7 @@ from syncer.base.lifecycle import Stop
 from syncer.base.postgres import Connection
 from syncer.base.retry import repeat
 from syncer.capture.reader import OutboxReader
-from syncer.documents import registry
 from syncer.jobs import queue
-from syncer.jobs.model import JobKind
 
 CHECK_SECONDS = 10.0
 
@@ -37,13 +35,8 @@ def reader(connect: Callable[[], Connection], *, bytes_max: int) -> OutboxReader
 
 
 def _refresh_all(connection: Connection, changed_at: float | None) -> None:
-    """Create a refresh of every active document, or join one that has not begun, in the caller's transaction."""
-    occasion = "the outbox exceeded relay.outbox_bytes_max"
-    jobs = [
-        queue.create(connection, document, JobKind.REFRESH, occasion=occasion, changed_at=changed_at)
-        for document in registry.documents(connection)
-    ]
-    documents = ", ".join(sorted({job.document for job in jobs if job is not None}))
+    jobs = queue.refresh_all(connection, "the outbox exceeded relay.outbox_bytes_max", changed_at=changed_at)
+    documents = ", ".join(sorted({job.document for job in jobs}))
     metrics.INCIDENTS.labels("backlog_given_up").inc()
     structlog.get_logger().warning(
         "relay.backlog_given_up",

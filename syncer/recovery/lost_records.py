@@ -24,14 +24,10 @@ from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
 from syncer.capture import progress
 from syncer.capture.progress import PartitionPlace
-from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover
 from syncer.jobs import queue
-from syncer.jobs.model import JobKind
 
-# The caller may commit without waiting for the disk. A crash must not forget the jobs and remember what is handled.
-_WAIT_FOR_DISK = "SET LOCAL synchronous_commit TO DEFAULT"
 _ONE_AFTER_ANOTHER = "LOCK TABLE syncer.partition IN SHARE ROW EXCLUSIVE MODE"
 
 
@@ -43,7 +39,7 @@ def make_up(connection: Connection, cause: str, *, lost: Mapping[int, int] | Non
     count as handled already, another process has made up for them: one loss makes one refresh.
     """
     with connection.transaction():
-        connection.execute(_WAIT_FOR_DISK)
+        connection.execute(progress.WAIT_FOR_DISK)
         covered: dict[int, int] = {}
         if lost is not None:
             connection.execute(_ONE_AFTER_ANOTHER)
@@ -54,11 +50,7 @@ def make_up(connection: Connection, cause: str, *, lost: Mapping[int, int] | Non
             covered = {} if published is None else dict(published.numbers)
             covered |= {partition: max(number, covered.get(partition, 0)) for partition, number in lost.items()}
         # Rule: a-loss-is-made-up-for-in-a-suspended-document.
-        created = [
-            queue.create(connection, document, JobKind.REFRESH, occasion=f"records were lost: {cause}")
-            for document in registry.documents(connection)
-        ]
-        jobs = [job for job in created if job is not None]
+        jobs = queue.refresh_all(connection, f"records were lost: {cause}")
         # Rule: the-refresh-is-committed-with-the-number.
         handled = {partition: PartitionPlace(next_offset=None, number=number) for partition, number in covered.items()}
         progress.advance(connection, handled)

@@ -65,11 +65,7 @@ class Endpoints:
     def environment(self) -> dict[str, str]:
         """Return them as environment variables for syncer's settings."""
         kafka = {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.kafka_bootstrap_servers} if self.kafka_bootstrap_servers else {}
-        return {
-            "SYNCER_POSTGRES_DSN": self.postgres_dsn,
-            **kafka,
-            "SYNCER_ELASTICSEARCH_URL": self.elasticsearch_url,
-        }
+        return {"SYNCER_POSTGRES_DSN": self.postgres_dsn, **kafka, "SYNCER_ELASTICSEARCH_URL": self.elasticsearch_url}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ import structlog
 
 from syncer.base import metrics
 from syncer.base.error_policy import Action, at_work_for, decide, explain, is_of_data, kind
-from syncer.base.errors import DocumentError, IndexingError, JobError, UnavailableError
+from syncer.base.errors import DocumentError, IndexingError, JobError
 from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import GRACE_SECONDS, Stop, Stopping
 from syncer.base.model import Place, WriteReport
@@ -60,13 +60,7 @@ _FOLLOW_SECONDS = 0.05
 """How often to look how far a job is that is followed."""
 _ALIVE_TURNS = 20
 """After how many looks to check for live job workers."""
-_STAYS_SUSPENDED = (
-    DocumentError,
-    IndexingError,
-    UnavailableError,
-    elasticsearch.ApiError,
-    elasticsearch.TransportError,
-)
+_STAYS_SUSPENDED = (DocumentError, IndexingError, elasticsearch.ApiError, elasticsearch.TransportError)
 _ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
 _STEPS = "job steps"

@@ -147,11 +147,7 @@ class Api:
         return {"letters": sum(kind.letters for kind in kinds), "kinds": kinds}
 
     def explain(
-        self,
-        access: Access,
-        document: _Text,
-        id_: Annotated[_Text, Field(alias="id")],
-        values: bool = False,
+        self, access: Access, document: _Text, id_: Annotated[_Text, Field(alias="id")], values: bool = False
     ) -> dict[str, Any]:
         """Explain the state of a document; the values of fields are shown only with the token."""
         if values:

@@ -180,10 +180,7 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
             explained = explain_refusal(document, reason(error))
         else:
             explained = error
-        ids = getattr(error, "ids", ())
-        raise DocumentError(
-            explained.message, hint=explained.hint, document=document, revision=revision, ids=ids
-        ) from error
+        raise DocumentError.of(explained, document, revision, ids=getattr(error, "ids", ())) from error
 
 
 def kind(error: BaseException) -> str:

@@ -16,6 +16,7 @@ The command line prints both and no traceback; ``--debug`` adds the traceback.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 
 @dataclass(eq=False, repr=False)
@@ -89,6 +90,11 @@ class DocumentError(SyncerError):
     """Documents to try before it is resumed, if the error is about some."""
     is_stale: bool = False
     """Whether changes may have been missed, so that it needs a refresh when it is resumed."""
+
+    @classmethod
+    def of(cls, error: SyncerError, document: str, revision: int, *, ids: Sequence[str] = ()) -> Self:
+        """Return the error for a definition at fault, explained by another error."""
+        return cls(error.message, hint=error.hint, document=document, revision=revision, ids=ids)
 
 
 class SuspendedError(DocumentError):

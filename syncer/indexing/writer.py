@@ -10,29 +10,14 @@ Each step is one round trip for one slice of the ids, which is as large as `sync
 step is retried until it succeeds: the documents are built again, with a new version. If the SELECT raises, the slice is
 halved until the document at fault is alone.
 
-A change that removes documents does not always name them. After a TRUNCATE, or for a new definition, a job lists all
-documents that exist. It removes all others that were indexed before the listing. A writer that read such a document
-before the listing and writes it afterwards would leave it in the index for good. So each writer checks, after it has
-written, whether a listing has begun since it read. If so, it builds and writes the documents again.
+Guarantees:
 
-Elasticsearch forgets the version of a deleted document: after ``index.gc_deletes``, and at once when its index is
-closed and opened or the shard moves. A writer that was delayed until then would bring the document back, as a creation.
-So a writer that has created documents checks whether Postgres still has them, and builds those again that are gone.
-This holds however soon Elasticsearch forgets and however long the writer was delayed: the age of a version does not
-matter. A later removal has a change of its own, which is handled later. If the writer dies instead, another one gets
-its changes or its chunk.
-
-A document that is refused for good becomes a dead letter: if it was refused alone, and again once others were seen to
-be taken. Those are documents that the index has taken before. If it refuses them too, the index is at fault, and its
-definition is suspended; what was refused is tried before it resumes.
-
-Another writer may have written a dead letter's document meanwhile, and looked for dead letters before this one was
-recorded. So after recording it, the writer builds the document once more, and writes it if it is no longer the one that
-failed. A writer of a later change finds the dead letter.
-
-A commit may be visible before it is on disk, and a crash of Postgres can then take it back. So a document counts as
-written only once Postgres has flushed what it shows. This is confirmed on the connection on which the documents were
-read: if it breaks, they are built again.
+- A document that is removed meanwhile is not brought back: a write that was overtaken by its removal, or by a listing
+  that looks for removed documents, is done again.
+- A document that is refused for good becomes a dead letter: if it was refused alone, and again once others were seen to
+  be taken. Those are documents that the index has taken before. If it refuses them too, the index is at fault, and its
+  definition is suspended; what was refused is tried before it resumes.
+- A document counts as written only once Postgres has flushed what it shows.
 """
 
 from __future__ import annotations
@@ -208,9 +193,8 @@ class Writer:
         whole = Slice(index_name=index_name, ids=all_ids, everywhere=everywhere, origin=origin, resumes=resumes)
         self._write(whole)
         counts, report = Counter(whole.results.values()), whole.report
-        fails_for_all = counts["dead_lettered"] == len(all_ids) > 1 and not whole.witnesses
         if resumes:
-            if fails_for_all:
+            if counts["dead_lettered"] == len(all_ids) > 1 and not whole.witnesses:
                 raise UnavailableError(f"{index_name} takes no documents")
             self._index.holdings.require_usable(Target.of_index(index_name))
             self._index.holdings.count(Target.of_index(index_name))  # every shard answers
@@ -367,13 +351,16 @@ class Writer:
         if document is None:
             return []
         connection = self._link.connection
+        # A commit may be visible before it is on disk, and a crash of Postgres can then take it back. If the connection
+        # on which the documents were read breaks, they are built again.
         state = self._composer.confirm(document.index_name)
         if outcome.newer_version and failover.doubt(connection, self._index, outcome.newer_version):
             # That version was not assigned in this cluster identity; one that was is at least as new as ours.
             self._link.close()  # the next connection enters another epoch
             return [each.id for each in batch.compositions]
-        # A listing that has begun since they were read might not treat them as orphans. If none has, they were written
-        # before the job reads the sequence numbers: see `syncer.jobs.listing`.
+        # After a TRUNCATE, or for a new definition, a job lists all documents, and removes others that were indexed
+        # before. A listing that has begun since these were read may not treat them as orphans. If none has, they were
+        # written before the job reads the sequence numbers: see `syncer.jobs.listing`.
         # Rule: late-writers-ask-for-listings.
         if state is not None and state.listings != batch.listings and any(each.source for each in batch.compositions):
             return [each.id for each in batch.compositions]
@@ -416,25 +403,20 @@ class Writer:
             for id_, size in current.batch.too_large.items()
             if size > compose.DOCUMENT_BYTES_MAX
         }
-        for each in current.outcome.rejections:
-            action = decide_item(each.status, each.kind, each.reason)
+        for rejection in current.outcome.rejections:
+            action = decide_item(rejection.status, rejection.kind, rejection.reason)
             if action is Action.SUSPEND:
                 self._require_usable(document)  # it knows more than a refusal says
-                explained = explain_refusal(document.name, f"{each.kind}: {each.reason}")
-                raise DocumentError(
-                    explained.message,
-                    hint=explained.hint,
-                    document=document.name,
-                    revision=document.revision,
-                    ids=[each.composition.id],
-                )
+                refusal = explain_refusal(document.name, f"{rejection.kind}: {rejection.reason}")
+                raise DocumentError.of(refusal, document.name, document.revision, ids=[rejection.composition.id])
             may_retry = current.attempts < _FAILED_ATTEMPTS_MAX and not current.is_judged
-            if action is Action.RETRY and (each.status != ITEM_FAILED or may_retry):
-                refused[each.composition.id] = each
-            elif not current.is_judged and each.kind not in {TOO_LARGE, INVALID_ID}:
-                current.suspects[each.composition.id] = each
+            if action is Action.RETRY and (rejection.status != ITEM_FAILED or may_retry):
+                refused[rejection.composition.id] = rejection
+            elif not current.is_judged and rejection.kind not in {TOO_LARGE, INVALID_ID}:
+                current.suspects[rejection.composition.id] = rejection
             else:
-                failed[each.composition.id] = Failure(kind=each.kind, error=f"{each.kind}: {each.reason}")
+                error = f"{rejection.kind}: {rejection.reason}"
+                failed[rejection.composition.id] = Failure(kind=rejection.kind, error=error)
         return {id_: refused[id_] for id_ in refused.keys() - failed.keys() - current.suspects.keys()}, failed
 
     def _judge(self, whole: Slice, document: Document | None, *, is_last: bool) -> list[Slice]:
@@ -448,13 +430,13 @@ class Writer:
             suspects.clear()
             return []
         self._require_usable(document)
-        kinds = {each.kind for each in suspects.values()}
+        kinds = {suspect.kind for suspect in suspects.values()}
         is_of_data = kinds <= OF_DOCUMENT
         witness = Slice(index_name=whole.index_name, ids=self._witnesses(whole, document), is_witness=True)
         witness.resumes = whole.resumes
         self._write(witness)
         is_taken = any(result in _TAKEN for result in witness.results.values())
-        is_refused = any(each.kind in kinds for each in witness.suspects.values())
+        is_refused = any(suspect.kind in kinds for suspect in witness.suspects.values())
         if not is_taken and not is_refused and not is_last and len(suspects) < _SUSPECTS_MAX:
             return []
         # A mass update may spoil some of the witnesses, too. A pipeline or a model may concern some documents only.
@@ -462,12 +444,10 @@ class Writer:
             not is_taken and (not is_of_data or len(suspects) >= _SUSPECTS_MAX)
         ):
             first = next(iter(suspects.values()))
-            explained = explain_refusals(document.name, without_values(f"{first.kind}: {first.reason}"))
+            refusal = explain_refusals(document.name, without_values(f"{first.kind}: {first.reason}"))
             ids = list(suspects)[:_SUSPECTS_MAX]
             suspects.clear()
-            raise DocumentError(
-                explained.message, hint=explained.hint, document=document.name, revision=document.revision, ids=ids
-            )
+            raise DocumentError.of(refusal, document.name, document.revision, ids=ids)
         whole.witnesses += [id_ for id_, result in witness.results.items() if result in _TAKEN]
         judged = [replace(whole, ids=[id_], attempts=0, is_judged=True) for id_ in suspects]
         suspects.clear()
@@ -480,8 +460,8 @@ class Writer:
         """
         written = [id_ for id_, result in whole.results.items() if result in _TAKEN]
         with self._link.used() as connection, at_work_for(document.name, document.revision, isolates=True):
-            held = self._index.holdings.sample(document.target, but=whole.ids, number=_SAMPLE)
-            ids = list(dict.fromkeys([*written[-_SAMPLE:], *held]))
+            sampled = self._index.holdings.sample(document.target, but=whole.ids, number=_SAMPLE)
+            ids = list(dict.fromkeys([*written[-_SAMPLE:], *sampled]))
             dead = dead_letters.errors(connection, document.index_name, ids)
             ids = [id_ for id_ in ids if id_ not in dead]
             try:
@@ -492,8 +472,9 @@ class Writer:
                     raise
                 return ids[:_WITNESSES]
         fields = _fields(next(iter(whole.suspects.values())).composition)
-        there = [each for each in batch.compositions if each.source is not None]
-        return [each.id for each in sorted(there, key=lambda each: len(fields - _fields(each)))[:_WITNESSES]]
+        documents = [composition for composition in batch.compositions if composition.source is not None]
+        documents.sort(key=lambda composition: len(fields - _fields(composition)))
+        return [composition.id for composition in documents[:_WITNESSES]]
 
     def _require_usable(self, document: Document) -> None:
         """Raise a `DocumentError` if the index, and not its documents, may be the reason for what is refused."""
@@ -503,18 +484,21 @@ class Writer:
 
     def _gone(self, document: Document, created: Sequence[Composition]) -> list[Composition]:
         """Return those created documents that are gone from Postgres, or belong on another shard."""
+        # Elasticsearch forgets the version of a deleted document: after index.gc_deletes, and at once when its index is
+        # closed and opened or the shard moves. A delayed write then creates it again, however old its version is. A
+        # later removal has a change of its own. If this writer dies, another one gets its changes or its chunk.
         # Rule: late-creations-are-done-again.
-        written = [each for each in created if each.source is not None]
+        written = [composition for composition in created if composition.source is not None]
         if not written:
             return []
         try:
             with at_work_for(document.name, document.revision, isolates=True):
-                there = existing(self._link.connection, document, [each.id for each in written])
+                places = existing(self._link.connection, document, [composition.id for composition in written])
         except psycopg.Error as error:
             if not is_of_data(error):
                 raise
             return written  # it fails on a row of theirs or on another one: building them again tells
-        return [each for each in written if each.place not in there]
+        return [composition for composition in written if composition.place not in places]
 
     def _may_leave_orphans(self, current: Slice) -> bool:
         """Return whether a slice that is given up may have brought back a deleted document, which no fan-out finds."""
@@ -535,14 +519,16 @@ class Writer:
             NotReadyError: They cannot be recorded, although Postgres is available.
         """
         self._record(document, current.batch.version, failed)
+        # Another writer may have written them meanwhile, and looked for dead letters before these were recorded. A
+        # writer of a later change finds these.
         try:
-            now = self._composer.compose(document.index_name, list(failed), resumes=current.resumes)
+            rebuilt = self._composer.compose(document.index_name, list(failed), resumes=current.resumes)
         except psycopg.Error as error:
             if not is_of_data(error):
                 raise
             return list(failed)
-        before = {each.id: (each.source, each.routing) for each in current.batch.compositions}
-        return [each.id for each in now.compositions if before.get(each.id) != (each.source, each.routing)]
+        sent = {composition.id: (composition.source, composition.routing) for composition in current.batch.compositions}
+        return [again.id for again in rebuilt.compositions if sent.get(again.id) != (again.source, again.routing)]
 
     def _record(self, document: Document, version: int, failed: Mapping[str, Failure]) -> None:
         dead_letters.dead_letter(self._link.connection, document.index_name, version, failed)
@@ -561,15 +547,15 @@ class Writer:
         """
         with self._link.used():
             batch = self._composer.compose(current.index_name, [], resumes=current.resumes)
-            left = [id_ for id_ in current.ids if current.results.get(id_) != "dead_lettered"]
-            if batch.document is None or not left:
+            ids = [id_ for id_ in current.ids if current.results.get(id_) != "dead_lettered"]
+            if batch.document is None or not ids:
                 return []
             failure = Failure(kind=type(error).__name__, error=f"the SELECT fails on the data: {kind(error)}")
-            self._record(batch.document, batch.version, dict.fromkeys(left, failure))
+            self._record(batch.document, batch.version, dict.fromkeys(ids, failure))
             self._failing[current.index_name] += 1
             if self._failing[current.index_name] >= _FAILING_MAX:
                 self._require_others(batch.document, error)
-        current.results.update(dict.fromkeys(left, "dead_lettered"))
+        current.results.update(dict.fromkeys(ids, "dead_lettered"))
         return [replace(current, attempts=0)]
 
     def _require_others(self, document: Document, error: psycopg.Error) -> None:
@@ -602,15 +588,15 @@ class Writer:
 
     def _log_written(self, current: Slice, document: Document) -> None:
         log = structlog.get_logger()
-        for each in current.batch.compositions:
-            if each.id in current.outcome.done:
+        for composition in current.batch.compositions:
+            if composition.id in current.outcome.done:
                 log.debug(
                     "document.written",
                     component=self._name,
                     index=document.index_name,
-                    id=each.id,
-                    version=each.version,
-                    is_delete=each.source is None,
+                    id=composition.id,
+                    version=composition.version,
+                    is_delete=composition.source is None,
                     **current.origin,
                 )
 

@@ -34,7 +34,7 @@ def stop_capturing(connection: Connection, *, report: Callable[[str], None] = la
     """
     with activate.alone(connection):
         for relation in sorted(install.captured(connection)):
-            install.disable(connection, relation, waiting=report)
+            install.disable(connection, relation, timeout_seconds=_LOCK_SECONDS, waiting=report)
             report(f"changes of {relation} are no longer captured")
         for document in registry.documents(connection):
             error = DocumentError(
@@ -66,7 +66,7 @@ def uninstall(
         for target in orphan_indices.find(connection):
             orphan_indices.drop(connection, indices, target)
         for relation in sorted(install.captured(connection)):
-            install.remove(connection, relation, waiting=report)
+            install.remove(connection, relation, timeout_seconds=_LOCK_SECONDS, waiting=report)
             report(f"triggers of {relation} are removed")
         index.forget(registry.installation(connection))
         drop = partial(connection.execute, "DROP SCHEMA syncer CASCADE")

@@ -35,7 +35,6 @@ from syncer.elasticsearch.reader import Copy
 from syncer.lineage.unordered import unordered_fields
 from syncer.verify.diff import compare
 
-DOCUMENTS_MAX = queries.SAMPLE_MAX
 BYTES_MAX = 5_000_000
 SECONDS_MAX = 2.0
 """How long the sample is chosen, built and written, each."""
@@ -151,8 +150,8 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         tried = sample.keys() - {composition.id for composition in untried}
         written = {id_: sample[id_] for id_ in tried - {refused.composition.id for refused in rejections}}
         problems += _read_back(written, index.holdings.read(target, list(written)))
+        shown = live.index_name if live else f"a new index for {document.name}"
         for shortcoming in index.holdings.shortcomings(target):
-            shown = live.index_name if live else f"a new index for {document.name}"
             message = shortcoming.problem.replace(target.index_name, shown)
             problems.append(PlanProblem(severity=PlanSeverity.WARNING, message=message, action=shortcoming.advice))
     shown_number = amount(len(tried) + sum(map(bool, failures)), "sampled document")
@@ -182,27 +181,27 @@ def _in_time(connection: Connection, read: Callable[[], _Result], *, seconds: fl
 def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str]]:
     """Return the sample, and why the SELECT fails on other documents, by id.
 
-    The first request is for one document and each for twice as many as the one before, so that few large documents
-    exceed the limit by little. After a failure it begins with one document again, to find the one at fault.
+    The first request is for one document, and each for twice as many as the one before: the limit is exceeded by
+    little. After a failure it begins with one document again, to find the one at fault.
     """
     ids = queries.sampled_ids(connection, document.dependencies.canonical_select, seconds=SECONDS_MAX)
-    left, size, began = ids, 1, clock()
+    size, began = 1, clock()
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
-    while left and sum(len(row.source) for row in sample.values()) < BYTES_MAX and clock() - began < SECONDS_MAX:
+    while ids and sum(len(row.source) for row in sample.values()) < BYTES_MAX and clock() - began < SECONDS_MAX:
         try:
-            rows = _in_time(connection, partial(queries.current, connection, document, left[:size]))
+            rows = _in_time(connection, partial(queries.current, connection, document, ids[:size]))
         except DocumentError as error:
             message = _message(error)
             if size > 1:
                 size = 1
                 continue
-            failures[left[0]] = message
+            failures[ids[0]] = message
             rows = {}
         if rows is None:
             break
         sample |= rows
-        left, size = left[size:], size * 2
+        ids, size = ids[size:], size * 2
     return sample, failures
 
 
@@ -217,16 +216,16 @@ def _message(error: DocumentError) -> str:
 def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -> Iterator[PlanProblem]:
     """Yield why documents cannot be built, and why Elasticsearch rejects others: each reason once, with an example."""
     for message in dict.fromkeys(failures.values()):
-        ids = [id_ for id_, found in failures.items() if found == message and id_]
+        ids = [id_ for id_, failure in failures.items() if failure == message and id_]
         shown = f"{len(ids):,} of {tried} cannot be built, for example {shown_id(ids[0])}: " if ids else ""
         yield PlanProblem(
             severity=PlanSeverity.ERROR, message=f"{shown}the SELECT fails on the data: {message}", action=_TO_FIX
         )
-    found: dict[tuple[str, str], list[Rejection]] = {}
+    alike: dict[tuple[str, str], list[Rejection]] = {}
     for rejection in rejections:
         reason = _OF_ONE_DOCUMENT.sub("", rejection.reason)
-        found.setdefault((rejection.kind, reason.partition(":")[0]), []).append(rejection)
-    for first, *others in found.values():
+        alike.setdefault((rejection.kind, reason.partition(":")[0]), []).append(rejection)
+    for first, *others in alike.values():
         are, reason = "are" if others else "is", without_values(_OF_ONE_DOCUMENT.sub("", first.reason))
         yield PlanProblem(
             severity=PlanSeverity.ERROR,
@@ -256,23 +255,21 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
     select, views, tables = (getattr(document.dependencies, of) for of in ("canonical_select", "views", "tables"))
     unordered, rounded = unordered_fields(connection, select, views, tables)
+    note = partial(PlanProblem, severity=PlanSeverity.NOTE)
     if unordered:
-        yield PlanProblem(
-            severity=PlanSeverity.NOTE,
+        yield note(
             message=f"{', '.join(sorted(unordered))}: an aggregate has no ORDER BY. Its elements may come in another "
             "order each time, and verify then reports a difference",
             action="Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
         )
     if rounded:
-        yield PlanProblem(
-            severity=PlanSeverity.NOTE,
+        yield note(
             message=f"{', '.join(sorted(rounded))}: a sum of floating-point numbers depends on their order in the last "
             "digits, and verify reports those as rounding",
             action="To have it exact, sum numeric values, as in: sum(c.score::numeric).",
         )
     if trusted := [function for (function,) in connection.execute(_TRUSTED, (list(tables),))]:
-        yield PlanProblem(
-            severity=PlanSeverity.NOTE,
+        yield note(
             message=f"indexes, statistics or domains of its tables call {', '.join(trusted)}: Postgres runs them as "
             "syncer's role",
             action="Their owners can make them do anything that this role may: see docs/security.md.",
@@ -283,8 +280,7 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
             depending.setdefault(setting, set()).update(fields - unordered - rounded)
     for setting, names in depending.items():
         if names:
-            yield PlanProblem(
-                severity=PlanSeverity.NOTE,
+            yield note(
                 message=f"{', '.join(sorted(names))}: depends on {setting}. syncer uses {SESSION[setting]}, whatever "
                 "the database, the role or psql use",
                 action=_SETTINGS[setting][1],
@@ -306,11 +302,11 @@ def _depending(connection: Connection, document: Document, ids: list[str]) -> It
 
 def _fields(rows: Mapping[str, Row]) -> dict[tuple[str, str], str]:
     """Return the JSON of fields by id and name, without instants: one shown with its offset is the same in any zone."""
-    found = {}
+    contents = {}
     for id_, row in rows.items():
         with suppress(RecursionError):  # it is nested too deep to be parsed
             for field, content in json.loads(
                 row.source.decode(errors="replace"), parse_int=str, parse_float=str
             ).items():
-                found[id_, field] = _INSTANT.sub("", json.dumps(content))
-    return found
+                contents[id_, field] = _INSTANT.sub("", json.dumps(content))
+    return contents

@@ -98,11 +98,11 @@ class Change:
             ValueError: The value is not a change.
         """
         try:
-            is_utf8 = True
+            is_valid = True
             try:
                 read = _RECORD.decode(record)
             except UnicodeDecodeError:
-                is_utf8, read = False, _RECORD.decode(record.decode("utf-8", "replace"))
+                is_valid, read = False, _RECORD.decode(record.decode("utf-8", "replace"))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"not a change: {error}") from error
         # Rule: both-images.
@@ -115,7 +115,7 @@ class Change:
             relation=read.relation,
             operation=read.operation,
             # If an image could not be built or is not UTF-8, the change counts as one of any row.
-            images=() if not is_utf8 or (read.operation is Operation.UPDATE and len(images) == 1) else images,
+            images=() if not is_valid or (read.operation is Operation.UPDATE and len(images) == 1) else images,
             untouched=frozenset(read.untouched or ()),
         )
 

@@ -324,13 +324,7 @@ def _body(connection: Connection, capture: Capture) -> str:
     return triggers.body(capture, types).as_string(connection)
 
 
-def disable(
-    connection: Connection,
-    relation: str,
-    *,
-    timeout_seconds: float = 60,
-    waiting: Callable[[str], None] = lambda _: None,
-) -> None:
+def disable(connection: Connection, relation: str, *, timeout_seconds: float, waiting: Callable[[str], None]) -> None:
     """Disable the triggers of one table, if it has them; otherwise as `install`, which enables them again."""
 
     def change() -> None:

@@ -50,9 +50,9 @@ GRANT EXECUTE ON FUNCTION {function}() TO {owner}
 # Postgres raises an error if a column is gone, or has another type than at the session's first change. Then the row is
 # a change, and has images if they can still be built. The subtransactions write nothing, so they never get an xid.
 #
-# No subtransaction protects the INSERT. So what it needs is locked before, once in a transaction; nobody drops it until
-# that ends. If it is gone, nothing is captured, and `syncer.base.migrations` calls the schema broken. A session that
-# drops it may also wait for this table: the first deadlock is survived here, and the next ends that session.
+# No subtransaction protects the INSERT. So what it needs is locked before, once in a transaction; no session drops it
+# until that ends. If it is gone, nothing is captured, and `syncer.base.migrations` calls the schema broken. A session
+# that drops it may also wait for this table: the first deadlock is survived here, and the next ends that session.
 _BODY = """
 DECLARE
     old_image pg_catalog.jsonb;

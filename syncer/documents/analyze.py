@@ -286,8 +286,8 @@ def _analyse_affects(
 ) -> tuple[str, str, frozenset[str]]:
     """Return the affects query as deparsed by Postgres, in executable form, and the columns that it reads of the rows.
 
-    What it reads of the changed rows is found with the table in their place, and then with these columns alone, so
-    that the deparsed query names no other one.
+    The columns are found with the table in the place of the rows. Then the query is deparsed with these alone, so that
+    it names no other one.
     """
     over_table = probe(connection, query.replace(_ROWS, relation), file)
     if "_id" not in over_table.columns:

@@ -47,17 +47,6 @@ class Definition:
     folder: Path
 
 
-def load_all(config_folder: Path, *, may_be_none: bool = False) -> list[Definition]:
-    """Read every folder below ``config_folder/documents``, sorted by name.
-
-    There may be none if ``may_be_none`` is set, as when the last document is removed.
-    """
-    definitions = [load(folder) for folder in folders(config_folder, may_be_none=may_be_none)]
-    for definition in definitions:
-        require_own_index(definition, definitions)
-    return definitions
-
-
 def require_folder(config_folder: Path, name: str) -> None:
     """Refuse a document without a folder."""
     known = [folder.name for folder in folders(config_folder)]
@@ -66,7 +55,10 @@ def require_folder(config_folder: Path, name: str) -> None:
 
 
 def folders(config_folder: Path, *, may_be_none: bool = False) -> list[Path]:
-    """Return every document's folder, sorted by name."""
+    """Return every document's folder, sorted by name.
+
+    There may be none if ``may_be_none`` is set, as when the last document is removed.
+    """
     parent = config_folder / "documents"
     folders = sorted(path for path in parent.glob("*") if path.is_dir()) if parent.is_dir() else []
     if not folders and not may_be_none:

@@ -4,10 +4,9 @@ For comparing, listing and estimating. Documents that are to be written are read
 version. That module lets Postgres turn a row into JSON; here each column is turned into JSON by itself, so that a
 comparison does not repeat a mistake of the writer.
 
-A SELECT of any size is walked range by range of its ids, each in a short snapshot of its own. Guarantees: the ranges of
-a walk are disjoint, and each id belongs to one of them, whatever is written meanwhile. A range has so many rows of the
-root table when the walk comes to it; the SELECT may return fewer of them. The walk follows an index on the unique
-column that is ``_id``. A document without such an index has one range: all ids.
+A SELECT of any size is walked range by range of its ids, each in a short snapshot of its own. Guarantee: the ranges of
+a walk are disjoint, and each id belongs to one of them, whatever is written meanwhile. The walk follows an index on the
+unique column that is ``_id``. A document without such an index has one range: all ids.
 """
 
 from __future__ import annotations
@@ -311,7 +310,7 @@ def some_ids(connection: Connection, document: Document, limit: int) -> list[str
     return [row[0] for row in connection.execute(query_of(_SOME_IDS, document), (limit,))]
 
 
-def sampled_ids(connection: Connection, select: str, *, seconds: float, limit: int = SAMPLE_MAX) -> list[str]:
+def sampled_ids(connection: Connection, select: str, *, seconds: float) -> list[str]:
     """Return ids from the whole of a SELECT, the same ones each time; the first ones if that fails or takes too long.
 
     There is none if no document can be read in time.
@@ -320,7 +319,7 @@ def sampled_ids(connection: Connection, select: str, *, seconds: float, limit: i
         query = sql.SQL(template).format(select=sql.SQL(select))
         try:
             with bounded(connection, seconds=seconds):
-                return [row[0] for row in connection.execute(query, (limit,))]
+                return [row[0] for row in connection.execute(query, (SAMPLE_MAX,))]
         except psycopg.Error as error:
             if not (isinstance(error, psycopg.errors.QueryCanceled) or is_of_data(error)):
                 raise

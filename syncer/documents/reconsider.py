@@ -57,19 +57,19 @@ def reconsider(connection: Connection, document: Document) -> tuple[Dependencies
     Raises:
         LockNotAvailable: A relation is being altered.
     """
-    after, before, now = None, None, fingerprint.read(connection, document.shapes)
-    while now != before:  # the analysis is no snapshot: it holds for a catalogue that is the same before and after
-        after = analysed(connection, document)
-        before, now = now, fingerprint.read(connection, document.shapes)
-    if after is None or any(obstacles(connection, document.dependencies, after)):
+    analysis, before, shapes = None, None, fingerprint.read(connection, document.shapes)
+    while shapes != before:  # the analysis is no snapshot: it holds for a catalogue that is the same before and after
+        analysis = analysed(connection, document)
+        before, shapes = shapes, fingerprint.read(connection, document.shapes)
+    if analysis is None or any(obstacles(connection, document.dependencies, analysis)):
         return None
-    return after, shown(connection, document, after, now)
+    return analysis, shown(connection, document, analysis, shapes)
 
 
-def shown(connection: Connection, document: Document, after: Dependencies, now: Shapes) -> list[str]:
+def shown(connection: Connection, document: Document, analysis: Dependencies, shapes: Shapes) -> list[str]:
     """Describe what differs in what a document shows, by the shapes that it has now."""
-    today = fingerprint.rebased(connection, document.shapes, after.shapes, document.dependencies.shapes)
-    return fingerprint.differences(today, now)
+    today = fingerprint.rebased(connection, document.shapes, analysis.shapes, document.dependencies.shapes)
+    return fingerprint.differences(today, shapes)
 
 
 def obstacles(connection: Connection, before: Dependencies, after: Dependencies) -> Iterator[str]:

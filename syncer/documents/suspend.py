@@ -5,19 +5,16 @@ Every few seconds it is tried: see `syncer.worker.job_loop`. Meanwhile its chang
 waits with its other jobs: see `syncer.worker.resolve`. If that would have too many causes, or if changes may not have
 been captured, the document is *stale*, and is resumed with a refresh. `syncer apply` resumes it too, with a load.
 
-Why nothing is lost: a worker that has received a change finds the document suspended, or suspends it, and adds the
+Why nothing is lost: a worker that has received a change finds the document suspended, or suspends it. It adds the
 change to the fan-out before it saves the change as handled. The fan-out is listed after the resumption, so it sees the
 change. If the document is stale when the fan-out is to be joined, the refresh is created later, and sees the change
 too. The document's row is locked meanwhile, so that the resumption comes before or after, and not in between.
 
-A table that stays locked suspends its document too, so that the others do not wait for it. The lock is one of an ALTER
-TABLE, or of one that waits for a long transaction. A lock of a few seconds is waited for.
-
 What differs in the catalogue suspends a document only if it matters: see `syncer.documents.reconsider`. If values may
 differ and the document can go on, it is suspended as stale until it is tried, and so resumed with a refresh.
 
-A suspension names the revision that failed; its reason is that of the last attempt. The reason appears in the log and
-on the status page, where more people see it than may see the rows. So it never quotes a row.
+A suspension names the revision that failed, with the reason of the last attempt. The reason never quotes a row: more
+people see the log and the status page than may see the rows.
 """
 
 from __future__ import annotations
@@ -113,7 +110,10 @@ def _suspend(connection: Connection, error: DocumentError) -> bool:
 
 
 def require_unlocked(connection: Connection, document: Document) -> None:
-    """Check that no table of a document is locked, and that no session waits to lock it."""
+    """Check that no table of a document is locked, and that no session waits to lock it, as an ALTER TABLE does.
+
+    A lock of a few seconds is waited for. One that stays suspends the document, so that the others do not wait.
+    """
     for relation in fingerprint.lockable(document.dependencies.shapes):
         try:
             with connection.transaction():

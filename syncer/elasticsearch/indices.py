@@ -93,9 +93,9 @@ class Indices:
             target = Target.of_index(f"{target.index_name}-{uuid4().hex[:8]}")
         announce(target)
         aliases = {"aliases": removed} if (removed := self._create(document, target, body, meta)) else {}
-        found = self._settings(target)
+        settings = self._settings(target)
         # Recorded first, so that the settings to restore are known whatever happens. They may stem from a template.
-        self._put_meta(target, {**meta, "settled": {name: found.get(name) for name in _LOAD}, **aliases})
+        self._put_meta(target, {**meta, "settled": {name: settings.get(name) for name in _LOAD}, **aliases})
         # In a request of its own: the number of replicas is compared with what was set before.
         self._put_settings(target, _WAITS_FOR_ONE)
         self._put_settings(target, _LOAD)
@@ -183,14 +183,14 @@ class Indices:
             # A wildcard, because a request for a missing index by name would wait for it.
             patterns = [f"{index.index_name}*" for index in (target, like)]
             answer = self._client.cluster.health(index=patterns, level="indices", filter_path="indices.*.status")
-            health = {name: found["status"] for name, found in answer.body.get("indices", {}).items()}
-            found = health.get(target.index_name, "red")
-            wanted = "green" if health.get(like.index_name) == "green" else "yellow"
-            if found in ("green", wanted):
+            colours = {name: health["status"] for name, health in answer.body.get("indices", {}).items()}
+            colour = colours.get(target.index_name, "red")
+            required = "green" if colours.get(like.index_name) == "green" else "yellow"
+            if colour in ("green", required):
                 return
             if time.monotonic() >= deadline:
                 raise IndexingError(
-                    f"{target.index_name} is {found} after {seconds_max:,.0f} s, and should be {wanted}",
+                    f"{target.index_name} is {colour} after {seconds_max:,.0f} s, and should be {required}",
                     hint="Is a node down, or a disk full? Searches still use the current index. Run the command again.",
                 )
             time.sleep(_LOOK_SECONDS)
@@ -215,10 +215,10 @@ class Indices:
     def try_change(self, target: Target, body: Mapping[str, Any]) -> str | None:
         """As `change`, but return Elasticsearch's reason if it refuses."""
         mappings = {key: value for key, value in body.get("mappings", {}).items() if key != "_meta"}
-        wanted, found = {**_REMEMBERS, **flat_settings(body.get("settings", {}))}, self._settings(target)
-        if _ROUTING_SHARDS in wanted:
-            found |= self._routing_shards(target)
-        settings = {name: value for name, value in wanted.items() if _as_returned(value) != found.get(name)}
+        desired, current = {**_REMEMBERS, **flat_settings(body.get("settings", {}))}, self._settings(target)
+        if _ROUTING_SHARDS in desired:
+            current |= self._routing_shards(target)
+        settings = {name: value for name, value in desired.items() if _as_returned(value) != current.get(name)}
         try:
             self._put_settings(target, settings)
             self._client.indices.put_mapping(index=target.index_name, body=mappings)
@@ -228,9 +228,9 @@ class Indices:
 
     def body(self, target: Target) -> dict[str, Any]:
         """Return the current settings and mappings of an index in the form of index.json."""
-        found = self._client.indices.get(index=target.index_name, flat_settings=True).body[target.index_name]
-        settings = {name: value for name, value in found["settings"].items() if not name.startswith(_PRIVATE)}
-        mappings = {name: value for name, value in found["mappings"].items() if name != "_meta"}
+        index = self._client.indices.get(index=target.index_name, flat_settings=True).body[target.index_name]
+        settings = {name: value for name, value in index["settings"].items() if not name.startswith(_PRIVATE)}
+        mappings = {name: value for name, value in index["mappings"].items() if name != "_meta"}
         return {"settings": {**settings, **self._routing_shards(target)}, "mappings": mappings}
 
     def _routing_shards(self, target: Target) -> dict[str, str]:
@@ -240,8 +240,8 @@ class Indices:
 
     def _settings(self, target: Target) -> dict[str, Any]:
         answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
-        found: dict[str, Any] = answer.body[target.index_name]["settings"]
-        return found
+        settings: dict[str, Any] = answer.body[target.index_name]["settings"]
+        return settings
 
     def _put_settings(self, target: Target, settings: Mapping[str, Any]) -> None:
         put = self._client.indices.put_settings
@@ -251,8 +251,8 @@ class Indices:
             )
 
     def _put_meta(self, target: Target, ours: Mapping[str, Any]) -> None:
-        found = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
-        self._client.indices.put_mapping(index=target.index_name, meta={**found.get("_meta", {}), "syncer": ours})
+        mappings = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
+        self._client.indices.put_mapping(index=target.index_name, meta={**mappings.get("_meta", {}), "syncer": ours})
 
     def _ours(self, index_name: str) -> dict[str, Any]:
         """Return what syncer wrote into an index's ``_meta``; empty if it is not syncer's, or gone."""
@@ -279,7 +279,7 @@ class Indices:
         """Point the search alias at this index and no other, atomically. May be repeated.
 
         Raises:
-            IndexingError: The index is gone, or the alias is someone else's.
+            IndexingError: The index is gone, or the alias is not this installation's.
         """
         installation = self._ours(to.index_name).get("installation")
         if installation is None:
@@ -337,20 +337,20 @@ class Indices:
                 )
 
     def take_over(self, target: Target, installation: str) -> None:
-        """Make another installation's index this one's, to be replaced. From then on nobody writes to it."""
+        """Make another installation's index this one's, to be replaced. From then on it takes no writes."""
         self._put_settings(target, {"index.blocks.write": True})
         self._put_meta(target, {**self._ours(target.index_name), "installation": installation})
 
     def require_free(self, alias: str, installation: str, *, document: str = "") -> None:
-        """Refuse an alias that is an index, or that points at someone else's.
+        """Refuse an alias that is an index, or that points at one of another installation.
 
         Raises:
             IndexingError: The alias is not free.
         """
-        found = self._client.options(ignore_status=_NOT_FOUND).indices.get(index=alias)
-        if found.meta.status == _NOT_FOUND:
+        answer = self._client.options(ignore_status=_NOT_FOUND).indices.get(index=alias)
+        if answer.meta.status == _NOT_FOUND:
             return
-        for name, index in found.body.items():
+        for name, index in answer.body.items():
             if name == alias:
                 raise IndexingError(
                     f"{alias} is an index, and syncer needs the name for an alias",
@@ -482,8 +482,8 @@ def _removal(index_name: str, alias: str) -> dict[str, Any]:
 
 
 def _ours(index: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = index["mappings"].get("_meta", {}).get("syncer", {})
-    return found
+    mark: dict[str, Any] = index["mappings"].get("_meta", {}).get("syncer", {})
+    return mark
 
 
 def _refused(document: str, why: str) -> IndexingError:

@@ -238,14 +238,14 @@ class Holdings:
             return self.find(target, valid[:allowed]) + self.find(target, valid[allowed:])
         request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}
         try:
-            found = self._search(target, request)
+            page = self._search(target, request)
         except _PageTooLargeError:
             return self.find(target, valid)
-        if found.total.value <= len(found.hits):
-            return list(found.hits)
+        if page.total.value <= len(page.hits):
+            return list(page.hits)
         if len(valid) == 1:
             raise IndexingError(
-                f"{target.index_name} has more than {len(found.hits):,} copies of {valid[0]}",
+                f"{target.index_name} has more than {len(page.hits):,} copies of {valid[0]}",
                 hint="Is index.max_result_window less than the number of its shards?",
             )
         middle = len(valid) // 2
@@ -271,14 +271,14 @@ class Holdings:
         ).body
         shards = stats.get("indices", {}).get(target.index_name, {}).get("shards", {})
         # A primary that is being relocated appears twice.
-        found = {
+        numbers = {
             shard: max(copy["seq_no"]["max_seq_no"] for copy in copies if copy["routing"]["primary"])
             for shard, copies in shards.items()
             if any(copy["routing"]["primary"] and "seq_no" in copy for copy in copies)
         }
-        if len(found) != self.shards(target).number:
+        if len(numbers) != self.shards(target).number:
             raise UnavailableError(f"Not every shard of {target.index_name} has its primary", hint=_AGAIN)
-        return found
+        return numbers
 
     def untouched_since(self, target: Target, numbers: Mapping[str, int], *, page: int) -> Iterator[list[Place]]:
         """Yield the places of copies that were not written since the shards had these numbers, in chunks.
@@ -374,9 +374,9 @@ class Holdings:
             if request.get("_source") is False:
                 raise elasticsearch.SerializationError(f"Not a response of Elasticsearch: {error}") from error
             # Elasticsearch keeps documents that msgspec rejects, as one with half a surrogate pair.
-            found = self._search(target, {**request, "_source": False}, shard=shard)
-            hits = [msgspec.structs.replace(hit, json=self._source(target, hit)) for hit in found.hits]
-            return _Hits(hits=hits, total=found.total)
+            page = self._search(target, {**request, "_source": False}, shard=shard)
+            hits = [msgspec.structs.replace(hit, json=self._source(target, hit)) for hit in page.hits]
+            return _Hits(hits=hits, total=page.total)
         if answer.timed_out:
             raise UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
         return answer.hits

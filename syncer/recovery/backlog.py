@@ -8,8 +8,8 @@ Guarantee: no change is lost. One transaction saves the cursor and creates the j
 snapshot, which shows what was given up.
 
 `OutboxReader.lead` gives the backlog up, since a new leader has nothing in hand. A leader that cannot go on finds out
-by itself (`OutboxReader.require_room`) and leads anew. The guard leads for a moment if nobody does: a daemon whose
-servers have not answered since it started, or a relay without its Kafka.
+by itself (`OutboxReader.require_room`) and leads anew. The guard leads for a moment if no process does: in a daemon
+whose servers have not answered since it started, or in a relay without its Kafka.
 """
 
 from __future__ import annotations

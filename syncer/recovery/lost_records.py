@@ -4,11 +4,10 @@ How a loss is detected: the records of a partition form a chain of numbers, and 
 `syncer.kafka.consumer`. A worker also counts a record as lost that it cannot read: a newer version of syncer published
 it, or it is corrupt. If Kafka is no longer used, what was published and is not handled counts as lost, too.
 
-Guarantee: nothing is skipped. One transaction creates a job for each active document that writes all of it and looks
-for documents that only Elasticsearch has, and counts all that was published so far as handled. Such a change was
-committed before it was published, so before that job was created. The job lists its ids in a later snapshot, which
-shows the change. If the process dies in between, the loss is detected again. A suspended document is left out: resuming
-it writes all of it.
+Guarantee: nothing is skipped. One transaction creates a refresh of each active document, and counts all that was
+published so far as handled. Such a change was committed before it was published, so before that job was created. The
+job lists its ids in a later snapshot, which shows the change. If the process dies in between, the loss is detected
+again. The job of a suspended document waits until it is resumed.
 """
 
 from __future__ import annotations

@@ -1,30 +1,23 @@
 """Verify: compares every document with its SELECT, in both directions and by content, beside live traffic; and repairs.
 
-*Two walks, in short snapshots.* The documents of the SELECT are read in ranges of the key, each range in a snapshot of
-its own. All copies of their ids are read from the index, whatever their shard and routing, and compared byte for byte.
-That finds documents that are missing, different or misplaced. If the SELECT fails on a row, the others of its range
-are read by their ids, and that one is named. Then the ids of the index are walked in pages, and Postgres is asked which
-of them the SELECT returns: that finds what only Elasticsearch has. Where ``_id`` has no index to walk, one statement
-reads the SELECT, in one snapshot: see `syncer.documents.queries`.
+*Two walks, in short snapshots.* The documents of the SELECT are read in ranges: see `syncer.documents.queries`. All
+copies of their ids are read from the index, whatever their shard and routing, and compared byte for byte. That finds
+documents that are missing, different or misplaced. Then the ids of the index are walked in pages, and Postgres is asked
+which of them the SELECT returns: that finds what only Elasticsearch has.
 
 *In flight is not drift.* What differs is only *suspect*: the two sides were read at different moments, and it may be
-about to be written. So it is compared, then a moment is taken, and once everything committed before that moment is
+about to be written. So it is compared, and then a moment is taken. Once everything committed before that moment is
 handled and no open job holds the document, it is compared again. If it still differs and has kept its version, nothing
 is in flight to it: it has *drifted*, however slow the workers are. For if it differed before the moment, a change that
-it does not show was committed before the moment. Once that change is handled, the document was written again and has
-another version.
+it does not show was committed before the moment. Once that change is handled, the document has another version.
 
 If its version has changed, something writes it: it is compared again after another moment, up to three times. So is
 one that Elasticsearch lacks, as what is deleted and written again has no version in between. What never stood still is
 *busy*. So is what changes in flight or an open job may yet write, once these have made no progress for the allowed
 time. A version that no write of syncer's surpasses stays, whatever is in flight: that is drift at once.
 
-A limited number of suspects is kept; if there are more, they are settled before the walk goes on.
-
 *Repair* has the documents written again that drifted or are busy, by a job, and compares them again. That follows the
 version rule, so it is safe beside live traffic, and can be repeated after a crash.
-
-The last result of each index is kept for the status page and metrics.
 """
 
 from __future__ import annotations
@@ -62,7 +55,7 @@ from syncer.verify import diff
 from syncer.verify.diff import Cause, Drift, DriftKind
 
 FOUND_MAX = 10_000
-"""A comparison ends after this many documents that have drifted or are busy. As many suspects are kept at a time."""
+"""A comparison ends after this many documents that have drifted or are busy. So many suspects are settled at a time."""
 PAGE = 1000
 FIRST_ROWS = 100
 SETTLE_SECONDS = 10.0

@@ -233,7 +233,7 @@ def test_a_take_over_that_dies_is_gone_on_with(
         monkeypatch.setattr(Indices, "take_over", lambda *_: None)
     with filled.connect() as connection, filled.indices() as indices:
         active = plan.read_active(connection)
-        definitions = definition.load_all(filled.config)
+        definitions = [definition.load(folder) for folder in definition.folders(filled.config)]
         steps = [plan.step(connection, indices, wanted, active, takes_over=True) for wanted in definitions]
         activate.carry_out(connection, indices, plan.assemble(connection, steps, active))
     assert filled.held() == before

@@ -297,7 +297,7 @@ def test_each_is_refused_with_what_to_do(empty_world: World) -> None:
     with empty_world.connect() as connection:
         connection.execute("CREATE TEMPORARY TABLE passing (id int PRIMARY KEY)")
         with pytest.raises(DefinitionError, match="a temporary table"):
-            analyze.analyse(connection, definition.load_all(empty_world.config)[0])
+            analyze.analyse(connection, definition.load(definition.folders(empty_world.config)[0]))
 
 
 @pytest.mark.parametrize("schema", ["m", "f", "S", "t", "u", "v", "p"])

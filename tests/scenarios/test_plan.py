@@ -148,7 +148,7 @@ def test_no_search_sees_a_scratch_index_and_an_interrupt_leaves_none(blog: World
 
     with pytest.raises(KeyboardInterrupt):
         attempt(blog, Interrupting)
-    assert found == [trial.DOCUMENTS_MAX, 0]
+    assert found == [queries.SAMPLE_MAX, 0]
     assert physical(blog) == {}
     assert not [kind for kind, _ in traces(blog) if kind == "lock"]
 

@@ -145,7 +145,8 @@ def running(made: Component, *, seconds: float = _END_SECONDS) -> Iterator[Stop]
 
 def planned(connection: Connection, indices: Indices, config: Path, *, remove: Collection[str] = ()) -> plan.Plan:
     """What apply would do, without a preview."""
-    active, definitions = plan.read_active(connection), definition.load_all(config)
+    active = plan.read_active(connection)
+    definitions = [definition.load(folder) for folder in definition.folders(config)]
     steps = [plan.step(connection, indices, wanted, active) for wanted in definitions]
     return plan.assemble(connection, steps, active, remove=remove)
 

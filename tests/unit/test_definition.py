@@ -28,13 +28,21 @@ def write(config: Path, name: str = "blogpost", files: Mapping[str, str | None] 
     return folder
 
 
+def load_all(config: Path, *, may_be_none: bool = False) -> list[definition.Definition]:
+    """Every definition of a config folder, read as `syncer plan` reads them."""
+    definitions = [definition.load(folder) for folder in definition.folders(config, may_be_none=may_be_none)]
+    for loaded in definitions:
+        definition.require_own_index(loaded, definitions)
+    return definitions
+
+
 def test_a_folder_is_a_definition(tmp_path: Path) -> None:
     """Everything that the folder says is in the definition, also as an editor on Windows saves it; a README is not."""
     folder = write(tmp_path, files={"affects/users.sql": "SELECT c.id AS _id FROM %(rows)s AS c;\n", "README.md": "x"})
     for file in (*GOOD, "affects/users.sql"):
         (folder / file).write_text((folder / file).read_text("utf-8"), encoding="utf-8-sig")
     (folder.parent / "README.md").write_text("which")
-    assert definition.load_all(tmp_path) == [
+    assert load_all(tmp_path) == [
         definition.Definition(
             name="blogpost",
             index="blog",
@@ -133,7 +141,7 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
 def test_a_folder_s_name_is_a_plain_word(tmp_path: Path, name: str) -> None:
     """A name that could not stand in a log, a command or a key is refused."""
     with pytest.raises(DefinitionError, match="is not a name for a document"):
-        definition.load_all(write(tmp_path, name).parent.parent)
+        load_all(write(tmp_path, name).parent.parent)
 
 
 def test_two_documents_share_no_index(tmp_path: Path) -> None:
@@ -141,15 +149,15 @@ def test_two_documents_share_no_index(tmp_path: Path) -> None:
     write(tmp_path, "a")
     write(tmp_path, "b")
     with pytest.raises(DefinitionError, match="Documents a and b share the index blog"):
-        definition.load_all(tmp_path)
+        load_all(tmp_path)
 
 
 def test_no_document_at_all(tmp_path: Path) -> None:
     """The folder that was looked in is named, unless the last document is to be removed."""
     for _ in range(2):
         with pytest.raises(DefinitionError, match="There is no document") as refused:
-            definition.load_all(tmp_path)
+            load_all(tmp_path)
         assert str(tmp_path / "documents") in refused.value.message
         assert "SYNCER_CONFIG" in refused.value.hint
         (tmp_path / "documents").mkdir(exist_ok=True)
-    assert definition.load_all(tmp_path, may_be_none=True) == []
+    assert load_all(tmp_path, may_be_none=True) == []

@@ -307,7 +307,7 @@ def test_a_schema_may_be_named_like_a_kind_of_table(empty_world: World, schema: 
     empty_world.sql(f'CREATE SCHEMA "{schema}"; CREATE TABLE "{schema}".people (id int PRIMARY KEY)')
     empty_world.define("thing", f'SELECT t.id AS _id FROM "{schema}".people AS t')
     with empty_world.connect() as connection:
-        assert analyze.analyse(connection, definition.load_all(empty_world.config)[0])
+        assert analyze.analyse(connection, definition.load(definition.folders(empty_world.config)[0]))
 
 
 def test_an_unlogged_partition_that_comes_later_suspends(empty_world: World) -> None:

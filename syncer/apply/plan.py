@@ -146,8 +146,8 @@ def read_active(connection: Connection) -> ActiveDefinitions:
     """Return what is active now."""
     captured, documents = install.captured(connection), registry.documents(connection)
     return ActiveDefinitions(
-        documents={found.name: found for found in documents if found.role is Role.CURRENT},
-        building={found.name: found for found in documents if found.role is Role.BUILDING},
+        documents={document.name: document for document in documents if document.role is Role.CURRENT},
+        building={document.name: document for document in documents if document.role is Role.BUILDING},
         revisions=registry.revisions(connection),
         captured=captured,
         lost=frozenset(install.lost(connection, captured)),
@@ -162,14 +162,14 @@ def assemble(
     """Combine steps into a plan, with what they mean for the tables."""
     steps = tuple(steps)
     both = (*active.building.values(), *active.documents.values())
-    removed = tuple(found for found in both if found.name in remove)
+    removed = tuple(document for document in both if document.name in remove)
     forgotten = sorted(active.documents.keys() - {step.document.name for step in steps} - set(remove))
     abandoned = tuple(step.abandoned for step in steps if step.abandoned is not None)
     documents = [
         *(step.document for step in steps),
         *(step.before for step in steps if step.before is not None and step.document.role is Role.BUILDING),
         *(active.documents[name] for name in forgotten),
-        *(found for found in active.building.values() if found not in (*abandoned, *removed)),
+        *(document for document in active.building.values() if document not in (*abandoned, *removed)),
     ]
     wanted = {capture.relation: capture for capture in captures(connection, documents)}
     return Plan(
@@ -194,10 +194,10 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
         for relation in document.dependencies.tables:
             # Rule: every-table-is-captured.
             readers.setdefault(relation, []).append(document.dependencies)
-    for relation, found in sorted(readers.items()):
+    for relation, readings in sorted(readers.items()):
         if not install.exists(connection, relation):
             continue  # only documents to be withdrawn, or suspended ones, still read it
-        uses = [dependencies.tables[relation] for dependencies in found]
+        uses = [dependencies.tables[relation] for dependencies in readings]
         yield Capture(
             relation=relation,
             routing=frozenset().union(*(use.routing for use in uses)),

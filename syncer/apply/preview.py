@@ -75,7 +75,7 @@ class DocumentPreview:
     @property
     def errors(self) -> list[PlanProblem]:
         """Why apply refuses it, or cannot write all of its documents."""
-        return [each for each in self.problems if each.severity in (PlanSeverity.REFUSED, PlanSeverity.ERROR)]
+        return [problem for problem in self.problems if problem.severity in (PlanSeverity.REFUSED, PlanSeverity.ERROR)]
 
     @property
     def warnings(self) -> list[PlanProblem]:
@@ -148,8 +148,8 @@ def read(
     """Plan what apply would do, and preview it.
 
     With ``only``, do so for this document alone; with ``only_changed``, try only definitions that change. ``remove``
-    names documents without a folder that are to be withdrawn, ``take_over`` those that
-    replace another installation's index.
+    names documents without a folder that are to be withdrawn, ``take_over`` those that replace another installation's
+    index.
     """
     is_migrated = migrations.exists(connection)
     if is_migrated:
@@ -166,13 +166,13 @@ def read(
         with previewed.refusals(folder.name):
             definitions.append(definition.load(folder))
     steps: list[Step] = []
-    for wanted in definitions:
-        if only in (None, wanted.name):
-            with previewed.refusals(wanted.name):
-                definition.require_own_index(wanted, definitions)
-            with previewed.refusals(wanted.name):
-                takes_over = wanted.name in take_over
-                steps.append(plan.step(connection, indices, wanted, active, takes_over=takes_over))
+    for loaded in definitions:
+        if only in (None, loaded.name):
+            with previewed.refusals(loaded.name):
+                definition.require_own_index(loaded, definitions)
+            with previewed.refusals(loaded.name):
+                takes_over = loaded.name in take_over
+                steps.append(plan.step(connection, indices, loaded, active, takes_over=takes_over))
     decided = plan.assemble(connection, steps, active, remove=remove)
     documents = {
         step.document.name: previewed.document(step, is_tried=step.is_new_revision or not only_changed)
@@ -181,11 +181,11 @@ def read(
     for name, refused in previewed.refused.items():
         if only in (None, name):
             before = active.documents.get(name)
-            found = documents.get(name) or DocumentPreview(
+            preview = documents.get(name) or DocumentPreview(
                 name=name, index=before.index if before else "", suspended=before.suspended if before else None
             )
-            documents[name] = replace(found, outcome=None, problems=(*refused, *found.problems))
-    dropped = (*(found.target for found in (*decided.removed, *decided.abandoned)), *active.orphan_indices)
+            documents[name] = replace(preview, outcome=None, problems=(*refused, *preview.problems))
+    dropped = (*(document.target for document in (*decided.removed, *decided.abandoned)), *active.orphan_indices)
     return decided, Preview(
         is_migrated=is_migrated,
         is_empty=decided.is_empty,
@@ -193,7 +193,7 @@ def read(
         missing_indexes=cost.ranked(previewed.missing),
         released=decided.released,
         forgotten=tuple(name for name in decided.forgotten if name not in configured),
-        removed=tuple(dict.fromkeys(found.name for found in decided.removed)),
+        removed=tuple(dict.fromkeys(document.name for document in decided.removed)),
         dropped=tuple(dict.fromkeys(target.index_name for target in dropped)),
     )
 

@@ -38,21 +38,17 @@ def detach(
 
 def _uninstall(*, yes: bool) -> None:
     with open_parts("detach") as parts:
-        if running := daemons.at_work(parts.connection):
+        if running := daemons.reporting(parts.connection):
             raise ConfigError(
                 f"A daemon runs: {', '.join(running)}",
                 hint="Nothing was removed. Stop every daemon, and run this again a few seconds later.",
             )
         kafka = parts.settings.kafka
-        documents = registry.documents(parts.connection)
-        indices = [f"index {document.index_name}, searched as {document.index}" for document in documents]
-        what = [
-            *indices,
-            "the triggers of every table, and the schema syncer with the outbox",
-            *([f"topic {kafka.topic}"] if kafka.is_used else []),
-        ]
-        for line in what:
-            say(f"will be removed: {line}")
+        for document in registry.documents(parts.connection):
+            say(f"will be removed: index {document.index_name}, searched as {document.index}")
+        say("will be removed: the triggers of every table, and the schema syncer with the outbox")
+        if kafka.is_used:
+            say(f"will be removed: topic {kafka.topic}")
         confirm("Remove all of this? Your tables and rows stay as they are.", yes=yes)
         apply_detach.uninstall(parts.connection, parts.index, parts.indices, report=say)
         if kafka.is_used and topic.delete(kafka):

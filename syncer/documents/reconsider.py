@@ -34,13 +34,13 @@ def analysed(connection: Connection, document: Document) -> Dependencies | None:
     Raises:
         LockNotAvailable: A relation is being altered.
     """
-    before = document.dependencies
+    dependencies = document.dependencies
     stored = Definition(
         name=document.name,
         index=document.index,
-        select=before.canonical_select,
+        select=dependencies.canonical_select,
         index_body=document.index_body,
-        affects={use.relation: use.affects for use in before.tables.values() if use.affects is not None},
+        affects={use.relation: use.affects for use in dependencies.tables.values() if use.affects is not None},
         folder=Path(document.name),
     )
     try:
@@ -79,15 +79,17 @@ def obstacles(connection: Connection, before: Dependencies, after: Dependencies)
     if (before.root, before.root_key) != (after.root, after.root_key):
         yield f"its ids are no longer those of {before.root or 'a query'}"
     yield from (f"it no longer reads {relation}" for relation in before.tables.keys() - after.tables.keys())
-    columns = fingerprint.read(connection, before.shapes)
-    for relation, now in after.tables.items():
-        use = before.tables.get(relation)
-        if use is None:
+    shapes = fingerprint.read(connection, before.shapes)
+    for relation, use in after.tables.items():
+        stored = before.tables.get(relation)
+        if stored is None:
             yield f"it reads {relation}"
-        elif not _leads_alike(use, now):
+        elif not _leads_alike(stored, use):
             yield f"a change of {relation} leads to documents in another way"
-        elif (read := now.watched - use.watched - use.routing) and use.watched <= columns[relation].parts.keys():
-            yield f"it reads {relation}.{', '.join(sorted(read))}"
+        elif (added := use.watched - stored.watched - stored.routing) and stored.watched <= shapes[
+            relation
+        ].parts.keys():
+            yield f"it reads {relation}.{', '.join(sorted(added))}"
 
 
 def _leads_alike(before: TableUse, after: TableUse) -> bool:

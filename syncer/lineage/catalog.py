@@ -26,6 +26,7 @@ from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, names_as_written
 from syncer.capture.install import require_capturable
 from syncer.lineage import parser
+from syncer.lineage.fingerprint import AGAIN
 from syncer.lineage.steady import require_no_clock_words, require_steady
 
 _PREFIX = "CREATE TEMPORARY VIEW syncer_probe AS\n"
@@ -285,10 +286,9 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
 
 def _require_same_calls(connection: Connection, view: str, canonical: str, what: str) -> None:
     """Refuse a view whose canonical query calls other functions or operators than the view itself."""
-    again = sql.SQL("CREATE TEMPORARY VIEW syncer_again AS {}").format(sql.SQL(canonical))  # deparsed by Postgres
     calls = []
     with suppress(pg.UndefinedFunction), connection.transaction(force_rollback=True):
-        connection.execute(again)
+        connection.execute(sql.SQL(AGAIN).format(sql.SQL(canonical)))  # deparsed by Postgres
         calls = [connection.execute(_CALLS, (name,)).fetchall() for name in (view, "pg_temp.syncer_again")]
     if not calls or calls[0] != calls[1]:
         raise DefinitionError(

@@ -92,7 +92,8 @@ _KINDS = {
     "function": "a function",
     "type": "a type",
 }
-_AGAIN = "CREATE TEMPORARY VIEW syncer_again AS {}"
+AGAIN = "CREATE TEMPORARY VIEW syncer_again AS {}"
+"""A view of a query as Postgres has deparsed it, to see how Postgres reads and deparses that."""
 _LISTS_VALUES = frozenset({"enum_first", "enum_last", "enum_range"})
 _LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
 
@@ -232,7 +233,7 @@ def rebased(connection: Connection, before: Shapes, after: Shapes, applied: Shap
         definition = shape.definition
         if definition is not None and name in applied and definition == applied[name].definition != now.definition:
             with suppress(psycopg.ProgrammingError), connection.transaction(force_rollback=True):
-                connection.execute(sql.SQL(_AGAIN).format(sql.SQL(definition)))  # deparsed by Postgres
+                connection.execute(sql.SQL(AGAIN).format(sql.SQL(definition)))  # deparsed by Postgres
                 definition = str(value(connection, "SELECT pg_get_viewdef('pg_temp.syncer_again'::regclass)"))
         names = {number: part for part, number in now.numbers.items()} if shape.oid == now.oid else {}
         parts, numbers = {}, {}

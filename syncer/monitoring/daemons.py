@@ -102,7 +102,7 @@ class Daemon:
         return ", ".join(filter(None, parts)) if self.components else "starting"
 
 
-def at_work(connection: Connection) -> list[str]:
+def reporting(connection: Connection) -> list[str]:
     """Return the host and the process of each daemon that reports."""
     rows = connection.execute(
         f"SELECT d.host, d.process FROM ({DAEMONS}) AS d WHERE d.silent_seconds < {SILENT_SECONDS}"

@@ -60,9 +60,9 @@ _BY_CLASS = {
 NO_ROOM = 429
 """The status with which Elasticsearch refuses what it has no memory or no place in a queue for."""
 _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
-_RETRIED_STATUSES = _RETRIED_ITEMS | {401, 403}  # a login or a privilege may be given back
-_PRODUCT = "x-elastic-product"
 _FORBIDDEN = frozenset({401, 403})
+_RETRIED_STATUSES = _RETRIED_ITEMS | _FORBIDDEN  # a login or a privilege may be given back
+_PRODUCT = "x-elastic-product"
 ITEM_FAILED = 500
 """The status of a document at which Elasticsearch failed: it is retried some times, and then counts as refused."""
 _CLUSTER_BLOCK = "cluster_block_exception"
@@ -323,7 +323,7 @@ def explain_refusal(document: str, cause: str) -> IndexingError:
 def explain_refusals(document: str, cause: str) -> IndexingError:
     """Explain an index that refuses whatever document is sent to it alone."""
     return IndexingError(
-        f"Elasticsearch refuses every document of {document} that was tried: {_one_line(cause)}",
+        f"Elasticsearch refuses every document of {document} that was tried: {_one_line(without_values(cause))}",
         hint="Look at what it names: an alias, a pipeline, an inference endpoint or the mapping of the index, or a\n"
         "field of all these rows. Every few seconds some are tried: it resumes by itself once one is taken.",
     )

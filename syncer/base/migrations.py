@@ -75,9 +75,7 @@ _START_OVER = (
 )
 
 # Restoring a dump loads materialized views last: see the migration that creates this one.
-_IS_WHOLE = """
-SELECT coalesce((SELECT relispopulated FROM pg_class WHERE oid = to_regclass('syncer.restored')), false)
-"""
+_IS_WHOLE = "SELECT coalesce((SELECT relispopulated FROM pg_class WHERE oid = to_regclass('syncer.restored')), false)"
 
 
 def migrate(

@@ -63,9 +63,7 @@ SELECT system_identifier, format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snaps
        pg_current_xact_id()
 FROM pg_control_system()
 """
-_TERM = """
-SELECT setval('syncer.term', greatest(nextval('syncer.term'), extract(epoch FROM clock_timestamp())::bigint))
-"""
+_TERM = "SELECT setval('syncer.term', greatest(nextval('syncer.term'), extract(epoch FROM clock_timestamp())::bigint))"
 _MERGE = """
 WITH note AS (
     SELECT id, changed_at, lead(id) OVER w AS next, row_number() OVER w AS number, count(*) OVER () AS notes

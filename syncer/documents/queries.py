@@ -44,9 +44,7 @@ _ROUTING = sql.SQL("coalesce(d._routing::text, '')")
 _NO_ROUTING = sql.SQL("NULL::text")
 _IN_RANGE = _DOCUMENTS + "WHERE {condition}"
 
-_SOME_IDS = """
-SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1
-"""
+_SOME_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1"
 SAMPLE_MAX = 200
 """How many documents a sample has at most."""
 _FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"

@@ -33,9 +33,7 @@ _TAKE_TURN = "LOCK TABLE syncer.version_lock IN EXCLUSIVE MODE"
 # This is the transaction's first query, so it takes the snapshot. Rolling back the savepoint releases the lock but
 # keeps the assigned version.
 # Rule: gaps-between-versions.
-_ASSIGN = f"""
-SELECT epoch << {EPOCH_SHIFT} | (nextval('syncer.version') << {NUMBER_SHIFT}) FROM syncer.cluster_identity
-"""
+_ASSIGN = f"SELECT epoch << {EPOCH_SHIFT} | (nextval('syncer.version') << {NUMBER_SHIFT}) FROM syncer.cluster_identity"
 
 # The WAL file's name begins with the current timeline; the control file lags behind a promotion.
 CLUSTER_IDENTITY = """

@@ -48,7 +48,6 @@ from syncer.base.error_policy import (
     kind,
 )
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
-from syncer.base.formatting import without_values
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, Target, WriteReport
 from syncer.base.postgres import Connection, Link, bounded
@@ -88,11 +87,8 @@ class Slice:
     """Documents of one index that are built together, and what became of them so far.
 
     Args:
-        index_name: The index to write to.
+        index_name, everywhere, origin, resumes: As in `Writer.write`.
         ids: The documents that are left to write.
-        everywhere: Whether to remove stray copies from all other shards too.
-        origin: What the documents are written for, as logged with each.
-        resumes: Whether to write although the definition is suspended, to find out if it may be resumed.
         attempts: How many attempts have failed in a row.
         rewrites: How many times in a row some of them had to be written again.
         is_unanswered: Whether a request got no answer: it is then unknown what it created.
@@ -444,7 +440,7 @@ class Writer:
             not is_taken and (not is_of_data or len(suspects) >= _SUSPECTS_MAX)
         ):
             first = next(iter(suspects.values()))
-            refusal = explain_refusals(document.name, without_values(f"{first.kind}: {first.reason}"))
+            refusal = explain_refusals(document.name, f"{first.kind}: {first.reason}")
             ids = list(suspects)[:_SUSPECTS_MAX]
             suspects.clear()
             raise DocumentError.of(refusal, document.name, document.revision, ids=ids)

@@ -39,9 +39,7 @@ _UNLOCK = "SELECT pg_advisory_unlock($1::bigint | ($2::bigint & 4294967295))"
 
 # Committed before the first range is read: a process that finds the job still new knows that all are read later.
 # Rule: begin-before-listing.
-_BEGIN = """
-UPDATE syncer.job SET state = 'writing', started_at = clock_timestamp() WHERE id = $1 AND state = 'new'
-"""
+_BEGIN = "UPDATE syncer.job SET state = 'writing', started_at = clock_timestamp() WHERE id = $1 AND state = 'new'"
 # A writer that read before this and writes after it finds that out and reads again. Otherwise its document might not be
 # taken for an orphan: see `syncer.indexing.writer`. A job without a cleanup does not disturb the writers. A load takes
 # up what was committed before its revision, which its creator may not have seen.

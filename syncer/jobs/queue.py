@@ -27,9 +27,7 @@ WAITING_FAN_OUTS_MAX = 10
 """A suspended document with so many fan-outs that have not begun is refreshed instead."""
 
 # Lock order: a document before its jobs.
-_LOCK_DOCUMENT = """
-SELECT revision FROM syncer.document WHERE index_name = $1 FOR NO KEY UPDATE
-"""
+_LOCK_DOCUMENT = "SELECT revision FROM syncer.document WHERE index_name = $1 FOR NO KEY UPDATE"
 _STALE = """
 SELECT d.is_stale, d.suspended IS NOT NULL, ARRAY(
     SELECT j.id FROM syncer.job AS j WHERE j.index_name = d.index_name AND j.kind = 'fan_out' AND j.state = 'new')

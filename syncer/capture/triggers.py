@@ -82,7 +82,7 @@ BEGIN
         END;
         BEGIN
             {lock}
-        EXCEPTION WHEN undefined_table OR internal_error THEN
+        EXCEPTION WHEN undefined_table OR undefined_column OR internal_error THEN
             RETURN NULL;
         END;
         segment := 0;
@@ -97,7 +97,8 @@ END
 _LOCK = """
 IF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'yes' THEN NULL; ELSE
     segment := pg_catalog.pg_sequence_last_value('syncer.outbox_id_seq');
-    INSERT INTO syncer.outbox (segment, relation, operation) SELECT 0, '', 'I' WHERE false;
+    INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
+    SELECT 0, '', 'I', old_image, new_image, untouched WHERE false;
     PERFORM pg_catalog.set_config('syncer.is_locked', 'yes', true);
 END IF;
 """

@@ -112,6 +112,9 @@ BROKEN = {
     "a view": ("DROP VIEW syncer.handled", "view syncer.handled"),
     "what a restore makes last": ("DROP MATERIALIZED VIEW syncer.restored", "materialized view syncer.restored"),
     "a column": ("ALTER TABLE syncer.job DROP COLUMN occasion", "column syncer.job.occasion"),
+    "what a change is": ("ALTER TABLE syncer.outbox DROP COLUMN operation", "column syncer.outbox.operation"),
+    "an image of the row": ("ALTER TABLE syncer.outbox DROP COLUMN new", "column syncer.outbox.new"),
+    "a renamed column": ("ALTER TABLE syncer.outbox RENAME untouched TO kept", "column syncer.outbox.untouched"),
 }
 
 

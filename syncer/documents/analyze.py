@@ -301,9 +301,12 @@ def _analyse_affects(
     columns = read.columns if read else frozenset()
     names = sql.SQL(", ").join(map(sql.Identifier, sorted(columns))).as_string(connection)
     over_rows = f"(SELECT {names} FROM {relation} WHERE {ROWS_MARK} IS NOT NULL)"
-    canonical, places = _OVER_ROWS.subn(_ROWS, probe(connection, query.replace(_ROWS, over_rows), file).canonical)
+    over = query.replace(_ROWS, over_rows)
+    canonical, places = _OVER_ROWS.subn(_ROWS, probe(connection, over, file).canonical)
     if not places:
         raise DefinitionError(f"{file}: %(rows)s must stand in a FROM clause", hint="As in: FROM %(rows)s AS changed")
+    # The query comes first, so that an error's position refers to its file.
+    probe(connection, f"WITH affected AS (\n{over}\n) SELECT affected._id::{id_type}::text FROM affected", file)
     rows = changed_rows(connection, relation, columns).replace(ROWS_MARK, "$1::jsonb")
     ids = f"SELECT affected._id::{id_type}::text FROM (\n{canonical.replace(_ROWS, rows)}\n) AS affected"
     return canonical, ids, columns

@@ -306,7 +306,7 @@ def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
     world.sql(f"CREATE ROLE {role} LOGIN")
     stranger = {"SYNCER_POSTGRES_DSN": world.dsn_of(role)}
     try:
-        explained(world, "migrate", "permission denied", "privilege", "schemas", environment=stranger)
+        explained(world, "migrate", "permission denied", "GRANT CREATE ON DATABASE", environment=stranger)
         assert world.sql("SELECT to_regnamespace('syncer')") == [(None,)]
         world.migrate()
         shown(world, "permission denied", "privilege", "syncer migrate`", environment=stranger)

@@ -157,9 +157,10 @@ def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
     return frozenset(relations) if relations and rows < _LOOKED_AT_MAX else None
 
 
-def exceeds(connection: Connection, cursor: str, *, bytes_max: int) -> bool:
-    """Whether the outbox takes more of the disk than this, and many of its changes have not been read."""
-    return bool(value(connection, _EXCEEDS, (cursor, bytes_max, BACKLOG_CHANGES_MIN)))
+def exceeds(connection: Connection, cursor: str, *, bytes_max: int, changes_min: int | None = None) -> bool:
+    """Whether the outbox takes more of the disk than this, and so many of its changes, or many, have not been read."""
+    changes_min = BACKLOG_CHANGES_MIN if changes_min is None else changes_min
+    return bool(value(connection, _EXCEEDS, (cursor, bytes_max, changes_min)))
 
 
 def oldest_changed_at(connection: Connection, cursor: str) -> float | None:

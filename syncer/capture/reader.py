@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import psycopg
 import structlog
@@ -27,6 +28,8 @@ TRIM_SECONDS = 10.0
 """How often rows that are done are removed, and the size of the outbox is checked."""
 LEASE_SECONDS = 15.0
 """How long a leader may send nothing to Postgres. Then another process leads."""
+_GIVE_UP_TIMES = 3
+"""How often a backlog is given up in a row, if the outbox is still too large."""
 LEADS = threading.Event()
 """Whether this process leads; the daemon reports it."""
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
@@ -143,18 +146,26 @@ class OutboxReader:
             )
 
     def _give_up_backlog(self) -> None:
-        """Save a cursor that has seen every change, and have every document refreshed instead."""
-        connection, cursor = self.connection, self._saved.snapshot
-        # Rule: the-refresh-is-committed-with-the-cursor.
-        with connection.transaction():
-            connection.execute(progress.WAIT_FOR_DISK)
-            # Before the jobs: what they make good was committed by then, as `wait` relies on.
-            snapshot = progress.moment(connection)
-            self._refresh_all(connection, outbox.oldest_changed_at(connection, cursor))
-            self._saved = Cursor(snapshot=snapshot, numbers=self._saved.numbers, changes=self._changes, is_valid=True)
-            progress.save(connection, self._saved, changed_at=None)
-        self._read_to = snapshot
-        self.trim()
+        """Save a cursor that has seen every change, and have every document refreshed instead.
+
+        A writer beside it may leave a change in a segment that could be emptied otherwise. Writers are directed to
+        another one by then, so the next time empties it.
+        """
+        connection = self.connection
+        for _ in range(_GIVE_UP_TIMES):
+            cursor = self._saved.snapshot
+            # Rule: the-refresh-is-committed-with-the-cursor.
+            with connection.transaction():
+                connection.execute(progress.WAIT_FOR_DISK)
+                # Before the jobs: what they make good was committed by then, as `wait` relies on.
+                snapshot = progress.moment(connection)
+                self._refresh_all(connection, outbox.oldest_changed_at(connection, cursor))
+                self._saved = replace(self._saved, snapshot=snapshot, changes=self._changes, is_valid=True)
+                progress.save(connection, self._saved, changed_at=None)
+            self._read_to = snapshot
+            self.trim()
+            if not outbox.exceeds(connection, snapshot, bytes_max=self._bytes_max, changes_min=0):
+                return
 
     def read(self, *, rows_max: int) -> Page:
         """Return the changes that are new; at most so many, and then more follow.

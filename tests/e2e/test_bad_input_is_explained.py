@@ -309,12 +309,12 @@ def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
         explained(world, "migrate", "permission denied", "GRANT CREATE ON DATABASE", environment=stranger)
         assert world.sql("SELECT to_regnamespace('syncer')") == [(None,)]
         world.migrate()
-        shown(world, "permission denied", "privilege", "syncer migrate`", environment=stranger)
+        shown(world, "permission denied", "GRANT USAGE ON SCHEMA", "docs/roles.sql", environment=stranger)
         world.sql(
             f"GRANT USAGE, CREATE ON SCHEMA syncer TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA syncer TO {role};"
             f"GRANT ALL ON ALL SEQUENCES IN SCHEMA syncer TO {role}; GRANT SELECT ON users, posts, comments TO {role}"
         )
-        explained(world, "apply --yes", "permission denied", "owns the tables", environment=stranger)
+        explained(world, "apply --yes", "permission denied", "must own the table", environment=stranger)
         assert world.sql("SELECT name FROM syncer.document") == []
         done = world.syncer("apply", "--yes")
         assert done.returncode == 0, done.stderr

@@ -212,7 +212,7 @@ class Writer:
                 slices += self._retry(partial(self._attempt, current))
                 # What was overtaken is written first: if the definition is suspended, no fan-out finds it.
                 if whole.suspects and not whole.is_witness and not (slices and slices[-1].rewrites):
-                    slices += self._retry(partial(self._judge, whole, current.batch.document, is_last=not slices))
+                    slices += self._retry(partial(self._judge, whole, is_last=not slices))
             except DocumentError as error:
                 error.is_stale |= self._retry(partial(self._may_leave_orphans, current))
                 if self._retry(partial(self._suspend, error)) or whole.resumes or isinstance(error, SuspendedError):
@@ -415,13 +415,17 @@ class Writer:
                 failed[rejection.composition.id] = Failure(kind=rejection.kind, error=error)
         return {id_: refused[id_] for id_ in refused.keys() - failed.keys() - current.suspects.keys()}, failed
 
-    def _judge(self, whole: Slice, document: Document | None, *, is_last: bool) -> list[Slice]:
+    def _judge(self, whole: Slice, *, is_last: bool) -> list[Slice]:
         """Return the suspects, each to be sent alone once more, if others are taken; none if that is not known yet.
 
         Raises:
             DocumentError: The index refuses others, too.
         """
         suspects = whole.suspects
+        # The last slice may have none, as when its SELECT failed.
+        with self._link.used() as connection:
+            active = {document.index_name: document for document in registry.documents(connection)}
+        document = active.get(whole.index_name)
         if document is None:
             suspects.clear()
             return []

@@ -211,7 +211,7 @@ def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
     )
     world.sql("UPDATE people SET name = %s WHERE id = 1", f"poison {VALUE}")
     daemon.wait_for("worker.changes_unresolved")
-    world.sql("ALTER TABLE notes ALTER COLUMN title TYPE varchar(99)")
+    world.sql("ALTER TABLE notes RENAME COLUMN title TO heading")
     daemon.wait_for("document.suspended")
     assert daemon.stop() == 0
     log = daemon.log_file.read_text()

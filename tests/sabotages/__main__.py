@@ -28,7 +28,7 @@ SABOTAGES: Mapping[str, Mapping[str, object]] = {
     "cursor-is-an-id": _sources(parts.CursorIsAnId),
     "new-rows-only": _sources(parts.NewRowsOnly),
     "skips-truncates": _sources(parts.SkipsTruncates),
-    "saves-unacknowledged": {"syncer.relay.loop.OutboxReader": parts.SavesUnacknowledged},
+    "saves-unacknowledged": {"syncer.recovery.backlog.OutboxReader": parts.SavesUnacknowledged},
     "old-term": {"syncer.relay.loop.ChangeProducer": parts.OldTerm},
     "ignores-versions": {"syncer.daemon.Index": parts.IgnoresVersions},
     "hides-creations": {"syncer.daemon.Index": parts.HidesCreations},

@@ -17,6 +17,7 @@ import pytest
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.writer import Writer
 from syncer.kafka import producer
+from syncer.recovery import backlog
 from syncer.relay import loop as relay_loop
 from syncer.worker.source import OutboxSource
 from tests.faults.harness import following, needs_kafka
@@ -179,7 +180,7 @@ def test_no_number_is_used_twice(published: World, is_sabotaged: bool, monkeypat
     before = published.sql(numbers)
     with monkeypatch.context() as dying:
         dying.setattr(producer, "QUIET_SECONDS", 0)
-        dying.setattr(relay_loop, "OutboxReader", parts.DiesBeforeSaving)
+        dying.setattr(backlog, "OutboxReader", parts.DiesBeforeSaving)
         with published.relay() as relay, pytest.raises(KilledError):
             relay.run_once()
     with handling(published):
@@ -198,7 +199,7 @@ def test_the_cursor_is_saved_after_the_acknowledgement(
     published.sql("UPDATE posts SET body = 'lost' WHERE id = 1")
     with monkeypatch.context() as dying:
         if is_sabotaged:
-            dying.setattr(relay_loop, "OutboxReader", parts.SavesUnacknowledged)
+            dying.setattr(backlog, "OutboxReader", parts.SavesUnacknowledged)
         dying.setattr(relay_loop, "ChangeProducer", parts.DiesBeforeSending)
         with published.relay() as relay, pytest.raises(KilledError):
             relay.run_once()

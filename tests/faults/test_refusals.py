@@ -245,7 +245,7 @@ def rerouting(world: World) -> Iterator[str]:
         client.indices.delete(index=f"{world.alias}-other")
 
 
-has_processors = pytest.mark.skipif(VERSIONS.elasticsearch == "8", reason="its reduced build has no such processor")
+has_processors = pytest.mark.skipif(VERSIONS.elasticsearch != "9", reason="its reduced build has no such processor")
 
 
 @pytest.mark.parametrize("change", ["UPDATE things SET n = 1 WHERE id = 7", "UPDATE things SET n = 1"])

@@ -1,4 +1,4 @@
-"""What an Elasticsearch that somebody else administers may have set: nothing goes wrong silently, or for good.
+"""What an Elasticsearch under another administrator may have set: nothing goes wrong silently, or for good.
 
 Each row of the table in docs/deploy.md has its test here.
 """
@@ -70,7 +70,7 @@ def planned(
 
 @contextmanager
 def template(world: World, content: Mapping[str, Any], **others: Any) -> Iterator[None]:
-    """An index template of somebody else's for what this world creates."""
+    """An index template of another team for what this world creates."""
     with world.elasticsearch() as client:
         patterns = [f"{world.alias}*"]
         client.indices.put_index_template(

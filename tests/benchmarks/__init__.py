@@ -13,5 +13,6 @@ runs. All runs are rows of one table, which is shown and kept. ``docs/benchmarks
     bulk_work     fill, backfill, rebuild, verify, sources, drain, fan-out, growth
     single_edits  latency, load, isolation, application
     one_edit      statements, functions                    locks         locks made of documents
+    shapes        many tables, many paths
     peers         pgsync, flink (flink_jars)               staleness     wrong for good (random_writers)
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from syncer.sandbox import Sandbox
 from syncer.sandbox.server import LASTING_JAVA
-from tests.benchmarks import bulk_work, locks, one_edit, peers, single_edits, staleness
+from tests.benchmarks import bulk_work, locks, one_edit, peers, shapes, single_edits, staleness
 from tests.benchmarks.report import Figure, Report, SkippedError, keep, say, text
 from tests.benchmarks.world import Bench
 from tests.conftest import KEPT_SANDBOX
@@ -40,9 +40,10 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "staleness": staleness.staleness,
     "staleness-links": staleness.staleness_links,
     "locks": locks.locks,
+    "shapes": shapes.shapes,
     "growth": bulk_work.growth,
 }
-_BY_NAME_ONLY = ("growth", "staleness", "staleness-links")
+_BY_NAME_ONLY = ("growth", "shapes", "staleness", "staleness-links")
 
 
 def main() -> None:
@@ -52,6 +53,7 @@ def main() -> None:
     is_missed = False
     with _sandbox() as sandbox, ExitStack() as made:
         bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds, asked.to, made)
+        bench.tables, bench.beside = asked.tables, asked.beside
         for name in asked.names or [name for name in BENCHMARKS if name not in _BY_NAME_ONLY]:
             say(f"measuring {name}")
             bench.report = Report()
@@ -86,6 +88,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--to", type=int, default=0, help="documents that growth ends with (default: ten times --posts)"
     )
+    parser.add_argument("--tables", type=int, default=1400, help="tables of shapes (default: %(default)s)")
+    parser.add_argument("--beside", metavar="COMMIT", default="", help="let shapes measure this commit, too")
     parser.add_argument("--keep", action="store_true", help="add the figures to results/ and to docs/benchmarks.md")
     asked = parser.parse_args()
     if unknown := set(asked.names) - BENCHMARKS.keys():

@@ -441,6 +441,8 @@ class Bench:
     to: int
     made: ExitStack
     report: Report = field(default_factory=Report)
+    tables: int = 0
+    beside: str = ""
 
     @cached_property
     def even(self) -> Blog:

@@ -1,0 +1,197 @@
+"""What a change costs in a schema of the size that applications have: ``schemas/shapes``, an issue tracker.
+
+Each change is made alone, and settled by `syncer wait`. The plain SELECTs, before and after, say which documents it
+changes; Elasticsearch says how many were written, and how many operations it has carried out. Statements and their
+times are those of Postgres' own log. All of it is seen from outside, so that any commit can be measured.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+
+import psycopg
+
+from tests.benchmarks.report import Figure, say
+from tests.benchmarks.world import SCHEMAS, Bench
+from tests.support.world import REPOSITORY, World
+
+_FOLDER = SCHEMAS / "shapes"
+_ROUTED = ("notes", "events")
+_TABLE = re.compile(r"^(?:UPDATE|INSERT INTO|DELETE FROM) (\w+)")
+_UNREAD = "UPDATE {table} SET unread = coalesce(unread, '') || '+' WHERE id = 60"
+_GROUPED = "UPDATE issues SET title = title || '*' WHERE id = {id}"
+_EDITS = 10
+_TOOK = re.compile(r"duration: ([\d.]+) ms  (?:statement|execute [^:]*): ")
+
+
+@dataclass(kw_only=True)
+class Tracker(World):
+    """The issue tracker, kept by the program of one work tree."""
+
+    title: str
+    tree: Path
+    contents: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By document and id, the row that its SELECT returns, as of the last look."""
+
+    @property
+    def names(self) -> list[str]:
+        """The documents: one of each file that is a SELECT."""
+        return sorted({file.stem for file in _FOLDER.glob("*.sql")} - {"schema", "changes"})
+
+    @property
+    def log_file(self) -> Path:
+        """Where Postgres logs."""
+        return self.sandbox.postgres.log_file
+
+    def load(self, tables: int) -> None:
+        """Make the schema, and define the documents."""
+        say(f"making {tables:,} tables for {self.title}")
+        # The program of the tree, also where this one is the current folder.
+        self.worker_settings = {"PYTHONPATH": str(self.tree), "PYTHONSAFEPATH": "1"}
+        self.make()
+        self.sql((_FOLDER / "schema.sql").read_text().replace(":tables", str(tables)))
+        self.sql(f'ALTER DATABASE "{self.name}" SET log_min_duration_statement = 0')
+        self.use()
+        for name in self.names:
+            folder = self.define(name, (_FOLDER / f"{name}.sql").read_text())
+            shards = 3 if name in _ROUTED else 1
+            settings = f'{{"settings": {{"number_of_shards": {shards}, "number_of_replicas": 0}}}}'
+            (folder / "index.json").write_text(settings)
+        self.run("migrate")
+
+    def run(self, *arguments: str) -> float:
+        """Run a command of the tree; how many seconds it took."""
+        began = time.monotonic()
+        done = self.syncer(*arguments)
+        took = time.monotonic() - began
+        if done.returncode:
+            raise RuntimeError(f"syncer {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return took
+
+    def statements(self, offset: int) -> list[float]:
+        """The milliseconds of each statement that was logged behind this offset of Postgres' log."""
+        with self.log_file.open("rb") as log:
+            log.seek(offset)
+            return [float(took) for took in _TOOK.findall(log.read().decode(errors="replace"))]
+
+    def operations(self) -> dict[str, Counter[str]]:
+        """By document, how many documents Elasticsearch has written and deleted, as it counts them."""
+        found: dict[str, Counter[str]] = {}
+        with self.elasticsearch() as client:
+            for name in self.names:
+                counted = client.indices.stats(index=self.alias_of(name), metric="indexing").body["_all"]["primaries"]
+                found[name] = Counter(
+                    writes=counted["indexing"]["index_total"], deletes=counted["indexing"]["delete_total"]
+                )
+        return found
+
+    def look(self) -> Counter[str]:
+        """Run the SELECTs; return how many documents differ since the last look."""
+        differing = Counter[str]()
+        with psycopg.connect(self.dsn) as connection:
+            for name in self.names:
+                select = (_FOLDER / f"{name}.sql").read_text()
+                query = f"SELECT d._id::text, d::text FROM ({select}) AS d"
+                rows: dict[str, str] = dict(connection.execute(query.encode()).fetchall())
+                before, self.contents[name] = self.contents.get(name, {}), rows
+                differing[name] = sum(rows.get(id_) != before.get(id_) for id_ in rows.keys() | before.keys())
+        return differing
+
+    def change(self, statement: str) -> None:
+        """Make a change, and return once it is indexed."""
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute(statement.encode())
+            [(token,)] = connection.execute("SELECT syncer.token()").fetchall()
+        self.run("wait", token)
+
+
+def shapes(bench: Bench) -> Iterator[Figure]:
+    """Operations and statements of a change, a plan and a status among many tables, of this and of another tree."""
+    trees = {"this tree": REPOSITORY}
+    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
+        if bench.beside:
+            trees[bench.beside] = _tree_of(bench.beside, Path(folder))
+        for title, tree in trees.items():
+            with _tracker(bench, title, tree) as tracker:
+                yield from _measured(bench, tracker)
+    bench.report.about = f"nine documents among {bench.tables:,} tables; the programs: {', '.join(trees)}"
+    bench.report.remarks.append("another tree runs in this environment: its dependencies have to be the same")
+
+
+def _tree_of(commit: str, folder: Path) -> Path:
+    """A commit's files; not a work tree, which git would remember."""
+    git = shutil.which("git") or "git"
+    archive = subprocess.run([git, "archive", commit], capture_output=True, check=True, cwd=REPOSITORY)
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+@contextmanager
+def _tracker(bench: Bench, title: str, tree: Path) -> Iterator[Tracker]:
+    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
+        tracker = Tracker(
+            sandbox=bench.sandbox,
+            endpoints=bench.endpoints,
+            folder=Path(folder),
+            uses_kafka=False,
+            is_preloaded=False,
+            title=title,
+            tree=tree,
+        )
+        try:
+            tracker.load(bench.tables)
+            yield tracker
+        finally:
+            tracker.unmake()
+
+
+def _measured(bench: Bench, tracker: Tracker) -> Iterator[Figure]:
+    title, rows = tracker.title, bench.report.rows
+    offset = tracker.log_file.stat().st_size
+    seconds = tracker.run("plan")
+    yield Figure(f"{title}: plan", seconds, unit="s")
+    yield Figure(f"{title}: plan, statements", len(tracker.statements(offset)))
+    tracker.run("apply", "--yes")
+    daemon = tracker.daemon()
+    tracker.change("UPDATE users SET name = name WHERE id = 1")  # what is done for the first time
+    for command in ("status", "doctor"):
+        yield Figure(f"{title}: {command}", median(tracker.run(command) for _ in range(bench.passes)), unit="s")
+    slowest = []
+    for number in range(_EDITS):
+        offset = tracker.log_file.stat().st_size
+        tracker.change(_GROUPED.format(id=1000 + number))
+        slowest.append(max(tracker.statements(offset)))
+    yield Figure(f"{title}: edit over a grouped view, the build", median(slowest), unit="ms")
+    tracker.look()
+    changes = [line for line in (_FOLDER / "changes.sql").read_text().splitlines() if _TABLE.match(line)]
+    tables = [match[1] for line in changes if (match := _TABLE.match(line))]
+    unread = [_UNREAD.format(table=table) for table in dict.fromkeys(tables)]
+    total = Counter[str]()
+    for statement in (*changes, *unread):
+        before = tracker.operations()
+        tracker.change(statement)
+        differing, counted = tracker.look(), Counter[str]()
+        for name, operations in tracker.operations().items():
+            counted.update(operations - before[name])
+        row = {"differ": differing.total(), "written": counted["writes"], "operations": counted.total()}
+        rows[f"{title}: {statement[:70]}"] = {name: float(number) for name, number in row.items()}
+        total.update(row)
+    say(f"stopping the daemon of {title}")
+    daemon.stop()
+    if wrong := tracker.differences(*tracker.names):
+        raise RuntimeError(f"{title}: {wrong[:3]}")
+    yield Figure(f"{title}: documents written, for each that differs", total["written"] / total["differ"], at_most=1.1)
+    yield Figure(f"{title}: operations, for each that differs", total["operations"] / total["differ"], at_most=1.3)

@@ -127,9 +127,8 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
             raise
 
     reporter = Reporter(connect=partial(_current, settings, "report"), stop=stop)
-    page = api.page(settings, stop=stop, reporter=reporter)
     threads = _Threads(stop)
-    beside: dict[str, Component] = {"report": reporter, **({"web": page} if page else {})}
+    beside: dict[str, Component] = {"report": reporter, **api.page(settings, stop=stop, reporter=reporter)}
     if relay or not settings.kafka.is_used:  # it may lead
         connect = partial(_current, settings, "backlog")
         beside["backlog"] = BacklogGuard(connect=connect, bytes_max=settings.relay.outbox_bytes_max)

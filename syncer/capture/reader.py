@@ -8,6 +8,8 @@ stands still with its process.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -117,7 +119,8 @@ class OutboxReader:
         if outbox.exceeds(connection, self._read_to, bytes_max=self._bytes_max):
             self._give_up_backlog()
         if not self._was_leading:
-            self._log.info("relay.led", cursor=self._read_to, timeline="This daemon became the leader.")
+            name = f"{socket.gethostname()}, process {os.getpid()}"
+            self._log.info("relay.led", cursor=self._read_to, timeline=f"The daemon {name}, became the leader.")
         self._was_leading = True
         LEADS.set()
         return True

@@ -316,11 +316,17 @@ class Reader:
         self._client: Elasticsearch | None = None
         self._last: tuple[float, Status] | None = None
 
-    def read(self) -> Status:
-        """Ask the servers; a reading of the last second is returned again."""
+    def read(self, *, asks_elasticsearch: bool = True) -> Status:
+        """Ask the servers; a reading of the last second is returned again.
+
+        Without ``asks_elasticsearch`` its last answer stays. An index that is searched all the time refreshes all the
+        time, so nothing should search it that no one waits for.
+        """
         with self._turn:
             if self._last is None or time.monotonic() - self._last[0] >= FRESH_SECONDS:
-                status = self._read()
+                status = self._read(asks_elasticsearch=asks_elasticsearch)
+                if not asks_elasticsearch:
+                    return status
                 self._last = time.monotonic(), status
             return self._last[1]
 
@@ -331,8 +337,8 @@ class Reader:
         if not self._elasticsearch.is_pending and self._client is not None:
             self._client.close()
 
-    def _read(self) -> Status:
-        """Ask Postgres, then Elasticsearch, and combine their last answers, as of now."""
+    def _read(self, *, asks_elasticsearch: bool) -> Status:
+        """Ask Postgres, then perhaps Elasticsearch, and combine their last answers, as of now."""
         began = time.monotonic()
         servers = [self._postgres.ask(self._ask_postgres, POSTGRES_SECONDS)]
         stored = self._postgres.answer
@@ -340,7 +346,8 @@ class Reader:
         at = stored.at + (servers[0].age_seconds or 0.0) if stored else time.time()
         documents = stored.documents if stored else ()
         left = ALL_SECONDS - (time.monotonic() - began)
-        servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(documents), left))
+        if asks_elasticsearch:
+            servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(documents), left))
         if self._settings.kafka.is_used:
             servers.insert(1, _kafka(stored if servers[0].error is None else None))
         held = self._elasticsearch.answer

@@ -38,7 +38,7 @@ WIDTHS = (320, 700, 1280, 1900)
 FITS = "document.documentElement.scrollWidth <= window.innerWidth"
 # A control without a name, or a picture without a text, is lost on a screen reader.
 NAMELESS = """
-[...document.querySelectorAll('button, input, select, a, svg[role=img], table')].filter((found) => found.offsetParent
+[...document.querySelectorAll('button, input, select, a, [role=img], table')].filter((found) => found.offsetParent
     && !(found.innerText || found.getAttribute('aria-label') || found.labels?.length || found.caption)).length
 """
 DOCUMENTED = dict(
@@ -227,6 +227,7 @@ def test_the_page_follows_what_happens(world: World, visit: Visit, port: int) ->
     assert visit.text("#announced") == "All is well."  # read aloud: no number that changes all the time
 
     see_daemons_and_events(world, visit, daemon)
+    see_the_past(visit)
     unlock(visit)
     look_up(visit)
     job = run_a_job(world, visit)
@@ -255,6 +256,30 @@ def see_daemons_and_events(world: World, visit: Visit, daemon: Daemon) -> None:
     visit.wait_for("#events tbody", "41 documents, 0 drifted")
     visit.wait_for("#events tbody", "became the leader")
     assert visit.text("#events tbody").index("Verified") < visit.text("#events tbody").index("leader")
+
+
+def see_the_past(visit: Visit) -> None:
+    """A page that is opened later shows what was before it, in each form: by pointer, by keyboard, as a table."""
+    (known,) = visit.page.evaluate("fetch('/api/history').then((got) => got.json())").values()
+    first, second = (
+        visit.page.evaluate("(at) => new Date(at * 1000).toLocaleTimeString('en-GB')", sample["at"])
+        for sample in known[:2]
+    )
+    visit.page.reload()
+    visit.click("#rate-plot summary")
+    rows = visit.page.locator("#rate-plot tbody tr")
+    wait_until(lambda: rows.count() >= min(len(known), 30), what="the table has the samples of before")
+    visit.page.focus("#rate-plot .drawing")
+    visit.page.keyboard.press("Home")
+    visit.wait_for("#rate-plot figcaption", first)
+    assert visit.page.get_attribute("#rate-plot figcaption", "aria-live") == "polite"
+    visit.page.keyboard.press("ArrowRight")
+    visit.wait_for("#rate-plot figcaption", second)
+    visit.page.focus("#look-id")
+    visit.wait_for("#rate-plot figcaption", "now")
+    visit.page.hover("#lag-plot .u-over")
+    wait_until(lambda: "now" not in visit.text("#lag-plot figcaption"), what="the pointer's moment is read")
+    assert "Lag: " in str(visit.page.get_attribute("#lag-plot .drawing", "aria-label"))
 
 
 def unlock(visit: Visit) -> None:

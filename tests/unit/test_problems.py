@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from psycopg import OperationalError
@@ -16,8 +17,9 @@ from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind, JobState
 from syncer.monitoring import problems as problems_module
 from syncer.monitoring.daemons import SILENT_SECONDS, Daemon
+from syncer.monitoring.history import KEPT_SECONDS, History
 from syncer.monitoring.problems import Urgency, as_json, problems, urgency
-from syncer.monitoring.status import DocumentStatus, IndexFault, Server, Status, Stored, describe
+from syncer.monitoring.status import DocumentStatus, IndexFault, Reader, Server, Status, Stored, describe
 from tests.support.world import REPOSITORY
 
 
@@ -196,3 +198,46 @@ def test_of_several_hosts_the_one_that_refuses_is_named() -> None:
     said += 'connection to server at "10.0.0.2", port 5433 failed: Connection refused'
     described, _ = describe("postgres", OperationalError(said))
     assert described == "Postgres refuses connections at 10.0.0.2:5433"
+
+
+def sampled(*readings: Status) -> list[tuple[float | None, ...]]:
+    """What the charts get of these readings."""
+    reader = Mock(spec=Reader)
+    reader.read.side_effect = readings
+    history = History(reader)
+    for _ in readings:
+        history.read()
+    return [(round(sample.at), sample.lag_seconds, sample.captured_per_second) for sample in history.since(0)]
+
+
+def at(seconds: float, captured: int = 10, **facts: Any) -> Status:
+    """A reading of this time."""
+    totals = {"captured": captured, "published": 10, "handled": 10}
+    return replace(status(at=seconds, totals=totals, **facts), at=seconds)
+
+
+def silent(last: Status, seconds: float) -> Status:
+    """A reading of this time, at which Postgres does not answer."""
+    return replace(last, at=seconds, servers=(down(POSTGRES),))
+
+
+@pytest.mark.parametrize(
+    ("readings", "samples"),
+    [
+        ([at(100), at(102, 30), at(112, 80)], [(100, 0, None), (102, 0, 10), (112, 0, 5)]),
+        ([at(100), at(100), at(99), at(104, 14)], [(100, 0, None), (104, 0, 1)]),  # read twice, a clock set back
+        ([at(100, 50), at(105, 20, outbox_since=95)], [(100, 0, None), (105, 10, 0)]),  # restored to an earlier time
+        ([at(100), silent(at(100), 105), at(110, 30)], [(100, 0, None), (105, None, None), (110, 0, 2)]),
+        ([silent(replace(at(0), stored=None), 7), at(9)], [(7, None, None), (9, 0, None)]),
+    ],
+    ids=["rates", "once each", "restored", "silent", "never answered"],
+)
+def test_a_sample_of_each_reading_is_kept(readings: list[Status], samples: list[tuple[float | None, ...]]) -> None:
+    """Rule: a chart shows each reading once, in order; while Postgres is silent the figures are unknown, not zero."""
+    assert sampled(*readings) == samples
+
+
+def test_samples_of_more_than_an_hour_are_dropped() -> None:
+    """However often the status is read, memory is bounded."""
+    kept = sampled(*(at(100 + 2.0 * number) for number in range(6000)))
+    assert (len(kept), kept[0][0]) == (KEPT_SECONDS / 2 + 1, 100 + 2 * 5999 - KEPT_SECONDS)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from hashlib import sha256
 from typing import Annotated, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -155,6 +156,19 @@ def test_every_answer_forbids_what_the_page_does_not_need() -> None:
         )
         assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
         assert headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("name", "checksum"),
+    [
+        ("uPlot.iife.min.js", "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"),
+        ("uPlot.min.css", "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"),
+        ("uPlot.LICENSE.txt", "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd"),
+    ],
+)
+def test_the_library_of_the_charts_is_as_released(name: str, checksum: str) -> None:
+    """The files are those of the npm package uplot 1.6.32, in its folder dist, and its licence: nobody edits them."""
+    assert sha256(CLIENT.get(f"/static/{name}").data).hexdigest() == checksum
 
 
 def api(settings: Settings, guard: Guard, *components: str, stop: Stop | None = None) -> Api:

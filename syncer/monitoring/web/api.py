@@ -20,7 +20,7 @@ from werkzeug.wrappers import Response
 from syncer.base import metrics, migrations, retry, timeline
 from syncer.base.errors import UnavailableError
 from syncer.base.formatting import plain
-from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.lifecycle import Component, Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.elasticsearch import client as elastic
@@ -30,6 +30,7 @@ from syncer.jobs import model
 from syncer.jobs.model import Job
 from syncer.monitoring import gauges, problems
 from syncer.monitoring.daemons import Reporter
+from syncer.monitoring.history import History
 from syncer.monitoring.status import Reader
 from syncer.monitoring.web.server import Access, App, Guard, WebServer, as_json, listen
 from syncer.verify import explain, wait
@@ -52,13 +53,14 @@ _Seconds = Annotated[int, Field(ge=0, le=timeline.DAYS_KEPT * _DAY_SECONDS)]
 _Timeout = Annotated[int, Field(ge=0, le=_WAIT_MAX)]
 
 
-def page(settings: Settings, *, stop: Stop, reporter: Reporter) -> WebServer | None:
-    """Bind the port, and return the component that answers; None if there is no port for it."""
+def page(settings: Settings, *, stop: Stop, reporter: Reporter) -> dict[str, Component]:
+    """Bind the port, and return the components that keep samples and answer; none if there is no port."""
     guard = Guard(host=settings.web.host, token=settings.web.secret())
     listening = listen(settings.web)
     if listening is None:
-        return None
-    return WebServer(listening, App(guard, Api(settings, guard, stop=stop, reporter=reporter).routes()))
+        return {}
+    api = Api(settings, guard, stop=stop, reporter=reporter)
+    return {"web": WebServer(listening, App(guard, api.routes())), "history": api.history}
 
 
 class Api:
@@ -69,7 +71,7 @@ class Api:
         self._guard = guard
         self._stop = stop
         self._reporter = reporter
-        self._reader = Reader(settings)
+        self.history = History(Reader(settings))
         self._connections = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._waits = threading.BoundedSemaphore(_WAITS_MAX)
 
@@ -80,6 +82,7 @@ class Api:
             "/healthz": (self.alive, Access.HEALTH),
             "/readyz": (self.ready, Access.HEALTH),
             "/api/status": (self.status, Access.FIGURES),
+            "/api/history": (self.samples, Access.FIGURES),
             "/api/events": (self.events, Access.FIGURES),
             "/api/jobs": (self.jobs, Access.FIGURES),
             "/api/wait": (self.wait, Access.FIGURES),
@@ -89,7 +92,7 @@ class Api:
 
     def metrics(self, _: Access) -> Response:
         """The metrics in Prometheus's format."""
-        return Response(metrics.render(gauges.values(self._reader.read())), content_type=metrics.CONTENT_TYPE)
+        return Response(metrics.render(gauges.values(self.history.read())), content_type=metrics.CONTENT_TYPE)
 
     def alive(self, _: Access) -> Response:
         """Whether each component of this process makes progress, even if it only retries. If not, a restart helps.
@@ -111,20 +114,24 @@ class Api:
         if self._stop.is_requested:
             reasons["daemon"] = "it is stopping"
         reasons |= {trouble.component: trouble.error for trouble in retry.troubles()}
-        reasons |= {server.server: server.error or "" for server in self._reader.read().servers}
+        reasons |= {server.server: server.error or "" for server in self.history.read().servers}
         if access < Access.FIGURES:
             reasons = {name: reason and _HIDDEN for name, reason in reasons.items()}
         return _health(reasons)
 
     def status(self, access: Access) -> dict[str, Any]:
         """The status; the errors of jobs are shown only with the token."""
-        status = self._reader.read()
+        status = self.history.read()
         return {
             **problems.as_json(status),
             "jobs": [_job(job, access) for job in status.stored.jobs] if status.stored else None,
             "daemon": {"host": socket.gethostname(), "process": os.getpid(), "version": version("syncer-cdc")},
             "access": {"takes_token": self._guard.token is not None, "sees_values": access >= Access.VALUES},
         }
+
+    def samples(self, _: Access, after: float = 0.0) -> dict[str, Any]:
+        """What the charts show of the past hour, after this time."""
+        return {"samples": self.history.since(after)}
 
     def events(self, _: Access, seconds: _Seconds = _DAY_SECONDS) -> dict[str, Any]:
         """What happened in the last ``seconds``, oldest first, at most the latest 200."""

@@ -21,19 +21,19 @@ const UNAVAILABLE = 503;
 const state = {
   status: null, answeredAt: null, failures: 0, timer: null, isAsking: false, isAgain: false,
   letters: { letters: 0, kinds: [] }, jobs: { jobs: [], has_more: false }, events: [], eventsAt: 0,
-  range: 120, samples: [],
+  range: 3600, samples: [],
 };
 
 const plots = [
   new Plot(by("lag-plot"), {
     title: "Lag", least: 1, tick: about, round: roundedUpTime,
-    lines: [{ name: "Lag", of: (sample) => sample.lag_seconds, format: duration }],
+    lines: [{ name: "Lag", key: "lag_seconds", format: duration }],
   }),
   new Plot(by("rate-plot"), {
     title: "Throughput", least: 10, tick: brief,
     lines: [
-      { name: "Documents written", of: (sample) => sample.written_per_second, format: rate },
-      { name: "Changes captured", of: (sample) => sample.captured_per_second, format: rate },
+      { name: "Documents written", key: "written_per_second", format: rate },
+      { name: "Changes captured", key: "captured_per_second", format: rate },
     ],
   }),
 ];
@@ -60,11 +60,11 @@ async function turn() {
 
 async function ask() {
   const status = await get("/api/status");
+  keepSamples((await get("/api/history", { after: state.samples.at(-1)?.at ?? 0 })).samples);
   const access = status.access;
   const silent = silentOf(status);
   if (!silent.has("postgres")) await askPostgres();
   const rates = silent.has("postgres") ? null : ratesBetween(state.status, status);
-  note(status, rates, silent);
   Object.assign(state, { status, answeredAt: Date.now() });
   document.body.classList.remove("waits", "lost");
   showBanner(status);
@@ -108,16 +108,10 @@ function ratesBetween(before, after) {
     [name, Math.max(0, total - before.totals[name]) / (after.at - before.at)]));
 }
 
-/** Keep what the charts show; while Postgres is silent the lag is unknown, since changes may have been committed. */
-function note(status, rates, silent) {
-  const isKnown = !silent.has("postgres");
-  state.samples.push({
-    at: Date.now() / 1000,
-    lag_seconds: isKnown ? status.lag_seconds : null,
-    captured_per_second: rates?.captured ?? null,
-    written_per_second: isKnown ? status.written_per_second : null,
-  });
-  while (state.samples[0].at < Date.now() / 1000 - KEPT_SECONDS) state.samples.shift();
+/** The daemon keeps an hour. What it had when it was started again stays here. */
+function keepSamples(samples) {
+  state.samples.push(...samples);
+  while (state.samples[0]?.at < state.samples.at(-1).at - KEPT_SECONDS) state.samples.shift();
 }
 
 by("range").addEventListener("change", () => {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -38,6 +38,7 @@ _FORBIDDEN = 403
 _LOOK_SECONDS = 0.5
 _TRIAL_SECONDS_MAX = 600
 """How old a scratch index is, by its name, that no trial uses any more."""
+_CLEANUP_TIMEOUT_SECONDS = 5.0
 _ROUTING_SHARDS = "index.number_of_routing_shards"
 _WRITES = {"is_hidden": True, "is_write_index": True}
 """A write alias: Elasticsearch lets no other index, as from a restore, become the one that is written to."""
@@ -444,17 +445,21 @@ class Indices:
         try:
             self._create(document, target, body)
             yield target
-        finally:
-            self._delete_scratch(target, alias)
+        except BaseException:
+            # What fails here must not replace the error, or an interrupt. A later trial deletes the index.
+            with suppress(elasticsearch.ApiError, elasticsearch.TransportError):
+                self._delete_scratch(self._client.options(request_timeout=_CLEANUP_TIMEOUT_SECONDS), target, alias)
+            raise
+        self._delete_scratch(self._client, target, alias)
 
-    def _delete_scratch(self, target: Target, alias: str) -> None:
-        for name in index_metadata(self._client, f"{alias}-syncer-plan-*", "state", expand_wildcards="all"):
+    def _delete_scratch(self, client: Elasticsearch, target: Target, alias: str) -> None:
+        for name in index_metadata(client, f"{alias}-syncer-plan-*", "state", expand_wildcards="all"):
             since = re.fullmatch(r".*-syncer-plan-(\d+)-\w+", name)
             if name == target.index_name or (since and time.time() - int(since[1]) > _TRIAL_SECONDS_MAX):
-                client = self._client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN))
-                if client.indices.delete(index=name).meta.status == _FORBIDDEN:
-                    self._client.indices.put_settings(index=name, settings=dict.fromkeys(BLOCKS))
-                    self._client.indices.delete(index=name)
+                tolerant = client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN))
+                if tolerant.indices.delete(index=name).meta.status == _FORBIDDEN:
+                    client.indices.put_settings(index=name, settings=dict.fromkeys(BLOCKS))
+                    client.indices.delete(index=name)
 
 
 def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) -> None:

@@ -153,6 +153,27 @@ def test_no_search_sees_a_scratch_index_and_an_interrupt_leaves_none(blog: World
     assert not [kind for kind, _ in traces(blog) if kind == "lock"]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_no_failure_to_clean_up_replaces_what_ended_a_trial(
+    blog: World, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Rule: Ctrl-C ends a command although Elasticsearch does not answer: no error takes its place and is noted."""
+    monkeypatch.setattr("syncer.elasticsearch.indices._CLEANUP_TIMEOUT_SECONDS", 0.5)
+    server = blog.sandbox.elasticsearch
+
+    class Interrupting(Index):
+        def write(self, target: Target, compositions: Any) -> Any:
+            super().write(target, compositions)
+            server.pause()
+            raise error
+
+    try:
+        with pytest.raises(error):
+            attempt(blog, Interrupting)
+    finally:
+        server.resume()
+
+
 def test_what_a_killed_plan_left_is_removed_by_a_later_one(blog: World) -> None:
     """A plan that runs keeps its scratch index, and so does another alias."""
     with blog.elasticsearch() as client:

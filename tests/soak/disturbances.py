@@ -247,7 +247,7 @@ def _command(soak: Soak, *arguments: str) -> Iterator[preloaded.Command]:
             _end(soak, process, arguments, signal.SIGINT)
             output.seek(0)
             text = output.read().decode(errors="replace")
-            soak.record.note("command ended", command=arguments, code=process.returncode, output=text[-400:])
+            soak.record.note("command ended", command=arguments, code=process.returncode, output=text[-4000:])
             if "Traceback" in text:  # it may fail, but it explains why
                 soak.record.find(f"{arguments} shows a traceback\n{text[-3000:]}")
 
@@ -274,9 +274,9 @@ def _end(soak: Soak, process: preloaded.Command, arguments: Sequence[str], how: 
     try:
         process.wait(_COMMAND_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
+        process.send_signal(signal.SIGABRT)  # it prints where its threads are
         process.wait()
-        soak.record.find(f"{arguments} does not end when it is interrupted")
+        soak.record.find(f"{arguments} does not end when it is interrupted; see 'command ended' in {soak.record.file}")
 
 
 DECKS: dict[str, dict[str, Disturbance]] = {

@@ -90,11 +90,11 @@ def handle(world: World) -> None:
         wait_until(world.is_handled, what="all is committed")
 
 
-def refreshes(world: World) -> int:
-    """How many jobs wrote everything again."""
+def refreshes(world: World) -> dict[int, str | None]:
+    """The jobs that wrote everything again, and why."""
     with world.connect() as connection:
         jobs = model.unfinished(connection) + model.finished(connection)  # one may be in both
-    return len({job.id for job in jobs if job.kind is JobKind.REFRESH})
+    return {job.id: job.occasion for job in jobs if job.kind is JobKind.REFRESH}
 
 
 def assign(connection: Connection) -> int:

@@ -7,6 +7,7 @@ its own, with its own arguments, environment, folder and standard streams, to it
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -154,6 +155,7 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, streams
     # The server's own may have been files, and these may be pipes; consoles have looked at them.
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable()  # SIGABRT shows where it stands
     for module in [module for name, module in sys.modules.items() if name.startswith("syncer.cli.")]:
         for name, output in ("out", sys.stdout), ("err", sys.stderr):
             if hasattr(module, name):

@@ -201,7 +201,7 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
         yield Capture(
             relation=relation,
             routing=frozenset().union(*(use.routing for use in uses)),
-            watched=frozenset(use.watched | use.routing for use in uses),
+            watched=frozenset(lead.watched for use in uses for lead in use.leads),
         )
 
 

@@ -37,10 +37,10 @@ from psycopg import sql
 
 from syncer.base.error_policy import is_of_data, kind
 from syncer.base.errors import DocumentError
-from syncer.base.model import Change, Image, Operation, dump_images, watched_digest
+from syncer.base.model import Change, Image, Operation, dump_images
 from syncer.base.postgres import Connection
 from syncer.capture.triggers import IMAGE_BYTES_MAX
-from syncer.documents.registry import Catalogue, Document, TableUse
+from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 
 QUERIES_MAX = 64
@@ -116,10 +116,12 @@ class AffectedReader:
         ids = {
             id_: None
             for relation, relevant in used.items()
-            for column in document.dependencies.tables[relation].id_columns
+            for lead in document.dependencies.tables[relation].leads
+            if lead.id_column
             for change in relevant
+            if lead.follows(change)
             for image in change.images
-            if (id_ := image.get(column)) is not None
+            if (id_ := lead.id_of(image)) is not None
         }
         try:
             few, many = self._found(document, used)
@@ -133,8 +135,14 @@ class AffectedReader:
         self, document: Document, used: Mapping[str, Sequence[Change]]
     ) -> tuple[dict[str, None], dict[str, list[Image]]]:
         """Return the ids that causes lead to that lead to few; and the images of the other causes, by relation."""
-        tables = document.dependencies.tables
-        groups = [(relation, _causes(relevant)) for relation, relevant in used.items() if tables[relation].affected]
+        followed: dict[tuple[str, tuple[str, ...]], list[Change]] = {}
+        for relation, relevant in used.items():
+            leads = [lead for lead in document.dependencies.tables[relation].leads if lead.query]
+            for change in relevant:
+                queries = tuple(lead.query for lead in leads if lead.follows(change))
+                if queries:
+                    followed.setdefault((relation, queries), []).append(change)
+        groups = [(relation, queries, _causes(relevant)) for (relation, queries), relevant in followed.items()]
         if not groups:
             return {}, {}
         try:
@@ -147,10 +155,9 @@ class AffectedReader:
             return self._separated(document, groups.copy())
 
     def _separated(
-        self, document: Document, groups: list[tuple[str, list[Cause]]]
+        self, document: Document, groups: list[tuple[str, tuple[str, ...], list[Cause]]]
     ) -> tuple[dict[str, None], dict[str, list[Image]]]:
         """Halve groups of causes until each leads to few documents, or has one cause, or the allowance is used up."""
-        tables = document.dependencies.tables
         ids: dict[str, None] = {}
         many: list[tuple[str, list[Cause]]] = []
         ids_left, queries_left, until = _PAGES_AT_ONCE * self._page, QUERIES_MAX, time.monotonic() + SECONDS_MAX
@@ -161,9 +168,9 @@ class AffectedReader:
                 reading(self._connection, document, isolates=True, captured=True, lock_seconds=COMPONENT_LOCK_SECONDS),
             ):
                 while groups and ids_left > 0 and queries_left > 0 and (left := until - time.monotonic()) > 0:
-                    relation, causes = groups[-1]
+                    relation, queries, causes = groups[-1]
                     limit = min(self._page, ids_left)
-                    query = sql.SQL(_FEW).format(affected=_affected(tables[relation]))
+                    query = sql.SQL(_FEW).format(affected=_affected(queries))
                     self._connection.execute(_BOUND, (f"{max(1, left * 1000):.0f}ms",))
                     rows = self._connection.execute(query, (dump_images(_images(causes)), limit + 1)).fetchall()
                     queries_left -= 1
@@ -175,13 +182,13 @@ class AffectedReader:
                         many.append((relation, causes))
                     else:
                         middle = len(causes) // 2
-                        groups += [(relation, causes[middle:]), (relation, causes[:middle])]
+                        groups += [(relation, queries, causes[middle:]), (relation, queries, causes[:middle])]
         except psycopg.Error as error:
             if not is_of_data(error):
                 raise
             raise _UnresolvedError(relation) from error
         rest: dict[str, list[Cause]] = {}
-        for relation, causes in (*many, *groups):
+        for relation, causes in (*many, *((relation, causes) for relation, _, causes in groups)):
             rest.setdefault(relation, []).extend(causes)
         return ids, {relation: _images(causes) for relation, causes in rest.items()}
 
@@ -214,15 +221,15 @@ def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
     for use in (document.dependencies.tables[relation] for relation in relations):
         cause = _CAUSE.format(relation=sql.Literal(use.relation).as_string())
         if use.affected:
-            parts.append(_affected(use, cause))
+            parts.append(_affected(use.affected, cause))
         parts += [sql.SQL(_NAMED).format(column=sql.Literal(column), cause=sql.SQL(cause)) for column in use.id_columns]
     return sql.SQL(_TOUCHED_BY).format(affected=sql.SQL(" UNION ALL ").join(parts or [sql.SQL(_NOTHING)]))
 
 
-def _affected(use: TableUse, rows: str = _ROWS) -> sql.Composed:
-    """Return all affects queries of a table as one, over these rows; an id may occur several times."""
+def _affected(queries: Iterable[str], rows: str = _ROWS) -> sql.Composed:
+    """Return affects queries of a table as one, over these rows; an id may occur several times."""
     # The queries are generated by syncer, or deparsed by Postgres.
-    return sql.SQL(" UNION ALL ").join(sql.SQL(f"({query.replace(_ROWS, rows)})") for query in use.affected)
+    return sql.SQL(" UNION ALL ").join(sql.SQL(f"({query.replace(_ROWS, rows)})") for query in queries)
 
 
 def _used(document: Document, changes: Sequence[Change]) -> dict[str, list[Change]] | None:
@@ -230,7 +237,7 @@ def _used(document: Document, changes: Sequence[Change]) -> dict[str, list[Chang
     used: dict[str, list[Change]] = {}
     for change in changes:
         use = document.dependencies.tables.get(change.relation)
-        if use is not None and watched_digest(use.watched | use.routing) not in change.untouched:
+        if use is not None and any(lead.follows(change) for lead in use.leads):
             used.setdefault(change.relation, []).append(change)
     # A change without images stands for any row of its table, as after a TRUNCATE.
     return used if all(change.images for relevant in used.values() for change in relevant) else None

@@ -1,6 +1,7 @@
 """Analyses a definition: its tables, their watched and routing columns, and which documents a change affects.
 
-Guarantee: every column that a document reads is watched, since `syncer.lineage.catalog` reports all of them.
+Guarantee: every column that a document reads is watched, since `syncer.lineage.catalog` reports all of them. Each way
+from a table to documents watches the columns of the readings that it starts from.
 
 `syncer.lineage.build` derives the affected documents from the SELECT, for each use of a table by itself. If that is
 impossible for a use, or a row may displace those of other documents, the definition is refused until
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -22,12 +24,12 @@ from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
 from syncer.base.postgres import Connection, names_as_written
 from syncer.documents.definition import Definition
-from syncer.documents.registry import Dependencies, TableUse
+from syncer.documents.registry import Dependencies, Lead, TableUse
 from syncer.lineage import fingerprint, routes
 from syncer.lineage.build import COMPETE, MERGES, read_graph
-from syncer.lineage.catalog import Probe, Read, TableName, probe, unnamed_column
+from syncer.lineage.catalog import Probe, Read, probe, unnamed_column
 from syncer.lineage.fingerprint import Shape
-from syncer.lineage.graph import Graph, Path
+from syncer.lineage.graph import Graph, Node, Path
 from syncer.lineage.routes import ROWS_MARK, Route, changed_rows
 from syncer.lineage.scope import numbers
 
@@ -83,14 +85,21 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     _require_derivable(definition, found, graph, paths, affects, root=root, root_key=root_key)
     if graph.competes:
         root = root_key = None  # ranges of its ids would each compute the whole SELECT
-    derived: dict[TableName, list[Route]] = {name: [] for name in relations}
-    for node in graph.nodes:
-        for path in paths[node.number]:
-            derived[node.table].append(routes.route(connection, relations, node, path, id_type))
-    used = {
-        read.relation: _table_use(connection, read, derived[read.name], affects.get(read.relation), id_type)
-        for read in found.reads
-    }
+    used = {}
+    for read in found.reads:
+        nodes = [node for node in graph.nodes if node.table == read.name]
+        watched = _watched(read, nodes)
+        derived = [
+            (routes.route(connection, relations, node, path, id_type), watched[node.number])
+            for node in nodes
+            for path in paths[node.number]
+        ]
+        # An affects query is for what does not follow: from readings without a path, or all.
+        asked = frozenset().union(*(watched[node.number] for node in nodes if not paths[node.number])) or read.columns
+        asked = read.columns if graph.competes else asked
+        used[read.relation] = _table_use(
+            connection, read, derived, affects.get(read.relation), asked=asked, id_type=id_type
+        )
     return Dependencies(
         canonical_select=found.canonical,
         id_type=id_type,
@@ -260,24 +269,44 @@ def _require_derivable(
     )
 
 
+def _watched(read: Read, nodes: Sequence[Node]) -> dict[int, frozenset[str]]:
+    """Return, by reading of a table, the columns that a query reads there: too many rather than too few.
+
+    A column that is read, and by no reading that is known, may be read by any. So may what a virtual column is made of.
+    """
+    if read.is_whole or read.virtual:
+        return {node.number: read.columns for node in nodes}
+    unplaced = read.columns.difference(*(node.names for node in nodes))
+    return {node.number: read.columns & node.names | unplaced for node in nodes}
+
+
 def _table_use(
-    connection: Connection, read: Read, derived: Sequence[Route], affects: _Affects | None, id_type: str
+    connection: Connection,
+    read: Read,
+    derived: Sequence[tuple[Route, frozenset[str]]],
+    affects: _Affects | None,
+    *,
+    asked: frozenset[str],
+    id_type: str,
 ) -> TableUse:
-    """Return how the definition uses one table."""
-    queries = [route.query for route in derived if route.id_column is None]
-    routing = frozenset[str]().union(*(route.columns for route in derived))
+    """Return how the definition uses one table; the affects query is for a change of the columns that are ``asked``."""
+    leads: dict[str, Lead] = {}
+    routing = frozenset[str]()
+    for route, watched in derived:
+        column, query = route.id_column or "", "" if route.id_column else route.query
+        lead = Lead(watched=watched | route.columns, query=query, id_column=column, only=route.only if column else {})
+        # Equal queries are one, for what any of them watches.
+        same = leads.setdefault(f"{column} {lead.only} {query}", lead)
+        leads[f"{column} {lead.only} {query}"] = replace(same, watched=same.watched | lead.watched)
+        routing |= route.columns
     canonical = None
     if affects is not None:
         canonical, query, columns = _analyse_affects(connection, *affects, read.relation, id_type)
-        queries.append(query)
+        leads[""] = Lead(watched=asked | columns, query=query)
         routing |= columns
+    ordered = sorted(leads.values(), key=lambda lead: lead.id_column)
     return TableUse(
-        relation=read.relation,
-        watched=read.columns,
-        routing=routing,
-        id_columns=tuple(sorted({route.id_column for route in derived if route.id_column is not None})),
-        affected=tuple(dict.fromkeys(queries)),
-        affects=canonical,
+        relation=read.relation, watched=read.columns, routing=routing, leads=tuple(ordered), affects=canonical
     )
 
 

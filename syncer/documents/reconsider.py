@@ -86,10 +86,15 @@ def obstacles(connection: Connection, before: Dependencies, after: Dependencies)
             yield f"it reads {relation}"
         elif not _leads_alike(stored, use):
             yield f"a change of {relation} leads to documents in another way"
-        elif (added := use.watched - stored.watched - stored.routing) and stored.watched <= shapes[
-            relation
-        ].parts.keys():
+        elif (added := _added(stored, use)) and stored.watched <= shapes[relation].parts.keys():
             yield f"it reads {relation}.{', '.join(sorted(added))}"
+
+
+def _added(before: TableUse, after: TableUse) -> frozenset[str]:
+    """Return the columns that ways to documents watch now, and those that are stored do not."""
+    return frozenset().union(
+        *(new.watched - stored.watched for stored, new in zip(before.leads, after.leads, strict=False))
+    )
 
 
 def _leads_alike(before: TableUse, after: TableUse) -> bool:
@@ -97,4 +102,5 @@ def _leads_alike(before: TableUse, after: TableUse) -> bool:
     stored, new = (fingerprint.as_text("\n".join(use.affected)) for use in (before, after))
     is_fit = set(_TO_TEXT.findall(new)) <= set(_TO_TEXT.findall(stored))
     is_alike = is_fit and _TO_TEXT.sub(r"\1\2", stored) == _TO_TEXT.sub(r"\1\2", new)
-    return is_alike and (before.id_columns, before.routing) == (after.id_columns, after.routing)
+    columns = [[(lead.id_column, lead.only) for lead in use.leads] for use in (before, after)]
+    return is_alike and columns[0] == columns[1] and before.routing == after.routing

@@ -12,14 +12,14 @@ share name and alias.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from psycopg.types.json import Jsonb
 from pydantic import TypeAdapter
 
 from syncer.base.errors import DefinitionError
-from syncer.base.model import Role, Target
+from syncer.base.model import Change, Image, Role, Target, watched_digest
 from syncer.base.postgres import Connection, value
 from syncer.lineage.fingerprint import Shape
 
@@ -92,6 +92,31 @@ _INSTALLATION = "SELECT installation::text FROM syncer.cluster_identity"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """One way from the changed rows of a table to documents: a query, or a column of them that has the ids.
+
+    Args:
+        watched: An UPDATE that leaves all of these columns as they were changes no document that this way leads to.
+        query: Over the changed rows, ``$1::jsonb``; it may repeat ids. Empty if there is a column.
+        id_column: The column whose value is the id of an affected document.
+        only: A row leads to that document only if each of these columns has one of these texts; None stands for null.
+    """
+
+    watched: frozenset[str]
+    query: str = ""
+    id_column: str = ""
+    only: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+
+    def follows(self, change: Change) -> bool:
+        """Whether a change may have touched documents that this way leads to."""
+        return watched_digest(self.watched) not in change.untouched
+
+    def id_of(self, image: Image) -> str | None:
+        """Return the id that a changed row has in the column; None if it leads to no document."""
+        return image.get(self.id_column) if all(image.get(name) in texts for name, texts in self.only.items()) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableUse:
     """How a document uses a table.
 
@@ -99,17 +124,25 @@ class TableUse:
         relation: ``schema.table``, quoted where SQL needs it.
         watched: The columns that the SELECT reads.
         routing: The columns that determine which documents a row belongs to.
-        id_columns: Columns whose value is the id of an affected document.
-        affected: Queries over the changed rows, ``$1::jsonb``, for the ids of other affected documents; may repeat ids.
+        leads: The ways from its changed rows to documents.
         affects: The affects query as deparsed by Postgres, with ``%(rows)s`` for the changed rows.
     """
 
     relation: str
     watched: frozenset[str]
     routing: frozenset[str]
-    id_columns: tuple[str, ...]
-    affected: tuple[str, ...]
+    leads: tuple[Lead, ...]
     affects: str | None = None
+
+    @property
+    def affected(self) -> tuple[str, ...]:
+        """The queries for affected documents."""
+        return tuple(lead.query for lead in self.leads if lead.query)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """The columns whose values are ids of affected documents."""
+        return tuple(dict.fromkeys(lead.id_column for lead in self.leads if lead.id_column))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

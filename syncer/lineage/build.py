@@ -2,12 +2,15 @@
 
 A node is one *reading* of a table: a CTE or view that is read twice yields nodes for each reading. An edge is an
 equality that must hold wherever a row takes part in a document. The affected documents are found along edges, from the
-row's node to the columns that ``_id`` is made of. Every table on the way is read as it is now. All other conditions are
-dropped on purpose: that can only find too many documents, never too few. (Rule: only-the-path-to-the-root.)
+row's node to the columns that ``_id`` is made of. Every table on the way is read as it is now. Conditions on one row
+alone are *tests*: ``n.kind = 'Issue'``, ``n.deleted_at IS NULL``. Those of rows on the path are kept: they decide
+whether it applies, and partial indexes serve. All other conditions are dropped on purpose: that can only find too many
+documents, never too few. (Rule: only-the-path-to-the-root.)
 
 Why a path suffices, by induction on its length: take a row that took part in a document together with certain rows on
 the path. If those rows are unchanged, the path finds the document. If not, the changed one nearest to ``_id`` has a
-change of its own, whose old image finds the document.
+change of its own, whose old image finds the document. Unchanged means in the columns that its node reads, which are
+those of its tests, too.
 
 An edge leads from one node to another only if a row at the first *never* matters without a row at the second that
 satisfies the condition. Displacing other rows counts as mattering. Hence:
@@ -42,12 +45,13 @@ from sqlglot import exp
 from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
 from syncer.lineage.catalog import TableName, table_name, tables
-from syncer.lineage.graph import Edge, Graph, Node
+from syncer.lineage.graph import Edge, Graph, Node, Test
 from syncer.lineage.scope import (
     UNKNOWN,
     Columns,
     Meaning,
     Scope,
+    accepts_null,
     column,
     column_aliases,
     constants_of,
@@ -96,6 +100,7 @@ def read_graph(
         ids=tuple(ids),
         competes=any(meaning.rivals for meaning in meant),
         forks=tuple(walk.forks),
+        tests=tuple(walk.tests),
         obstacles=walk.obstacles,
     )
 
@@ -105,10 +110,12 @@ class _Condition:
     """A conjunct of ON or WHERE.
 
     The sides are the nodes from which it yields edges, each side of an outer join apart, with what their edges need.
+    Rows at some nodes may be ``lacking``: an outer join fills them with nulls before the condition is evaluated.
     """
 
     expression: exp.Expr
     sides: tuple[tuple[Container[int], frozenset[int] | None], ...]
+    lacking: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +125,8 @@ class _Body:
     scope: Scope
     context: tuple[int, ...]
     conditions: list[_Condition] = field(default_factory=list)
+    tables: set[str] = field(default_factory=set)
+    """The aliases of what is a table itself, and no subquery or view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +146,15 @@ class _Walk:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.forks: list[tuple[Edge, ...]] = []
+        self.tests: list[Test] = []
         self.obstacles: dict[int, list[str]] = {}
         self._types = types
         self._views = views
         self._equalities = equalities
         self._contexts = itertools.count(1)
         self._unread = {id(table): table for table in tables(tree)}
+        self._lacking = frozenset[int]()
+        self._names: dict[int, dict[str, set[str]]] = {}
 
     def place_the_rest(self) -> None:
         """Create nodes without edges for tables in places that are not understood."""
@@ -165,9 +177,21 @@ class _Walk:
                 f"The SELECT reads its tables more than {_READINGS_MAX} times, by way of CTEs and views",
                 hint="Each reading of a CTE or a view counts. Flatten those that read one another twice.",
             )
-        self.nodes.append(Node(number=number, table=name, context=context))
+        self.nodes.append(Node(number=number, table=name, context=context, names=self._names_of(table)))
         types = self._types.get(name, {})
         return [(key, Meaning((column(number, key, type_),), is_complete=True)) for key, type_ in types.items()]
+
+    def _names_of(self, table: exp.Table) -> frozenset[str]:
+        """Return the names of columns that stand behind a table's alias anywhere in its query, or without an alias."""
+        root = table.root()
+        names = self._names.get(id(root))
+        if names is None:
+            names = self._names[id(root)] = {"": set()}
+            for use in root.find_all(exp.Column):
+                names.setdefault(use.table, set()).add(use.name)
+            for join in root.find_all(exp.Join):
+                names[""] |= {using.name for using in join.args.get("using") or ()}
+        return frozenset(names[""] | names.get(table.alias_or_name, set()))
 
     # Queries
 
@@ -208,7 +232,9 @@ class _Walk:
             self._from(item.this, body)
         if where is not None:
             every = range(first, sys.maxsize), None
-            body.conditions.extend(_Condition(expression=part, sides=(every,)) for part in _conjuncts(where.this))
+            body.conditions.extend(
+                _Condition(expression=part, sides=(every,), lacking=self._lacking) for part in _conjuncts(where.this)
+            )
         for condition in body.conditions:
             self._read_condition(condition, body)
         for part in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):
@@ -248,6 +274,7 @@ class _Walk:
             view = self._views.get(table_name(table))
             if view is None:
                 found = self._place(table, body.context)
+                body.tables.add(table.alias_or_name)
                 return found if not column_aliases(table) else []
             self._unread |= {id(inner): inner for inner in tables(view)}
             return renamed(self.query(view, None, body.context), table)
@@ -283,7 +310,8 @@ class _Walk:
             (left.nodes, None if side in ("", "RIGHT") else right.nodes),
             (right.nodes, None if side in ("", "LEFT") else left.nodes),
         )
-        body.conditions.extend(_Condition(expression=part, sides=sides) for part in equal)
+        body.conditions.extend(_Condition(expression=part, sides=sides, lacking=self._lacking) for part in equal)
+        self._lacking = self._lacking.union(*(needs for _, needs in sides if needs is not None))
         return _Arm(nodes=left.nodes | right.nodes, owners=owners)
 
     # Conditions
@@ -297,6 +325,7 @@ class _Walk:
             self._read_in(expression.this.unnest(), query, condition, body)
             return
         self._read_nested(expression, body)
+        self._read_test(condition, body)
         named = {
             number
             for part in expression.find_all(exp.Column)
@@ -315,6 +344,23 @@ class _Walk:
             is_equality = isinstance(expression, exp.Operator) and expression.args["operator"].endswith(".=")
             why = "is not followed: if equal values have equal texts, compare those, as in a.x::text = b.x::text"
             self._note(named, f"{_text(expression)} {why if is_equality else 'is no equality'}")
+
+    def _read_test(self, condition: _Condition, body: _Body) -> None:
+        """Keep a condition on a single row, which rows must meet to matter.
+
+        A row of nulls must not meet it: otherwise a row that does not meet it would matter by taking the place of such
+        a row. That is excluded if the table is read right here, and no outer join may lack its rows.
+        """
+        test = body.scope.test(condition.expression)
+        if test is None:
+            return
+        (target,) = numbers(test)
+        aliases = {part.table for part in condition.expression.find_all(exp.Column)}
+        if accepts_null(test) and (target in condition.lacking or not aliases <= body.tables):
+            return
+        sides = [nodes for nodes, needs in condition.sides if needs is None]
+        sources = frozenset(node for node in range(len(self.nodes)) if any(node in nodes for nodes in sides))
+        self.tests.append(Test(sources=sources, target=target, condition=test))
 
     def _read_in(self, outside: exp.Expr, query: exp.Query, condition: _Condition, body: _Body) -> None:
         """Treat ``x IN (SELECT …)`` as a join: its inner rows never matter without an outer one."""

@@ -24,12 +24,14 @@ _HOP_WITHOUT_KEY = 1000
 class Node:
     """One reading of a table, whose columns are qualified with ``n`` and its number.
 
-    The context is the enclosing subqueries in expressions and UNION branches, outermost first.
+    The context is the enclosing subqueries in expressions and UNION branches, outermost first. The names are those that
+    the query uses for columns of this reading, and perhaps for others.
     """
 
     number: int
     table: TableName
     context: tuple[int, ...]
+    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +48,24 @@ class Edge:
     needs: frozenset[int] | None = None
 
 
-Hop = tuple[Node, tuple[exp.Binary, ...]]
-"""A node on a path, and the conditions that join it to the nodes before it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Test:
+    """A condition on the row at ``target`` alone: a row at any of the sources never matters unless it holds."""
+
+    sources: frozenset[int]
+    target: int
+    condition: exp.Expr
+
+
+Hop = tuple[Node, tuple[exp.Binary, ...], tuple[exp.Expr, ...]]
+"""A node on a path, the conditions that join it to the nodes before it, and its tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A path from a node to documents: its other nodes in order, and ``_id`` in columns of the last one."""
+    """A path from a node to documents: its tests, its other nodes in order, and ``_id`` in columns of the last one."""
 
+    tests: tuple[exp.Expr, ...]
     hops: tuple[Hop, ...]
     id: exp.Expr
 
@@ -72,6 +84,7 @@ class Graph:
         ids: The expression for ``_id``, in columns of one node, in each UNION branch in which it is known.
         competes: Whether a row may displace rows of other documents than its paths lead to.
         forks: Edges from one node into all branches of a UNION: a row there matters only with a row in one of them.
+        tests: Conditions on single rows.
         obstacles: By node, what in the SELECT relates it to others and yields no edge from it.
     """
 
@@ -80,6 +93,7 @@ class Graph:
     ids: tuple[exp.Expr, ...] = ()
     competes: bool = False
     forks: tuple[tuple[Edge, ...], ...] = ()
+    tests: tuple[Test, ...] = ()
     obstacles: Mapping[int, Collection[str]] = field(default_factory=dict)
 
     def paths(self, start: Node, keys: Keys) -> tuple[Path, ...]:
@@ -108,8 +122,17 @@ class Graph:
             return None
         _, way, id_ = min(ends, key=lambda end: end[0])
         way = before + way
-        hops = [(self.nodes[number], self._conditions(number, way[:at])) for at, number in enumerate(way) if at]
-        return Path(hops=tuple(hops), id=id_)
+        hops = [
+            (self.nodes[number], self._conditions(number, way[:at]), self._tests(number, way))
+            for at, number in enumerate(way)
+            if at
+        ]
+        return Path(tests=self._tests(way[0], way), hops=tuple(hops), id=id_)
+
+    def _tests(self, number: int, way: Collection[int]) -> tuple[exp.Expr, ...]:
+        """Return what must hold for the row at a node if rows at all nodes of a way matter together."""
+        tests = [test for test in self.tests if test.target == number and not test.sources.isdisjoint(way)]
+        return tuple({test.condition.sql(): test.condition for test in tests}.values())
 
     def _ways(
         self, start: Node, keys: Keys, *, avoided: Collection[int] = ()

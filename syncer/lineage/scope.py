@@ -101,6 +101,44 @@ def type_of(expression: exp.Expr) -> str:
     return "text" if expression.is_string else "integer" if expression.is_int else ""
 
 
+_CONSTANTS = (
+    exp.Any, exp.Array, exp.Boolean, exp.Cast, exp.DataType, exp.DataTypeParam, exp.Dot, exp.Identifier, exp.Literal,
+    exp.Neg, exp.Paren,
+)  # fmt: skip
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
+
+
+def is_test(expression: exp.Expr) -> bool:
+    """Whether an expression compares columns with constants, by operators of pg_catalog that do not fail."""
+    expression = expression.unnest()
+    if isinstance(expression, exp.And | exp.Or):
+        return is_test(expression.left) and is_test(expression.right)
+    if isinstance(expression, exp.Not):
+        return isinstance(expression.this.unnest(), exp.Column | exp.Is) and is_test(expression.this)
+    if isinstance(expression, exp.Is):
+        return isinstance(expression.this.unnest(), exp.Column) and isinstance(expression.expression, exp.Null)
+    if isinstance(expression, _COMPARISONS):
+        tested = expression.left.unnest()
+        if isinstance(tested, exp.Cast) and tested.is_type(*_CASTS["text"]):
+            tested = tested.this.unnest()
+        constant = expression.expression
+        return isinstance(tested, exp.Column) and all(isinstance(part, _CONSTANTS) for part in constant.walk())
+    return isinstance(expression, exp.Column)
+
+
+def accepts_null(test: exp.Expr) -> bool:
+    """Whether such an expression may be true of a row of nulls."""
+    return any(not is_not_null(part) for part in test.find_all(exp.Is))
+
+
+def is_not_null(part: exp.Is) -> bool:
+    """Whether it reads IS NOT NULL, and not IS NULL."""
+    around = part.parent
+    while isinstance(around, exp.Paren):
+        around = around.parent
+    return bool(part.args.get("negate")) != isinstance(around, exp.Not)
+
+
 # Types that a UNION never converts to that of another branch.
 _UNCONVERTED = {"text", "uuid"}
 
@@ -183,6 +221,18 @@ class Scope:
         for place, (found,) in zip(list(meant.find_all(exp.Column)), resolved, strict=True):
             place.replace(found.copy() if isinstance(found, exp.Column) else exp.paren(found.copy()))
         return Meaning((meant,))
+
+    def test(self, expression: exp.Expr) -> exp.Expr | None:
+        """Return a test as in `is_test` in columns of one node; None if it is none, or of several nodes."""
+        if not is_test(expression):
+            return None
+        holder = exp.Paren(this=expression.unnest().copy())  # a column alone has no place to be replaced in
+        for place in list(holder.find_all(exp.Column)):
+            meant = self._resolve(place).alternatives
+            if len(meant) != 1 or not isinstance(meant[0], exp.Column):
+                return None
+            place.replace(meant[0].copy())
+        return holder.this if len(numbers(holder)) == 1 else None
 
     def _resolve(self, reference: exp.Column) -> Meaning:
         scope: Scope | None = None if isinstance(reference.this, exp.Star) else self

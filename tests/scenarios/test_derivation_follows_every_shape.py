@@ -217,6 +217,56 @@ def test_equal_uses_of_a_table_are_one_query(judge: Judge) -> None:
     hold(judge)
 
 
+# Each with a change that touches documents, and one that touches none although rows have such keys.
+NARROW = {
+    "a row belongs to one of two tables, by its kind": (
+        (
+            "SELECT y.id AS _id, x.v, z.v AS w FROM m y LEFT JOIN r x ON y.kind = 'r' AND x.id = y.of_id "
+            "LEFT JOIN a z ON y.kind = 'a' AND z.id = y.of_id"
+        ),
+        "UPDATE r SET v = 9 WHERE id = 1",
+        "UPDATE r SET k = 9 WHERE id = 1",
+    ),
+    "counted by kind, one of a list": (
+        "SELECT x.id AS _id, (SELECT count(*) FROM m y WHERE y.kind IN ('r', 'x') AND y.of_id = x.id) AS n FROM r x",
+        "UPDATE m SET of_id = 3 WHERE kind = 'r' AND id = 2",
+        "UPDATE m SET of_id = 3 WHERE kind = 'a'",
+    ),
+    "what is gone is left out, beside one of two kinds": (
+        (
+            "SELECT x.id AS _id, (SELECT jsonb_agg(z.v ORDER BY y.id) FROM m y JOIN a z ON z.id = y.v WHERE y.gone IS "
+            "NULL AND (y.kind = 'a' OR y.kind = 'x') AND y.of_id = x.id) AS f FROM r x"
+        ),
+        "UPDATE m SET gone = NULL WHERE id = 1",
+        "UPDATE m SET of_id = 3 WHERE gone IS NOT NULL; UPDATE a SET v = 9 WHERE id = 2",
+    ),
+    "two readings of a table, each with a column of its own": (
+        "SELECT y.id AS _id, p.v, q.k FROM a y LEFT JOIN r p ON p.id = y.r_id LEFT JOIN r q ON q.id = y.v",
+        "UPDATE r SET v = 9 WHERE id = 1",
+        "UPDATE r SET n = 9",
+    ),
+    "documents that are not deleted, and the numbers of a view": (
+        "SELECT y.id AS _id, s.d FROM m y LEFT JOIN kept s ON s.c = y.of_id WHERE y.gone IS NULL AND y.v = 0",
+        "UPDATE m SET gone = 1 WHERE id = 0",
+        "UPDATE m SET of_id = 3 WHERE v <> 0; UPDATE m SET kind = 'x'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NARROW)
+def test_a_change_names_no_document_that_it_does_not_touch(judge: Judge, case: str) -> None:
+    """Constants decide whether a path applies, and each reading watches its own columns; and nothing is missed."""
+    select, touches, idle = NARROW[case]
+    judge.derive(select)
+    for statement, is_idle in ((touches, False), (idle, True)):
+        with judge.undone():
+            before, changes, after = judge.contents(), judge.run(statement.split("; ")), judge.contents()
+            differing = {id_ for id_ in before.keys() | after.keys() if before.get(id_) != after.get(id_)}
+            assert judge.named(changes) == differing
+            assert bool(differing) != is_idle
+    hold(judge, rounds=5 * ROUNDS)
+
+
 ADDED = {
     "a tree of documents, by the table as it is now": (
         (

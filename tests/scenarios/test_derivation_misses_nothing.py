@@ -30,7 +30,7 @@ ROUNDS = 5
 # What is usually compared with what; the rest comes by chance.
 LINKS = {
     ("r", "a"): ("id", "r_id"), ("r", "b"): ("id", "r_id"), ("r", "l"): ("id", "r_id"), ("a", "b"): ("id", "a_id"),
-    ("a", "l"): ("id", "a_id"), ("l", "b"): ("a_id", "a_id"),
+    ("a", "l"): ("id", "a_id"), ("l", "b"): ("a_id", "a_id"), ("r", "m"): ("id", "of_id"), ("a", "m"): ("id", "of_id"),
 }  # fmt: skip
 VIEWS = ("joined", "kept", "first", "both_kinds")
 _RANKED = "SELECT {c}, {d}, rank() OVER (PARTITION BY {c} ORDER BY {d}){text}"
@@ -187,7 +187,26 @@ class Author:
         found = [self._linked(source, self._any(among)) for percent in (97, 15) if among and self._often(percent)]
         if among and self._often(15):
             found.append(f"{self._column(source)} {self._any(['<', '>=', 'IS DISTINCT FROM'])} 2")
+        if source.table == "m" or self._often(20):
+            found.append(self._constant(self._any([source, source, source, *among])))
         return " AND ".join(found) or "true"
+
+    def _constant(self, source: Source) -> str:
+        """A condition on one source alone: of what belongs to either, usually its kind."""
+        if source.table == "m" and self._often(70):
+            kind = f"{source.alias}.kind"
+            return self._any([f"{kind} = 'r'", f"{kind} = 'a'", f"{kind} IN ('a', 'x')", f"{kind} <> 'r'"])
+        column = f"{source.alias}.gone" if source.table == "m" else self._column(source)
+        kinds = {
+            "equal": f"{column} = 1",
+            "listed": f"{column} IN (1, 2)",
+            "less": f"{column} < 2",
+            "null": f"{column} IS NULL",
+            "present": f"{column} IS NOT NULL",
+            "either": f"({column} IS NULL OR {column} = 1)",
+            "negated": f"NOT ({column} = 2)",
+        }
+        return kinds[self._pick(equal=30, listed=10, less=10, null=30, present=8, either=6, negated=6)]
 
     def _test(self, own: list[Source], outer: list[Source], depth: int) -> str:
         """A condition with a subquery."""
@@ -210,8 +229,8 @@ class Author:
 
     def _table(self) -> tuple[str, Source]:
         """A table as an item of FROM."""
-        table = self._any("aabbllr")
-        source = Source(self._alias(), COLUMNS[table], table)
+        table = self._any("aabbllrmm")
+        source = Source(self._alias(), tuple(name for name in COLUMNS[table] if name != "kind"), table)
         return f"{table} AS {source.alias}", source
 
     def _item(self, own: list[Source], outer: list[Source], depth: int) -> tuple[str, list[Source]]:
@@ -287,6 +306,8 @@ class Author:
             where.append(self._test(own, outer, depth - 1))
         if self._often(12):
             where.append(self._condition(self._any(own), own))
+        if self._often(12):
+            where.append(self._constant(self._any(own)))
         first = self._column(self._any(own))
         if source.table and self._often(60):
             first = f"{source.alias}.{'id' if source.table == 'r' else 'r_id'}"
@@ -308,6 +329,8 @@ class Author:
         where = [self._test(own, [], depth - 1)] if self._often(25) else []
         if self._often(20):
             where.append(self._condition(self._any(own), own))
+        if self._often(30):
+            where.append(self._constant(self._any(own)))
         alias = self._alias()
         built = f"jsonb_build_array({alias}.c, {alias}.d) ORDER BY {alias}.c, {alias}.d"
         match self._pick(column=30, list=45, test=25):

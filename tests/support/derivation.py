@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 
 from syncer.base import migrations
-from syncer.base.model import Change, Operation, dump_images
+from syncer.base.model import Change, Operation, dump_images, watched_digest
 from syncer.base.postgres import Connection, names_as_written
 from syncer.capture import install
 from syncer.capture.triggers import Capture
@@ -117,15 +117,12 @@ class Judge:
             own = [change for change in changes if change.relation == relation]
             if any(not change.images for change in own):
                 return set(self.seen)
-            for column in use.id_columns:
-                ids |= {str(image[column]) for change in own for image in change.images if image[column] is not None}
-            for query in use.affected if own else ():
-                ids |= {
-                    row[0]
-                    for row in self.connection.execute(
-                        query, (dump_images([image for change in own for image in change.images]),)
-                    )
-                }
+            for lead in use.leads:
+                images = [image for change in own if lead.follows(change) for image in change.images]
+                if lead.id_column:
+                    ids |= {id_ for image in images if (id_ := lead.id_of(image)) is not None}
+                elif images:
+                    ids |= {row[0] for row in self.connection.execute(lead.query, (dump_images(images),))}
         return ids
 
     def words(self, missing: set[str], transactions: Sequence[Sequence[str]], when: str) -> str:
@@ -133,7 +130,7 @@ class Judge:
         assert self.dependencies is not None
         done = "\n".join("; ".join(transaction) for transaction in transactions)
         uses = self.dependencies.tables.values()
-        queries = "\n".join(f"  {use.relation}: {use.id_columns} {use.affected}" for use in uses)
+        queries = "\n".join(f"  {use.relation}: {lead}" for use in uses for lead in use.leads)
         return f"missed {sorted(missing)}, {when}\n{self.select}\n{done}\n{queries}"
 
     def require_nothing_missed(self, transactions: Sequence[Sequence[str]], delays: Random) -> None:
@@ -179,10 +176,18 @@ class Judge:
             if use is None:
                 continue
             old, new = (None if text is None else _read(text) for text in images)
-            if old and new and all(repr(old[name]) == repr(new[name]) for name in use.watched | use.routing):
-                continue
-            kept = tuple({name: image[name] for name in use.routing} for image in (old, new) if image is not None)
-            yield Change(id=id_, changed_at=0, relation=relation, operation=Operation(operation), images=kept)
+            same = {name for name in old or () if old and new and repr(old[name]) == repr(new[name])}
+            untouched = frozenset(watched_digest(lead.watched) for lead in use.leads if lead.watched <= same)
+            if len(untouched) < len({lead.watched for lead in use.leads}) or not (old and new):
+                kept = tuple({name: image[name] for name in use.routing} for image in (old, new) if image is not None)
+                yield Change(
+                    id=id_,
+                    changed_at=0,
+                    relation=relation,
+                    operation=Operation(operation),
+                    images=kept,
+                    untouched=untouched,
+                )
 
 
 def _read(image: str) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from random import Random
 
-# r is what documents are usually made of; b has a key of two columns; l links r and a.
+# r is what documents are usually made of; b has a key of two columns; l links r and a; m belongs to r or a, by kind.
 SCHEMA = """
 CREATE TABLE r (id int PRIMARY KEY, k int, v int, n numeric);
 CREATE TABLE a (id int PRIMARY KEY, r_id int, k int, v int);
 CREATE TABLE b (p int, q int, r_id int, a_id int, v int, n numeric, PRIMARY KEY (p, q));
 CREATE TABLE l (r_id int, a_id int, v int, PRIMARY KEY (r_id, a_id));
+CREATE TABLE m (id int PRIMARY KEY, kind varchar(5), of_id int, v int, gone int);
 CREATE VIEW joined AS SELECT a.r_id AS c, b.v AS d FROM a JOIN b ON b.a_id = a.id;
 CREATE VIEW kept AS SELECT joined.c, l.v AS d FROM joined LEFT JOIN l ON l.r_id = joined.c;
 CREATE VIEW first AS SELECT DISTINCT ON (b.r_id) b.r_id AS c, b.v AS d FROM b ORDER BY b.r_id, b.v;
@@ -21,6 +22,7 @@ INSERT INTO b SELECT i % 3, i / 3, i % 4, (i + 1) % 4, nullif(i % 3, 0), (ARRAY[
               FROM generate_series(0, 5) AS i;
 INSERT INTO l SELECT i, (i + 1) % 4, i % 2 FROM generate_series(0, 3) AS i;
 INSERT INTO l SELECT i, i, 1 FROM generate_series(0, 2) AS i;
+INSERT INTO m SELECT i, (ARRAY['r', 'a'])[i % 2 + 1], i / 2, i % 3, nullif(i % 3, 0) FROM generate_series(0, 5) AS i;
 -- Names that need quotes, and types that equal values do not make identical, or that are not atoms.
 CREATE SCHEMA "other.one";
 CREATE TABLE "other.one"."Or""der ü" ("select" int, "the.Key" int, r_id int, PRIMARY KEY ("select", "the.Key"));
@@ -38,12 +40,15 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "a": ("id", "r_id", "k", "v"),
     "b": ("p", "q", "r_id", "a_id", "v", "n"),
     "l": ("r_id", "a_id", "v"),
+    "m": ("id", "of_id", "v", "gone", "kind"),
     '"other.one"."Or""der ü"': ('"select"', '"the.Key"', "r_id"),
     "t": ("id", "r_id", "tags", "data", "word", "n", "day", "moment"),
 }
-_KEYS = {"r": 1, "a": 1, "b": 2, "l": 2, '"other.one"."Or""der ü"': 2, "t": 1}
+_KEYS = {"r": 1, "a": 1, "b": 2, "l": 2, "m": 1, '"other.one"."Or""der ü"': 2, "t": 1}
 """How many of its first columns are a table's key."""
 _VALUES = {
+    "kind": ["NULL", "'r'", "'r'", "'a'", "'a'", "'x'"],
+    "gone": ["NULL", "NULL", "1"],
     "n": ["NULL", "1", "1.0", "1.00", "2", "2.0"],
     "tags": ["NULL", "'{x}'", "'{y,x}'", "'{x,x}'"],
     "data": ["NULL", """'{"r": 1}'""", """'{"r": 2, "s": "x"}'"""],
@@ -87,7 +92,8 @@ def _statement(random: Random, tables: list[str]) -> str:
         case "delete":
             return f"DELETE FROM {table} WHERE {where}"
         case "insert":
-            return f"INSERT INTO {table} VALUES ({', '.join(map(value, columns))}) ON CONFLICT DO NOTHING"
+            values = ", ".join(map(value, columns))
+            return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT DO NOTHING"
         case "truncate":
             return f"TRUNCATE {table}"
     return f"UPDATE {table} SET {name} = {value(name)} WHERE {where}"

@@ -184,7 +184,7 @@ class Chunks:
         counted = 0
         for job_id, rows in by_job.items():
             columns = [list(column) for column in zip(*rows, strict=True)]
-            found = self._connection.execute(_FINISH, (job_id, *columns), prepare=True).fetchone()
-            counted += found[0] if found else 0
+            finished = self._connection.execute(_FINISH, (job_id, *columns), prepare=True).fetchone()
+            counted += finished[0] if finished else 0
         self._connection.execute(_UNLOCK, ([chunk.id for chunk, _ in ended],), prepare=True)
         return counted

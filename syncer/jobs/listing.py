@@ -109,8 +109,8 @@ def create_listed(
     with connection.transaction():
         job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision)
         connection.execute(_BEGIN, (job_id,))
-        for part in _parts(ids, chunk):
-            _put_chunk(connection, job_id, part, JobState.WRITING, everywhere=everywhere)
+        for chunk_ids in _parts(ids, chunk):
+            _put_chunk(connection, job_id, chunk_ids, JobState.WRITING, everywhere=everywhere)
         # Locked only now, so that nothing waits while the ids come. The job is given the revision active by now: one
         # that came meanwhile could not see the job to cancel it.
         revision = queue.lock_document(connection, document.index_name)
@@ -144,8 +144,8 @@ def step(
         psycopg.Error: Try again.
     """
     if job.is_listed:
-        after = queue.advance(connection, job.id)
-        return None if after.state is job.state else after
+        advanced = queue.advance(connection, job.id)
+        return None if advanced.state is job.state else advanced
     lock = (int(AdvisoryLock.JOBS), job.id)
     if document.revision != job.revision or not value(connection, _TRY_LOCK, lock):
         return None
@@ -198,8 +198,8 @@ def _list_ranges(connection: Connection, job: Job, document: Document, size: int
                 connection.execute(_PLAN_FREELY, prepare=False)
                 span = IdRange()
                 if job.kind is not JobKind.FAN_OUT:
-                    [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
-                    span = queries.next_range(connection, document, after, rows=_RANGE_CHUNKS * size)
+                    [listed_to] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
+                    span = queries.next_range(connection, document, listed_to, rows=_RANGE_CHUNKS * size)
                 query = sql.SQL(_LIST).format(ids=ids, in_range=queries.condition(document, span))
                 row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
                 if row is None:
@@ -225,9 +225,9 @@ def _clean_up(connection: Connection, job: Job, orphans: Iterable[str], chunk: i
 
     If they are very many, the others are read once these are written, and so are no orphans any more.
     """
-    for part in _parts(orphans, chunk):
-        left = _put_chunk(connection, job.id, part, JobState.CLEANING_UP, everywhere=True)
-        if left is None or left >= 2 * CHUNKS_AHEAD:
+    for chunk_ids in _parts(orphans, chunk):
+        chunks_left = _put_chunk(connection, job.id, chunk_ids, JobState.CLEANING_UP, everywhere=True)
+        if chunks_left is None or chunks_left >= 2 * CHUNKS_AHEAD:
             return
     connection.execute(_CLEANED_UP, (job.id,))
 
@@ -246,7 +246,7 @@ def held(
     The jobs are those of the index that are unfinished, as they were read before this call. The orphans are those of
     the ids that only Elasticsearch has, or has a copy too many of.
     """
-    found: dict[str, list[int]] = {}
+    holders: dict[str, list[int]] = {}
     writable = [id_ for id_ in ids if is_text(id_)]  # no job can write the others
     for job in jobs:
         if job.is_listed or job.state is JobState.CLEANING_UP:
@@ -256,8 +256,8 @@ def held(
         if job.kind.is_whole and not (job.is_listed and job.state is JobState.CLEANING_UP):
             holds.update(orphans)
         for id_ in holds:
-            found.setdefault(id_, []).append(job.id)
-    return found
+            holders.setdefault(id_, []).append(job.id)
+    return holders
 
 
 def _put_chunk(
@@ -270,5 +270,5 @@ def _put_chunk(
 
 def _parts(ids: Iterable[str], size: int) -> Iterator[list[str]]:
     remaining = iter(ids)
-    while part := list(islice(remaining, size)):
-        yield list(dict.fromkeys(part))
+    while chunk := list(islice(remaining, size)):
+        yield list(dict.fromkeys(chunk))

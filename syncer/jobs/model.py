@@ -91,9 +91,9 @@ class JobKind(StrEnum):
         """Whether documents may be stale until it is done."""
         return self in PENDING
 
-    def covers(self, other: JobKind) -> bool:
+    def covers(self, kind: JobKind) -> bool:
         """Whether a new job of this whole kind does all that one of the other would, and is pending if that is."""
-        return self.is_whole and _WHOLE.index(self) >= _WHOLE.index(other)
+        return self.is_whole and _WHOLE.index(self) >= _WHOLE.index(kind)
 
 
 _WHOLE = (JobKind.BACKFILL, JobKind.REFRESH, JobKind.INITIAL_LOAD)
@@ -185,13 +185,13 @@ def find(connection: Connection, job_id: int) -> Job:
     Raises:
         JobError: There is no such job, or it was pruned.
     """
-    found = some(connection, [job_id])
-    if not found:
+    jobs = some(connection, [job_id])
+    if not jobs:
         raise JobError(
             f"There is no job {job_id}",
             hint="Finished jobs are deleted after a while, or with their index. To see all: syncer jobs list",
         )
-    return found[0]
+    return jobs[0]
 
 
 def some(connection: Connection, ids: Sequence[int]) -> list[Job]:
@@ -233,8 +233,8 @@ def incomplete(connection: Connection) -> set[str]:
 
 def _read(connection: Connection, which: str, *parameters: object) -> list[Job]:
     rows = connection.execute(_JOBS + which, parameters).fetchall()
-    found: list[dict[str, Any]] = [dict(zip(_NAMES, row, strict=True)) for row in rows]
-    return [Job(**{**job, "kind": JobKind(job["kind"]), "state": JobState(job["state"])}) for job in found]
+    columns: list[dict[str, Any]] = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+    return [Job(**{**job, "kind": JobKind(job["kind"]), "state": JobState(job["state"])}) for job in columns]
 
 
 _NAMES = [field.name for field in fields(Job)]

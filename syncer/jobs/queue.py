@@ -116,8 +116,8 @@ def create(
         revision = lock_document(connection, document.index_name)
         if revision is None:
             return None
-        others = unfinished(connection, document.index_name)
-        current = [job for job in others if job.revision == revision]
+        open_jobs = unfinished(connection, document.index_name)
+        current = [job for job in open_jobs if job.revision == revision]
         same = [job for job in current if job.kind is kind and job.completes_load]
         if resumes and same:
             return resume(connection, same[0].id)
@@ -129,11 +129,11 @@ def create(
                 return job
         if kind is JobKind.INITIAL_LOAD:
             mark_incomplete(connection, [document.index_name])
-        made = insert(connection, document, kind, revision, occasion=occasion, changed_at=changed_at)
-        for other in others:
-            if other.revision != revision or (kind is JobKind.INITIAL_LOAD and other.kind.is_whole):
-                end(connection, other.id, JobState.CANCELLED, f"Job {made} takes its place")
-        return find(connection, made)
+        job_id = insert(connection, document, kind, revision, occasion=occasion, changed_at=changed_at)
+        for replaced in open_jobs:
+            if replaced.revision != revision or (kind is JobKind.INITIAL_LOAD and replaced.kind.is_whole):
+                end(connection, replaced.id, JobState.CANCELLED, f"Job {job_id} takes its place")
+        return find(connection, job_id)
 
 
 def refresh_all(connection: Connection, occasion: str, *, changed_at: float | None = None) -> list[Job]:

@@ -161,10 +161,10 @@ class ChangeProducer:
         now = time.monotonic()
         if self._partitions and now - self._looked_at < _LOOK_SECONDS:
             return self._partitions
-        found = self._producer.list_topics(self._settings.topic, timeout=ANSWER_SECONDS).topics[self._settings.topic]
-        if found.error is not None or not found.partitions:
-            raise KafkaException(found.error or KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
-        self._partitions, self._looked_at = len(found.partitions), now
+        topic = self._producer.list_topics(self._settings.topic, timeout=ANSWER_SECONDS).topics[self._settings.topic]
+        if topic.error is not None or not topic.partitions:
+            raise KafkaException(topic.error or KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+        self._partitions, self._looked_at = len(topic.partitions), now
         return self._partitions
 
     def _delivered(self, error: KafkaError | None, _: Message) -> None:

@@ -95,7 +95,7 @@ def exists(settings: KafkaSettings) -> bool:
     told: dict[str, Any] = {**common(settings), "error_cb": troubles.append}
     with AdminClient(told, logger=log.library_logger()) as admin:
         try:
-            found = admin.list_topics(timeout=ANSWER_SECONDS).topics
+            topics = admin.list_topics(timeout=ANSWER_SECONDS).topics
         except KafkaException:
             admin.poll(0)
             refusal = next((trouble for trouble in troubles if trouble.code() in _REFUSED), None)
@@ -107,7 +107,7 @@ def exists(settings: KafkaSettings) -> bool:
                 "ssl.ca.location): see docs/security.md.",
             ) from KafkaException(refusal)
     answered("kafka")
-    return settings.topic in found
+    return settings.topic in topics
 
 
 def configuration(admin: AdminClient, name: str, *, seconds: float = ANSWER_SECONDS) -> dict[str, str]:
@@ -117,8 +117,8 @@ def configuration(admin: AdminClient, name: str, *, seconds: float = ANSWER_SECO
         KafkaException: Kafka does not answer, has no such topic, or does not allow to ask.
     """
     resource = ConfigResource(ResourceType.TOPIC, name)
-    found = answer(admin.describe_configs([resource], request_timeout=seconds)[resource])
-    return {entry.name: entry.value or "" for entry in found.values()}
+    entries = answer(admin.describe_configs([resource], request_timeout=seconds)[resource])
+    return {entry.name: entry.value or "" for entry in entries.values()}
 
 
 def answer(asked: Future[Any], *, seconds: float = 2 * ANSWER_SECONDS) -> Any:

@@ -74,13 +74,15 @@ def drop_partitions(connection: Connection, topic: str, partitions: int, saved: 
         partitions: How many it has.
         saved: By partition, the last number that was saved.
     """
-    gone = {partition: number for partition, number in saved.items() if partition >= partitions}
-    if gone and not _are_handled(connection, gone):
+    dropped = {partition: number for partition, number in saved.items() if partition >= partitions}
+    if dropped and not _are_handled(connection, dropped):
         has = amount(partitions, "partition")
-        make_up(connection, f"topic {topic} was made again, with {has} instead of {max(gone) + 1} or more", lost=gone)
-    if gone:
+        make_up(
+            connection, f"topic {topic} was made again, with {has} instead of {max(dropped) + 1} or more", lost=dropped
+        )
+    if dropped:
         progress.forget(connection, partitions)
-    return set(gone)
+    return set(dropped)
 
 
 def _are_handled(connection: Connection, numbers: Mapping[int, int]) -> bool:

@@ -105,8 +105,8 @@ def fault(connection: Connection, document: Document, lost: Collection[str] | No
         with at_work_for(document.name, document.revision):
             require_shape(connection, document)
             lost = install.lost(connection, tables) if lost is None else lost
-            if found := [each for each in tables if each in lost]:
-                raise uncaptured(connection, document, found)
+            if uncaptured_tables := [table for table in tables if table in lost]:
+                raise uncaptured(connection, document, uncaptured_tables)
     except DocumentError as error:
         return error
     return None

@@ -93,8 +93,8 @@ class Relay:
         if self._producer is None:
             # By partition, the last number that was saved; after a time without Kafka, what workers had handled then.
             # Rule: a-new-leader-names-what-was-saved.
-            places = progress.places(self._reader.connection)
-            handled = {partition: place.number for partition, place in places.items()}
+            partition_places = progress.places(self._reader.connection)
+            handled = {partition: place.number for partition, place in partition_places.items()}
             self._producer = ChangeProducer(
                 self._kafka,
                 last_number=progress.new_term(self._reader.connection),
@@ -129,18 +129,18 @@ class Relay:
 
     def _compare_partitions(self, producer: ChangeProducer) -> None:
         """Make up for partitions that are gone, and tell if the topic has fewer than it should."""
-        partitions, wanted = producer.look_up_partitions(), self._kafka.partitions
+        partitions, configured = producer.look_up_partitions(), self._kafka.partitions
         for partition in lost_records.drop_partitions(
             self._reader.connection, self._kafka.topic, partitions, producer.numbers
         ):
             del producer.numbers[partition]
-        if partitions >= wanted:
+        if partitions >= configured:
             give_up(_PARTITIONS)
             return
         fewer = ConfigError(
-            f"Topic {self._kafka.topic} has {amount(partitions, 'partition')} instead of {wanted}",
+            f"Topic {self._kafka.topic} has {amount(partitions, 'partition')} instead of {configured}",
             hint=f"So only {partitions} of the workers can be busy at a time. To add partitions:\n"
-            f"kafka-topics.sh --bootstrap-server … --alter --topic {self._kafka.topic} --partitions {wanted}\n"
+            f"kafka-topics.sh --bootstrap-server … --alter --topic {self._kafka.topic} --partitions {configured}\n"
             f"If so few are meant, set kafka.partitions to {partitions}.",
         )
         failed(_PARTITIONS, fewer)

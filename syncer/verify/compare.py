@@ -199,19 +199,19 @@ def verify(
         )
         with ThreadPoolExecutor(_SEARCHES_MAX) as threads, closing(_searches(walking, settler, stop)) as searches:
             try:
-                for search, documents, places in searches:
-                    while len(in_hand) >= (1 if places else _SEARCHES_MAX):
+                for search, documents, looked_up_now in searches:
+                    while len(in_hand) >= (1 if looked_up_now else _SEARCHES_MAX):
                         suspects |= in_hand.popleft().result()
                     if len(suspects) >= FOUND_MAX:
                         _settle(report, settler, suspects, repair)
                         suspects = set()
-                        found = len(report.drifts) + len(report.busy) + len(report.repaired)
-                        report.is_complete = found < FOUND_MAX
+                        reported = len(report.drifts) + len(report.busy) + len(report.repaired)
+                        report.is_complete = reported < FOUND_MAX
                         if not report.is_complete:
                             break
                     in_hand.append(threads.submit(search))
                     report.documents += documents
-                    looked_up += places
+                    looked_up += looked_up_now
                     progress(report.documents, looked_up)
                 suspects = suspects.union(*(future.result() for future in in_hand))
             finally:
@@ -238,17 +238,17 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
 
     def existing(ids: list[str]) -> set[str]:
         with reading(walking, document):
-            return {place.id for place in queries.existing(walking, document, ids)}
+            return {row_place.id for row_place in queries.existing(walking, document, ids)}
 
     def only_in_index(ids: list[str]) -> set[str]:
         results, failing = queries.isolated(existing, ids)
         return set(ids).difference(failing, *results)
 
-    rows_max, after, is_last = FIRST_ROWS, None, False
+    rows_max, listed_to, is_last = FIRST_ROWS, None, False
     while not is_last:
         with reading(walking, document):
-            span = queries.next_range(walking, document, after, rows=rows_max)
-        after, is_last, chunks, documents = span.through, span.is_last, 0, 0
+            span = queries.next_range(walking, document, listed_to, rows=rows_max)
+        listed_to, is_last, chunks, documents = span.through, span.is_last, 0, 0
         try:
             for rows in _in_range(walking, document, span):
                 yield partial(differing, rows, ()), len(rows), 0
@@ -261,8 +261,8 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
                 documents = max(0, documents - len(rows))
         # Documents may be large: a range then has fewer of them.
         rows_max = max(1, rows_max // 2) if chunks > 1 else min(PAGE, 2 * rows_max)
-    for places in holdings.untouched_since(document.target, numbers, page=PAGE):
-        yield partial(only_in_index, [place.id for place in places]), 0, len(places)
+    for page in holdings.untouched_since(document.target, numbers, page=PAGE):
+        yield partial(only_in_index, [copy_place.id for copy_place in page]), 0, len(page)
 
 
 def _in_range(walking: Connection, document: Document, span: IdRange) -> Iterator[dict[str, Row]]:
@@ -282,11 +282,11 @@ def _in_range(walking: Connection, document: Document, span: IdRange) -> Iterato
 
 def _by_id(walking: Connection, settler: Settler, span: IdRange) -> Iterator[tuple[dict[str, Row], set[str]]]:
     """Yield the documents of a range in which the SELECT fails on a row; with each page, the ids of those that fail."""
-    document, read = settler.document, partial(queries.current, settler.connection, settler.document)
+    document, read_rows = settler.document, partial(queries.current, settler.connection, settler.document)
     ids_in_range = queries.ids_in_range(walking, document, span, page=_SETTLED_AT_ONCE)
     with reading(walking, document), closing(ids_in_range) as pages:
         for ids in pages:
-            results, failing = queries.isolated(read, ids)
+            results, failing = queries.isolated(read_rows, ids)
             yield dict(ChainMap(*results)), failing
 
 
@@ -298,8 +298,8 @@ def _settle(
     if repair is not None and (differing := {drift.id: drift for drift in (*settled.drifts, *settled.busy)}):
         repair(list(differing))
         settled = settler.settle(differing)
-        left = {drift.id for drift in (*settled.drifts, *settled.busy)}
-        report.repaired += [drift for id_, drift in differing.items() if id_ not in left]
+        unrepaired = {drift.id for drift in (*settled.drifts, *settled.busy)}
+        report.repaired += [drift for id_, drift in differing.items() if id_ not in unrepaired]
     report.drifts += settled.drifts
     report.busy += settled.busy
     report.jobs = sorted({*report.jobs, *settled.jobs})
@@ -310,7 +310,7 @@ class _Differing(NamedTuple):
     """A document that differs, with the routings and versions of its copies in Elasticsearch."""
 
     drift: Drift
-    held: frozenset[tuple[str | None, int]]
+    copies: frozenset[tuple[str | None, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,36 +327,36 @@ class Settler:
     def settle(self, ids: Collection[str]) -> Settled:
         """Return which of these documents differ, once that is known; the others equal their SELECT."""
         settled = Settled()
-        left = self._compare(ids)
-        for last in (False, False, False, True):
-            if not left:
+        undecided = self._compare(ids)
+        for is_last in (False, False, False, True):
+            if not undecided:
                 break
-            before = left
-            is_handled, holders = self._wait(before)
+            suspects = undecided
+            is_handled, holders = self._wait(suspects)
             settled.are_changes_handled &= is_handled
             surpassed = version.least_next(self.connection)
-            left = {}
-            for id_, now in self._compare(before).items():
-                if any(number >= surpassed and self._is_foreign(number) for _, number in now.held):
-                    settled.drifts.append(now.drift)
+            undecided = {}
+            for id_, differing in self._compare(suspects).items():
+                if any(number >= surpassed and self._is_foreign(number) for _, number in differing.copies):
+                    settled.drifts.append(differing.drift)
                 elif id_ in holders or not is_handled:
-                    settled.busy.append(now.drift)
+                    settled.busy.append(differing.drift)
                     settled.jobs = sorted({*settled.jobs, *holders.get(id_, ())})
-                elif now.held == before[id_].held and (now.held or last):
-                    settled.drifts.append(now.drift)
+                elif differing.copies == suspects[id_].copies and (differing.copies or is_last):
+                    settled.drifts.append(differing.drift)
                 else:
-                    left[id_] = now
-        settled.busy += [now.drift for now in left.values()]
+                    undecided[id_] = differing
+        settled.busy += [differing.drift for differing in undecided.values()]
         settled.drifts, settled.busy = self._explained(settled.drifts), self._explained(settled.busy)
         return settled
 
     def _compare(self, ids: Collection[str]) -> dict[str, _Differing]:
         """Read these documents from both sides; return those that differ."""
-        found: dict[str, _Differing] = {}
-        asked = list(ids)
-        for page in (asked[at : at + _SETTLED_AT_ONCE] for at in range(0, len(asked), _SETTLED_AT_ONCE)):
-            read = partial(self.index.holdings.read, self.document.target, page)
-            copies = retry(read, pause=time.sleep, component="verify") if self.retries else read()
+        differing: dict[str, _Differing] = {}
+        all_ids = list(ids)
+        for page in (all_ids[start : start + _SETTLED_AT_ONCE] for start in range(0, len(all_ids), _SETTLED_AT_ONCE)):
+            read_copies = partial(self.index.holdings.read, self.document.target, page)
+            copies = retry(read_copies, pause=time.sleep, component="verify") if self.retries else read_copies()
             read_rows = partial(queries.current, self.connection, self.document)
             results, failing = queries.isolated(read_rows, page)
             rows = ChainMap(*results)
@@ -366,9 +366,9 @@ class Settler:
             failing |= {id_ for id_ in page if not is_utf8(id_)}
             drifts = [Drift(id=id_, kind=DriftKind.FAILING) for id_ in failing]
             for drift in (*drifts, *diff.compare(expected, comparable, values=self.values)):
-                held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
-                found[drift.id] = _Differing(drift, held)
-        return found
+                places_and_versions = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
+                differing[drift.id] = _Differing(drift, places_and_versions)
+        return differing
 
     def _wait(self, differing: Mapping[str, _Differing]) -> tuple[bool, dict[str, list[int]]]:
         """Wait until all changes so far are handled, and no job that is open then holds one of these documents.
@@ -376,12 +376,12 @@ class Settler:
         Returns:
             Whether the changes are handled, and the jobs that hold documents after all.
         """
-        orphans = [id_ for id_, now in differing.items() if now.drift.kind in _ORPHANS]
+        orphans = [id_ for id_, suspect in differing.items() if suspect.drift.kind in _ORPHANS]
         moment, state, since = progress.moment(self.connection), -1, time.monotonic()
         backoff = Backoff(first_seconds=0.03, longest_seconds=0.5)
         while not progress.is_handled(self.connection, moment):
-            before, state = state, progress.handled(self.connection)
-            since = since if state == before else time.monotonic()
+            previous, state = state, progress.handled(self.connection)
+            since = since if state == previous else time.monotonic()
             if time.monotonic() - since >= self.settle_seconds:
                 return False, {}
             time.sleep(backoff.next_seconds())

@@ -96,43 +96,45 @@ def compare(expected: Mapping[str, Row], copies: Iterable[Copy], *, values: bool
         copies: All copies of these documents, and of documents that Postgres lacks.
         values: Whether to show differing values, which may be secrets.
     """
-    found: dict[str, list[Copy]] = {}
+    copies_by_id: dict[str, list[Copy]] = {}
     for copy in copies:
-        found.setdefault(copy.id, []).append(copy)
-    for id_ in expected.keys() | found.keys():
-        row, held = expected.get(id_), found.get(id_, [])
+        copies_by_id.setdefault(copy.id, []).append(copy)
+    for id_ in expected.keys() | copies_by_id.keys():
+        row, stored = expected.get(id_), copies_by_id.get(id_, [])
         if row is None:
-            yield Drift(id=id_, kind=DriftKind.EXTRA, version=held[0].version, routing=held[0].place.routing)
-        elif orphan := next((copy for copy in held if copy.place != Place.of(id_, row.routing)), None):
+            yield Drift(id=id_, kind=DriftKind.EXTRA, version=stored[0].version, routing=stored[0].place.routing)
+        elif orphan := next((copy for copy in stored if copy.place != Place.of(id_, row.routing)), None):
             yield Drift(id=id_, kind=DriftKind.MISPLACED, version=orphan.version, routing=orphan.place.routing)
-        elif not held:
+        elif not stored:
             yield Drift(id=id_, kind=DriftKind.MISSING)
         # Elasticsearch keeps the bytes that syncer wrote, so only documents of another client are parsed.
-        elif row.source != held[0].source:
-            differences, cause = _compared(row.source, held[0].source)
+        elif row.source != stored[0].source:
+            differences, cause = _compared(row.source, stored[0].source)
             if differences:
                 yield Drift(
                     id=id_,
                     kind=DriftKind.DIFFERENT,
-                    differences=tuple(each if values else Difference(path=each.path) for each in differences),
-                    version=held[0].version,
+                    differences=tuple(
+                        difference if values else Difference(path=difference.path) for difference in differences
+                    ),
+                    version=stored[0].version,
                     cause=cause,
                 )
 
 
-def _compared(expected: bytes, held: bytes) -> tuple[list[Difference], Cause | None]:
+def _compared(expected: bytes, actual: bytes) -> tuple[list[Difference], Cause | None]:
     """Return the first differences, and the cause if it is the order of elements."""
     try:  # as floats, two long numbers could be equal
-        left, right = (json.loads(source, parse_float=Decimal, parse_int=Decimal) for source in (expected, held))
-        found = list(islice(_differences(left, right), _DIFFERENCES_MAX))
+        left, right = (json.loads(source, parse_float=Decimal, parse_int=Decimal) for source in (expected, actual))
+        differences = list(islice(_differences(left, right), _DIFFERENCES_MAX))
     except _UNPARSED:
         return [Difference(path=TOO_DEEP)], None
-    if len(found) < _DIFFERENCES_MAX and all(map(_is_rounding, found)):
-        return found, Cause.ROUNDED
+    if len(differences) < _DIFFERENCES_MAX and all(map(_is_rounding, differences)):
+        return differences, Cause.ROUNDED
     try:
-        return found, Cause.REORDERED if _in_any_order(left) == _in_any_order(right) else None
+        return differences, Cause.REORDERED if _in_any_order(left) == _in_any_order(right) else None
     except RecursionError:
-        return found, None
+        return differences, None
 
 
 def _is_rounding(difference: Difference) -> bool:

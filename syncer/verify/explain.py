@@ -103,8 +103,8 @@ class Explanation:
     @property
     def is_equal(self) -> bool:
         """Whether it equals its SELECT in each index that must."""
-        kept = [found for found in self.indices if found.is_kept]
-        return bool(kept) and all(found.state is State.EQUAL for found in kept)
+        kept_indices = [index for index in self.indices if index.is_kept]
+        return bool(kept_indices) and all(index.state is State.EQUAL for index in kept_indices)
 
 
 def explain(
@@ -126,8 +126,8 @@ def explain(
         Settler(document=document, index=index, connection=connection, settle_seconds=seconds, values=values)
         for document in documents
     ]
-    found = tuple(_in_index(settler, id_, letter) for settler, letter in zip(settlers, letters, strict=True))
-    return Explanation(document=name, id=id_, indices=found)
+    explained = tuple(_in_index(settler, id_, letter) for settler, letter in zip(settlers, letters, strict=True))
+    return Explanation(document=name, id=id_, indices=explained)
 
 
 def _in_index(settler: Settler, id_: str, letter: DeadLetter | None) -> InIndex:
@@ -153,9 +153,9 @@ def _in_index(settler: Settler, id_: str, letter: DeadLetter | None) -> InIndex:
         state, says, hint = _verdict(document, settled, drift, exists=row is not None or bool(copies))
     else:
         are_read = rows is not None and copies is not None
-        found = compare({} if row is None else {id_: row}, copies or (), values=values) if are_read else ()
-        state, drift = State.UNKNOWN, next(iter(found), None)
-    held = [
+        drifts = compare({} if row is None else {id_: row}, copies or (), values=values) if are_read else ()
+        state, drift = State.UNKNOWN, next(iter(drifts), None)
+    shown_copies = [
         InElasticsearch(
             version=copy.version,
             routing=None if copy.place.routing == id_ else copy.place.routing,
@@ -180,7 +180,7 @@ def _in_index(settler: Settler, id_: str, letter: DeadLetter | None) -> InIndex:
             routing=row.routing or None if row else None,
             source=_contents(row.source) if row and values else None,
         ),
-        elasticsearch=None if copies is None else tuple(held),
+        elasticsearch=None if copies is None else tuple(shown_copies),
         differences=drift.differences if drift else (),
         dead_letter=letter,
     )

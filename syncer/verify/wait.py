@@ -125,19 +125,23 @@ def _wait(connection: Connection, settings: Settings, clock: _Clock, *, searchab
 
     def concerned() -> list[Document]:
         current = [document for document in catalogue.refresh(connection) if document.role is Role.CURRENT]
-        return [each for each in current if relations is None or relations & each.dependencies.tables.keys()]
+        return [
+            document for document in current if relations is None or relations & document.dependencies.tables.keys()
+        ]
 
     if not _wait_for_changes(connection, clock):
         return Waited(xid=xid, is_searchable=searchable, is_captured=False, seconds=clock.seconds)
     jobs = _wait_for_jobs(connection, [document.name for document in concerned()], clock)
     refreshed: set[str] = set()
     while searchable:
-        left = [each for each in concerned() if each.suspended is None and each.index_name not in refreshed]
-        if not left:  # none has replaced another meanwhile
+        unrefreshed = [
+            document for document in concerned() if document.suspended is None and document.index_name not in refreshed
+        ]
+        if not unrefreshed:  # none has replaced another meanwhile
             break
         patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
         with elastic.connect(settings.elasticsearch, timeout_seconds=patience) as client:
-            for document in left:
+            for document in unrefreshed:
                 Holdings(client).refresh(document.target)
                 refreshed.add(document.index_name)
     documents = concerned()
@@ -173,27 +177,27 @@ class _Clock:
     def left(self) -> float:
         return self.timeout_seconds - self.seconds
 
-    def rest(self, component: str, what: str, hint: str = "", jobs: tuple[int, ...] = ()) -> None:
+    def rest(self, component: str, waits_for: str, hint: str = "", jobs: tuple[int, ...] = ()) -> None:
         """Pause, each time a little longer.
 
         Raises:
             WaitTimeoutError: The deadline has passed; it says what was waited for.
         """
-        left = self.left
-        if left <= 0:
+        seconds_left = self.left
+        if seconds_left <= 0:
             message = f"Transaction {self.token.xid} is not known to be indexed after {self.timeout_seconds:g} s"
-            raise WaitTimeoutError(f"{message}: {what}", hint=hint, component=component, jobs=jobs)
-        self.pause(min(self.next_seconds, left))
+            raise WaitTimeoutError(f"{message}: {waits_for}", hint=hint, component=component, jobs=jobs)
+        self.pause(min(self.next_seconds, seconds_left))
         self.next_seconds = min(self.next_seconds * _SLOWER, _LONGEST_PAUSE)
 
 
 def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
     """Return once the changes of the transaction are handled; False if it has none."""
     while True:
-        seen = progress.transaction(connection, clock.token.xid)
-        if seen.is_handled or not seen.is_captured:
-            return seen.is_captured
-        if seen.is_read:
+        state = progress.transaction(connection, clock.token.xid)
+        if state.is_handled or not state.is_captured:
+            return state.is_captured
+        if state.is_read:
             clock.rest("workers", "the workers have not handled it", "See: syncer status. If none runs: syncer run")
         else:
             clock.rest("relay", "no daemon has read it", "See: syncer status. If none runs: syncer run")
@@ -201,19 +205,19 @@ def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
 
 def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) -> set[int]:
     """Return the jobs that the transaction may have caused, once they are finished."""
-    found: set[int] = set()
-    while new := {job.id for job in model.caused_by(connection, clock.token.xid, documents)} - found:
-        found |= new
+    job_ids: set[int] = set()
+    while new := {job.id for job in model.caused_by(connection, clock.token.xid, documents)} - job_ids:
+        job_ids |= new
         while True:
             jobs = model.some(connection, sorted(new))
-            left = [job for job in jobs if not (job.state.is_finished or job.is_suspended)]
-            if not left:
+            open_jobs = [job for job in jobs if not (job.state.is_finished or job.is_suspended)]
+            if not open_jobs:
                 break
-            first, others = left[0], len(left) - 1
+            first, others_number = open_jobs[0], len(open_jobs) - 1
             state, hint = ("paused", "resume") if first.is_paused else (first.state, "list")
-            what = f"job {first.id} ({first.reason}) is {state}"
-            what += f", and {amount(others, 'other')}" if others else ""
-            clock.rest("jobs", what, f"Run: syncer jobs {hint} {first.id}", tuple(job.id for job in left))
+            waits_for = f"job {first.id} ({first.reason}) is {state}"
+            waits_for += f", and {amount(others_number, 'other')}" if others_number else ""
+            clock.rest("jobs", waits_for, f"Run: syncer jobs {hint} {first.id}", tuple(job.id for job in open_jobs))
         if len(jobs) == len(new) and not any(job.state in _GIVEN_UP for job in jobs):
             break  # otherwise another job may have replaced one that was given up, or is gone
-    return found
+    return job_ids

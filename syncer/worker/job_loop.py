@@ -121,7 +121,7 @@ class JobWorker:
             Stopping: It was told to stop while a server was down, or in the middle of a step.
             Exception: An error that the policy calls RETRY or FATAL. After `close` you may call it again.
         """
-        connection, done = self._link.connection, 0
+        connection, units_done = self._link.connection, 0
         assert self._chunks is not None  # made with the connection
         if self._writes or chunks.is_any_to_write(connection):
             while self._writers.has_room and not self._stop.is_requested and (chunk := self._chunks.take()) is not None:
@@ -129,20 +129,20 @@ class JobWorker:
                     chunk.index_name, chunk.ids, everywhere=chunk.everywhere, origin={"job": chunk.job}
                 )
                 self._writes.append((chunk, report))
-                done += 1
+                units_done += 1
             if self._writes:
                 wait([report for _, report in self._writes], timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
                 if self._stop.is_overdue:
                     raise Stopping
-                done += self._finish(self._chunks)
+                units_done += self._finish(self._chunks)
             is_due = time.monotonic() - self._looked_at >= _LOOK_SECONDS
             if is_due and not self._stop.is_requested:
                 self._looked_at = time.monotonic()
                 self._try_suspended(connection)
             if (is_due or not self._writes) and not self._stop.is_requested:
-                done += self._take_steps(connection)
-        self._note_version(connection, keeps=done > 0 or not self._writes)
-        return 0 if done or self._writes else _IDLE_SECONDS
+                units_done += self._take_steps(connection)
+        self._note_version(connection, keeps=units_done > 0 or not self._writes)
+        return 0 if units_done or self._writes else _IDLE_SECONDS
 
     def close(self, *, seconds: float | None = None) -> None:
         """Finish what is being written in this time, and close the connections, which frees the other chunks."""
@@ -187,10 +187,10 @@ class JobWorker:
         if settled:
             chunks.finish(settled)
         self._writes = [write for write in self._writes if write not in ended]
-        written = [report for _, report in settled if report is not None]
-        for report in written:
+        reports = [report for _, report in settled if report is not None]
+        for report in reports:
             metrics.count("job", report)
-        return len(written)
+        return len(reports)
 
     # Steps
 
@@ -209,10 +209,10 @@ class JobWorker:
             document = documents.get(job.index_name)
             if document is None or time.monotonic() < self._deferred.get(job.id, 0):
                 continue
-            after: Job | None = None
+            moved: Job | None = None
             try:
                 with self._stop.patient():
-                    after = listing.step(
+                    moved = listing.step(
                         connection,
                         job,
                         document,
@@ -230,11 +230,11 @@ class JobWorker:
                 self._handle_error(connection, job, error)
             finally:
                 self._deferred.pop(job.id, None)
-                if after is None:
+                if moved is None:
                     self._deferred[job.id] = time.monotonic() + _AGAIN_SECONDS
-            steps += after is not None
-            if after is not None and after.state is JobState.DONE and job.is_listed:  # otherwise another one ended it
-                self._log_finished(after)
+            steps += moved is not None
+            if moved is not None and moved.state is JobState.DONE and job.is_listed:  # otherwise another one ended it
+                self._log_finished(moved)
         if not self._deferred:
             recovered(_STEPS)
         return steps
@@ -249,18 +249,18 @@ class JobWorker:
             with reading(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
                 return queries.existing(connection, document, ids)
 
-        left = 0
+        unwritable = 0
         with at_work_for(document.name, document.revision):
-            for places in self._index.holdings.untouched_since(document.target, numbers, page=self._chunk_documents):
+            for page in self._index.holdings.untouched_since(document.target, numbers, page=self._chunk_documents):
                 if self._stop.is_requested:
                     raise Stopping
-                results, failing = queries.isolated(existing, [place.id for place in places])
+                results, failing = queries.isolated(existing, [copy.id for copy in page])
                 present = set[Place]().union(*results)
-                orphans = [place.id for place in places if place not in present and place.id not in failing]
+                orphans = [copy.id for copy in page if copy not in present and copy.id not in failing]
                 yield from filter(queries.is_text, orphans)
-                left += sum(not queries.is_text(id_) for id_ in orphans)
-        if left:
-            self._log.warning("job.orphans_left", index=document.index_name, documents=left)
+                unwritable += sum(not queries.is_text(id_) for id_ in orphans)
+        if unwritable:
+            self._log.warning("job.orphans_left", index=document.index_name, documents=unwritable)
 
     def _handle_error(self, connection: Connection, job: Job, error: Exception) -> None:
         """Handle an error of one job so that it does not block other jobs.
@@ -274,18 +274,18 @@ class JobWorker:
                 raise error
         elif explain(error) is None or decide(error) is Action.DEAD_LETTER:
             # What Postgres says of data may quote a row.
-            what, trace = (kind(error), None) if is_of_data(error) else (repr(error), error)
-            self._log.error("component.failed", component=self._name, job=job.id, error=what, exc_info=trace)
+            shown, trace = (kind(error), None) if is_of_data(error) else (repr(error), error)
+            self._log.error("component.failed", component=self._name, job=job.id, error=shown, exc_info=trace)
             metrics.INCIDENTS.labels("job_failed").inc()
             with suppress(JobError):  # it is finished, or gone
-                queue.cancel(connection, job.id, f"Unexpected error: {what}\nPlease report it.", state=JobState.FAILED)
+                queue.cancel(connection, job.id, f"Unexpected error: {shown}\nPlease report it.", state=JobState.FAILED)
         else:
             raise error
 
     def _log_finished(self, job: Job) -> None:
         seconds = ((job.finished_at or job.created_at) - job.created_at).total_seconds()
-        done = amount(job.documents_done, "document")
-        wrote = f"Job {job.id} ({job.reason}) wrote every document of {job.document}: {done} in {elapsed(seconds)}."
+        total = amount(job.documents_done, "document")
+        wrote = f"Job {job.id} ({job.reason}) wrote every document of {job.document}: {total} in {elapsed(seconds)}."
         self._log.info(
             "job.finished",
             job=job.id,

@@ -162,41 +162,41 @@ class Worker:
                 # Rule: a-change-that-cannot-be-written-joins-a-fan-out.
                 self._resolve(batch, only=refused)
                 continue
-            written = WriteReport()
+            total = WriteReport()
             for _, report in batch.writes:
-                written.add(report.result())
+                total.add(report.result())
             self._batches.popleft()
             self._source.save(batch)
             recovered(self._name)
             if self._traffic is not None:
                 self._traffic.note()
             changes += len(batch.changes)
-            self._log_indexed(batch, written)
+            self._log_indexed(batch, total)
         return changes
 
-    def _log_indexed(self, batch: ChangeBatch, written: WriteReport) -> None:
+    def _log_indexed(self, batch: ChangeBatch, report: WriteReport) -> None:
         seconds = time.monotonic() - batch.begun_at
-        made = [change.changed_at for change in batch.changes]
+        committed_at = [change.changed_at for change in batch.changes]
         ids = [change.id for change in batch.changes]
         self._log.log(
             log.batch_level(seconds),
             "worker.batch_indexed",
             batch=batch.number,
             changes=len(batch.changes),
-            documents=sum(written.outcomes.values()),
-            **written.outcomes,
+            documents=sum(report.outcomes.values()),
+            **report.outcomes,
             ids=[min(ids), max(ids)] if ids else None,
             seconds=round(seconds, 4),
-            compose_seconds=round(written.compose_seconds, 4),
-            index_seconds=round(written.index_seconds, 4),
-            lag_seconds=round(time.time() - min(made), 4) if made else None,
+            compose_seconds=round(report.compose_seconds, 4),
+            index_seconds=round(report.index_seconds, 4),
+            lag_seconds=round(time.time() - min(committed_at), 4) if committed_at else None,
         )
-        for made_at in made:
+        for made_at in committed_at:
             metrics.DELAY.observe(max(0.0, time.time() - made_at))  # the clocks of two machines may differ
         metrics.BATCH.labels("handle").observe(seconds)
-        metrics.BATCH.labels("build").observe(written.compose_seconds)
-        metrics.BATCH.labels("index").observe(written.index_seconds)
-        metrics.count("live", written)
+        metrics.BATCH.labels("build").observe(report.compose_seconds)
+        metrics.BATCH.labels("index").observe(report.index_seconds)
+        metrics.count("live", report)
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)  # of the run, which begins later than this is handed on

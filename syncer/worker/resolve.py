@@ -88,24 +88,24 @@ class Resolver:
         """
         try:
             with stop.patient():
-                found = reader.read(document, batch.changes)
+                touched = reader.read(document, batch.changes)
         except psycopg.errors.LockNotAvailable:
             self._locked[document.index_name] += 1
             if self._locked[document.index_name] >= suspend.LOCKED_ATTEMPTS_MAX:
                 suspend.require_unlocked(self._link.connection, document)
             raise
         self._locked.pop(document.index_name, None)
-        if found.failed is not None:
+        if touched.failed is not None:
             metrics.INCIDENTS.labels("affects_failed").inc()
-            if batches := self._unresolved.count((document.index_name, found.failed)):
-                what = {"document": document.name, "kind": found.failed, "index": document.index_name}
-                self._log.error("worker.changes_unresolved", **what, batches=batches)
-        if found.occasion is not None:
-            self._create_job(document, batch, occasion=found.occasion)
-        if found.cause:
-            self._create_job(document, batch, cause=found.cause)
-        for at in range(0, len(found.ids), self._page):
-            ids = found.ids[at : at + self._page]
+            if batches := self._unresolved.count((document.index_name, touched.failed)):
+                context = {"document": document.name, "kind": touched.failed, "index": document.index_name}
+                self._log.error("worker.changes_unresolved", **context, batches=batches)
+        if touched.occasion is not None:
+            self._create_job(document, batch, occasion=touched.occasion)
+        if touched.cause:
+            self._create_job(document, batch, cause=touched.cause)
+        for start in range(0, len(touched.ids), self._page):
+            ids = touched.ids[start : start + self._page]
             report = self._writers.submit(document.index_name, ids, origin={"batch": batch.number})
             batch.writes.append((document.index_name, report))
 

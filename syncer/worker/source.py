@@ -88,11 +88,11 @@ class OutboxSource:
 
     def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Return the changes that are new; None if there are none, or another process leads."""
-        left = self._look_at - time.monotonic()
-        if left > wait_seconds:
+        rest_seconds = self._look_at - time.monotonic()
+        if rest_seconds > wait_seconds:
             self._pause(wait_seconds)
             return None
-        self._pause(max(0.0, left))
+        self._pause(max(0.0, rest_seconds))
         if not self._reader.lead():
             self._look_at = time.monotonic() + _STANDBY_SECONDS
             return None

@@ -42,18 +42,18 @@ class Ask:
     list_path: Annotated[str, Field(alias="from")] = "hits.hits"
     values: dict[str, Any] = field(default_factory=dict)
 
-    def rows(self, client: Elasticsearch, index: str, before: Sequence[Row]) -> tuple[Row, ...]:
+    def rows(self, client: Elasticsearch, index: str, previous: Sequence[Row]) -> tuple[Row, ...]:
         """Search what is committed and indexed, and return the answer, given the previous one."""
         client.indices.refresh(index=index)
-        found = _at(client.search(index=index, **json.loads(self.request_after(before))).body, self.list_path)
+        rows = _at(client.search(index=index, **json.loads(self.request_after(previous))).body, self.list_path)
         return tuple(
             tuple(_at(element, path) for path in self.columns.values())
-            for element in (found if isinstance(found, list) else [found])
+            for element in (rows if isinstance(rows, list) else [rows])
         )
 
-    def request_after(self, before: Sequence[Row]) -> str:
+    def request_after(self, previous: Sequence[Row]) -> str:
         """Return the request as text, given the previous answer."""
-        return Template(self.request).substitute(self.values, ids=json.dumps([row[0] for row in before]))
+        return Template(self.request).substitute(self.values, ids=json.dumps([row[0] for row in previous]))
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -136,14 +136,14 @@ def _change(stage: Stage, model: Model, change: GuideChange) -> None:
     stage.console.print(f"\n[bold]{escape(change.change)}")
     for statement in change.statements:
         stage.paste(f'$ psql -c "{statement}"{" &" if len(change.statements) > 1 else ""}', style="cyan")
-    before = _versions(stage.client, model.documents)
+    versions_before = _versions(stage.client, model.documents)
     seconds = stage.wait(stage.commit(*change.statements))
-    after = _versions(stage.client, model.documents)
-    written = sorted(document for document, version in after.items() if before.get(document) != version)
+    versions_now = _versions(stage.client, model.documents)
+    written = sorted(name for name, version in versions_now.items() if versions_before.get(name) != version)
     which = f": {', '.join(written)}" if len(written) <= _NAMED_MAX else ""
     stage.console.print(
         f"{seconds:.2f} s after the commit, searches show it. "
-        f"syncer wrote {len(written):,} of {len(after):,} documents{which}."
+        f"syncer wrote {len(written):,} of {len(versions_now):,} documents{which}."
     )
 
 

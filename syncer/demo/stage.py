@@ -118,17 +118,17 @@ class Stage:
             SyncerError: It failed, and ``may_fail`` is not set.
         """
         self.console.print(f"$ syncer {' '.join(arguments)}", style="bold", markup=False)
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "syncer", *arguments],
             env={**os.environ, "COLUMNS": str(self.console.width)},
             capture_output=True,
             text=True,
             check=False,
         )
-        self.console.print(done.stdout.rstrip(), markup=False)
-        if done.returncode and not may_fail:
-            raise SyncerError(f"syncer {' '.join(arguments)} failed", hint=done.stderr)
-        return done.returncode == 0
+        self.console.print(completed.stdout.rstrip(), markup=False)
+        if completed.returncode and not may_fail:
+            raise SyncerError(f"syncer {' '.join(arguments)} failed", hint=completed.stderr)
+        return completed.returncode == 0
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         """Connect to Postgres as an application, which does not know syncer."""
@@ -199,9 +199,9 @@ def perform(console: Console, play: Callable[[Stage], str], *, keep: bool, with_
     """
     folder = Sandbox().folder.with_name("demo")
     make_open_folder(folder)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(locked(folder / "lock", waits=False))
+            stack.enter_context(locked(folder / "lock", waits=False))
         except BlockingIOError:
             raise SyncerError("Another demo is running", hint="Wait for its end, or press Ctrl-C there.") from None
         stage = Stage(console, folder)

@@ -38,11 +38,11 @@ class Edit:
 def read(client: Elasticsearch, edits: Sequence[Edit]) -> list[Edit]:
     """Return the documents that are to be changed as they are now; refuse what could not be rolled back."""
     copies = multi_get(client, map(_place, edits))
-    before = [replace(edit, source=copy.get("_source")) for edit, copy in zip(edits, copies, strict=True)]
+    originals = [replace(edit, source=copy.get("_source")) for edit, copy in zip(edits, copies, strict=True)]
     _require_restorable(
-        client, {edit.index for edit in edits}, {e.index for e in (*before, *edits) if e.source is None}
+        client, {edit.index for edit in edits}, {e.index for e in (*originals, *edits) if e.source is None}
     )
-    return before
+    return originals
 
 
 def write(client: Elasticsearch, edits: Sequence[Edit], *, term: int) -> LockError | None:
@@ -52,25 +52,25 @@ def write(client: Elasticsearch, edits: Sequence[Edit], *, term: int) -> LockErr
         how = {**_place(edit), "version": term, "version_type": "external_gte"}
         operations += [{"delete": how}] if edit.source is None else [{"index": how}, edit.source]
     for edit, item in zip(edits, send(client, operations), strict=True):
-        where, error = f"{edit.index}/{edit.id}", item.get("error")
+        document, error = f"{edit.index}/{edit.id}", item.get("error")
         if item["status"] == CONFLICT:
             return LockError(
-                f"{where} has a later version than any holder of this lock has written",
+                f"{document} has a later version than any holder of this lock has written",
                 hint="A program writes it without a lock, or with its own versions. All must use HeldLocks.write.",
             )
         if error and not (edit.source is None and item["status"] == _NOT_FOUND):
-            return LockError(f"{where} is refused: {error['type']}: {error['reason']}")
+            return LockError(f"{document} is refused: {error['type']}: {error['reason']}")
     return None
 
 
-def multi_get(client: Elasticsearch, places: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
+def multi_get(client: Elasticsearch, keys: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
     """Return documents as they are now, not as of the last refresh; or raise an error if one cannot be read."""
-    found: list[dict[str, Any]] = client.mget(docs=list(places)).body["docs"]
-    for document in found:
+    documents: list[dict[str, Any]] = client.mget(docs=list(keys)).body["docs"]
+    for document in documents:
         if error := document.get("error"):
             message = f"{document['_index']}/{document['_id']} cannot be read: {error['reason']}"
             raise (UnavailableError if error["type"] in _AWAY else LockError)(message)
-    return found
+    return documents
 
 
 def send(
@@ -105,8 +105,8 @@ def _require_restorable(client: Elasticsearch, indices: Collection[str], with_de
     """
     for index in indices:
         answer = client.indices.get(index=index, ignore_unavailable=True, flat_settings=True, include_defaults=True)
-        for name, found in answer.body.items():
-            for shortcoming in shortcomings.of_index(name, found):
+        for name, metadata in answer.body.items():
+            for shortcoming in shortcomings.of_index(name, metadata):
                 if shortcoming.setting in (_RESTORING if index not in with_deletes else _RESTORING | {_GC_DELETES}):
                     raise LockError(
                         f"{shortcoming.problem}, so a change could not be rolled back", hint=shortcoming.hint

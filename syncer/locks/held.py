@@ -69,8 +69,8 @@ class HeldLocks:
 
         def add(holders: Holders) -> bool:
             # Ours is there already if an earlier answer was lost.
-            others = [holder for holder in holders.values() if holder.writer != self._holder.writer]
-            in_the_way[:] = [holder for holder in others if holder.conflicts(self._holder)]
+            other_holders = [holder for holder in holders.values() if holder.writer != self._holder.writer]
+            in_the_way[:] = [holder for holder in other_holders if holder.conflicts(self._holder)]
             self._beat(holders)
             return not in_the_way
 
@@ -87,8 +87,8 @@ class HeldLocks:
         """
 
         def replace_writer(holders: Holders) -> bool:
-            found = holders.get(self._holder.id)
-            if found is None or (found.writer != self._holder.writer and found.beat != self._holder.beat):
+            entry = holders.get(self._holder.id)
+            if entry is None or (entry.writer != self._holder.writer and entry.beat != self._holder.beat):
                 raise self._lost()
             self._beat(holders)
             return True
@@ -160,9 +160,9 @@ class HeldLocks:
                 were, as after any other exception, including one of ``changes`` itself.
         """
         self.require()
-        left, count = iter(changes), 0
+        remaining, count = iter(changes), 0
         try:
-            while page := list(islice(left, edits.PAGE_EDITS_MAX)):
+            while page := list(islice(remaining, edits.PAGE_EDITS_MAX)):
                 self._change(page)
                 count += len(page)
         except BaseException:
@@ -176,11 +176,11 @@ class HeldLocks:
 
         A process that takes the holder over later restores them in a greater term, before it releases the locks.
         """
-        before = self._persist(partial(edits.read, self._client, changes))
+        originals = self._persist(partial(edits.read, self._client, changes))
         page = uuid.uuid4().hex
         self._is_unfinished = True
         self._holder = replace(self._holder, undo=(*self._holder.undo, page))
-        self._persist(partial(self._write, before=before, page=page))
+        self._persist(partial(self._write, originals=originals, page=page))
         refused = self._persist(partial(edits.write, self._client, changes, term=self._last_term))
         if refused is not None:
             raise refused
@@ -192,9 +192,10 @@ class HeldLocks:
         document that is refused was written without a lock, which cannot be fixed here.
         """
         for page in reversed(self._holder.undo):
-            before = self._persist(partial(self._table.page, page))  # none: it was not stored, and nothing was changed
+            # None if the page was not stored, and so nothing was changed.
+            originals = self._persist(partial(self._table.page, page))
             self._persist(self._write)
-            self._persist(partial(edits.write, self._client, before, term=self._last_term))
+            self._persist(partial(edits.write, self._client, originals, term=self._last_term))
         self._finish()
 
     def _finish(self) -> None:
@@ -232,10 +233,10 @@ class HeldLocks:
                     raise
                 if self._is_over:
                     raise self._lost() from error
-                left = self._retry_until - time.monotonic()
-                if left <= 0:
+                seconds_left = self._retry_until - time.monotonic()
+                if seconds_left <= 0:
                     raise LockTimeoutError(f"Elasticsearch did not complete a request in time: {error}") from error
-            time.sleep(min(backoff.next_seconds(), left))
+            time.sleep(min(backoff.next_seconds(), seconds_left))
 
     def _write(self, *, is_last: bool = False, **stored: Any) -> None:
         """Write the holder, unless another process has taken it over.
@@ -244,8 +245,8 @@ class HeldLocks:
         """
 
         def change(holders: Holders) -> bool:
-            found = holders.pop(self._holder.id, None)
-            if found is None or found.writer != self._holder.writer or (self._is_over and not is_last):
+            entry = holders.pop(self._holder.id, None)
+            if entry is None or entry.writer != self._holder.writer or (self._is_over and not is_last):
                 raise self._lost()
             if not is_last:
                 self._beat(holders)

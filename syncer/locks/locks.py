@@ -82,15 +82,15 @@ class Locks:
             name: Tells several trees apart.
             timeout: As for `everything`, and so are the errors.
         """
-        wanted: dict[str, Mode] = {}
+        modes: dict[str, Mode] = {}
         for path in paths:
-            parts = [part for part in path.split("/") if part]
-            if not path.startswith("/") or {".", ".."} & set(parts):
+            names = [directory for directory in path.split("/") if directory]
+            if not path.startswith("/") or {".", ".."} & set(names):
                 raise LockError(f"{path!r} is not an absolute path", hint="As in: /clinton/projects, without . and ..")
-            levels = ["/" + "/".join(parts[:depth]) for depth in range(len(parts) + 1)]
+            levels = ["/" + "/".join(names[:depth]) for depth in range(len(names) + 1)]
             *parents, target = [lock_id("tree", name, level) for level in levels]
-            wanted = dict.fromkeys(parents, Mode.SHARED) | wanted | {target: Mode.EXCLUSIVE}
-        return self._holding(wanted, timeout)
+            modes = dict.fromkeys(parents, Mode.SHARED) | modes | {target: Mode.EXCLUSIVE}
+        return self._holding(modes, timeout)
 
     def break_holder(self, holder: str) -> bool:
         """Roll back the unfinished change of a holder, dead or alive, and release its locks.
@@ -101,34 +101,34 @@ class Locks:
         Raises:
             LockTimeoutError: Elasticsearch is unavailable.
         """
-        found = self._table.holders().get(holder)
-        return found is None or self._bury(found, retry_until=time.monotonic() + _BREAK_SECONDS)
+        entry = self._table.holders().get(holder)
+        return entry is None or self._bury(entry, retry_until=time.monotonic() + _BREAK_SECONDS)
 
     @contextmanager
-    def _holding(self, wanted: dict[str, Mode], timeout: float | None) -> Iterator[HeldLocks]:
+    def _holding(self, modes: dict[str, Mode], timeout: float | None) -> Iterator[HeldLocks]:
         if getattr(self._thread, "holds_locks", False):
             hint = "Request all locks at once."
-            raise LockError(f"{self._owner} holds locks already, and requests {readable(min(wanted))}", hint=hint)
-        if len(wanted) > _LOCKS_MAX:
+            raise LockError(f"{self._owner} holds locks already, and requests {readable(min(modes))}", hint=hint)
+        if len(modes) > _LOCKS_MAX:
             hint = "Take a lock on the tree, or the global lock."
-            raise LockError(f"{len(wanted):,} locks at once are too many", hint=hint)
+            raise LockError(f"{len(modes):,} locks at once are too many", hint=hint)
         retry_until = math.inf if timeout is None else time.monotonic() + timeout
         holder = Holder(
-            id=uuid4().hex, writer="", beat="", owner=self._owner, lease_seconds=self._lease_seconds, locks=wanted
+            id=uuid4().hex, writer="", beat="", owner=self._owner, lease_seconds=self._lease_seconds, locks=modes
         )
-        with HeldLocks(self._client, self._table, holder, retry_until=retry_until) as held:
+        with HeldLocks(self._client, self._table, holder, retry_until=retry_until) as locks:
             self._thread.holds_locks = True
             try:
                 backoff = Backoff(first_seconds=0.01, longest_seconds=0.2)
-                while in_the_way := held.take():  # all or none, which prevents deadlocks
+                while in_the_way := locks.take():  # all or none, which prevents deadlocks
                     if self._bury_the_dead(in_the_way, retry_until=retry_until):
                         continue
-                    left = retry_until - time.monotonic()
-                    if left <= 0:
+                    seconds_left = retry_until - time.monotonic()
+                    if seconds_left <= 0:
                         lock, hint = in_the_way[0].conflicts(holder)[0], "Wait longer, or see: syncer locks list"
                         raise LockTimeoutError(f"{readable(lock)} is held by {in_the_way[0].owner}", hint=hint)
-                    time.sleep(min(backoff.next_seconds(), left))
-                yield held
+                    time.sleep(min(backoff.next_seconds(), seconds_left))
+                yield locks
             finally:
                 self._thread.holds_locks = False
 

@@ -92,10 +92,10 @@ class Holder:
     locks: dict[str, Mode]
     undo: Sequence[str] = ()
 
-    def conflicts(self, other: Holder) -> list[str]:
+    def conflicts(self, holder: Holder) -> list[str]:
         """Return the locks that the two hold in ways that exclude each other."""
-        common = self.locks.keys() & other.locks.keys()
-        return sorted(lock for lock in common if Mode.EXCLUSIVE in (self.locks[lock], other.locks[lock]))
+        common = self.locks.keys() & holder.locks.keys()
+        return sorted(lock for lock in common if Mode.EXCLUSIVE in (self.locks[lock], holder.locks[lock]))
 
 
 Holders = dict[str, Holder]
@@ -114,11 +114,11 @@ class Table:
     def find(cls, client: Elasticsearch, index: str) -> Table | None:
         """Return the table in an index; None if the index does not exist. Refuse one that was not created for locks."""
         try:
-            found = client.indices.get(index=index).body.get(index)  # None: the name is an alias or a pattern
+            metadata = client.indices.get(index=index).body.get(index)  # None: the name is an alias or a pattern
         except NotFoundError:
             return None
-        settings = found["settings"]["index"] if found else {}
-        if not found or settings["number_of_shards"] != "1" or found["mappings"].get("properties") != _PROPERTIES:
+        settings = metadata["settings"]["index"] if metadata else {}
+        if not metadata or settings["number_of_shards"] != "1" or metadata["mappings"].get("properties") != _PROPERTIES:
             raise LockError(
                 f"{index} is not an index that was created for locks",
                 hint="Name another index. If no running process holds a lock, delete this one: it is created again.",
@@ -140,7 +140,7 @@ class Table:
         """Return all holders."""
         return self._read()[0]
 
-    def update(self, change: Callable[[Holders], bool], *, page: str = "", before: Sequence[Edit] = ()) -> int:
+    def update(self, change: Callable[[Holders], bool], *, page: str = "", originals: Sequence[Edit] = ()) -> int:
         """Have a function change the holders, and write them if it returns True; return the term of that write, or 0.
 
         Safe to repeat, if the function is. If another process writes meanwhile, the function is called again. With a
@@ -153,28 +153,28 @@ class Table:
                 return 0
             operations: list[dict[str, Any]] = []
             if page:
-                operations += [{"index": {"_id": page}}, {"before": [asdict(edit) for edit in before]}]
+                operations += [{"index": {"_id": page}}, {"before": [asdict(edit) for edit in originals]}]
             operations += [{"index": {"_id": _TABLE, **version}} if version else {"create": {"_id": _TABLE}}]
             operations += [{"holders": {id_: asdict(holder) for id_, holder in holders.items()}}]
-            *others, own = edits.send(self._client, operations, index=self._index)
-            for item in others if own["status"] == CONFLICT else (*others, own):
+            *page_items, table_item = edits.send(self._client, operations, index=self._index)
+            for item in page_items if table_item["status"] == CONFLICT else (*page_items, table_item):
                 if "error" in item:
                     raise LockError(f"Elasticsearch refuses to write {item['_id']}: {item['error']['reason']}")
-            if own["status"] != CONFLICT:
-                return (self._born << _SEQ_NO_BITS) + int(own["_seq_no"])
+            if table_item["status"] != CONFLICT:
+                return (self._born << _SEQ_NO_BITS) + int(table_item["_seq_no"])
             time.sleep(backoff.next_seconds())
 
     def _read(self) -> tuple[Holders, dict[str, int]]:
-        [found] = edits.multi_get(self._client, [{"_index": self._index, "_id": _TABLE}])
-        if not found["found"]:
+        [document] = edits.multi_get(self._client, [{"_index": self._index, "_id": _TABLE}])
+        if not document["found"]:
             return {}, {}
-        version = {"if_seq_no": found["_seq_no"], "if_primary_term": found["_primary_term"]}
-        return {id_: Holder(**holder) for id_, holder in found["_source"]["holders"].items()}, version
+        version = {"if_seq_no": document["_seq_no"], "if_primary_term": document["_primary_term"]}
+        return {id_: Holder(**holder) for id_, holder in document["_source"]["holders"].items()}, version
 
     def page(self, id_: str) -> list[Edit]:
         """Return the documents that were stored under this id; none if it was not stored."""
-        [found] = edits.multi_get(self._client, [{"_index": self._index, "_id": id_}])
-        return [Edit(**edit) for edit in found["_source"]["before"]] if found["found"] else []
+        [document] = edits.multi_get(self._client, [{"_index": self._index, "_id": id_}])
+        return [Edit(**edit) for edit in document["_source"]["before"]] if document["found"] else []
 
     def forget(self, pages: Iterable[str]) -> None:
         """Delete what was stored under these ids."""

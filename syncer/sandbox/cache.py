@@ -163,9 +163,9 @@ class Cache:
             with self.step(f"unpacking {label}"), zipfile.ZipFile(files[0]) as archive:
                 if name == "elasticsearch":
                     folder = wanted_folder(archive)
-                    archive.extractall(content, [each for each in archive.namelist() if each.startswith(folder)])  # noqa: S202 - verified
+                    archive.extractall(content, [member for member in archive.namelist() if member.startswith(folder)])  # noqa: S202 - verified
                     return content / folder
-                [packed] = [each for each in archive.namelist() if each.endswith(".txz")]
+                [packed] = [member for member in archive.namelist() if member.endswith(".txz")]
                 with (
                     archive.open(packed) as compressed,
                     tarfile.open(fileobj=compressed, mode="r:xz") as files_of_server,
@@ -182,12 +182,12 @@ class Cache:
         The package is not imported, since that would run its code.
         """
         package = folders[0].split("/", maxsplit=1)[0]
-        found = importlib.util.find_spec(package)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
             raise SandboxError(
                 f"The package {package} is not installed", hint="In a checkout of syncer: pip install '.[sandbox]'"
             )
-        root = Path(found.origin).parents[1]
+        root = Path(spec.origin).parents[1]
         if self.account.can_enter(root / folders[0] / "bin"):
             return root / folders[0]
 

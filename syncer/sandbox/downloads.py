@@ -111,13 +111,13 @@ def fetch(artifact: Artifact, folder: Path, *, progress: Callable[[int], None] =
 
 def digest(file: Path, spans: Spans) -> str:
     """Return the SHA-256 of the bytes in these ranges, in hexadecimal."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with file.open("rb") as content:
         for start, end in spans:
             content.seek(start)
-            for at in range(start, end, CHUNK_BYTES):
-                found.update(content.read(min(CHUNK_BYTES, end - at)))
-    return found.hexdigest()
+            for offset in range(start, end, CHUNK_BYTES):
+                sha256.update(content.read(min(CHUNK_BYTES, end - offset)))
+    return sha256.hexdigest()
 
 
 def download(
@@ -176,8 +176,8 @@ def resolve(coordinates: tuple[str, ...], folder: Path) -> list[str]:
         return list(coordinates)
     context = MavenContext(repo_cache=folder)
     roots = [context.create_dependency(coordinate) for coordinate in coordinates]
-    found = [dependency for group in context.resolver.resolve(roots) for dependency in group]
-    return sorted(f"{dependency.groupId}:{dependency.artifactId}:{dependency.version}" for dependency in found)
+    dependencies = [dependency for group in context.resolver.resolve(roots) for dependency in group]
+    return sorted(f"{dependency.groupId}:{dependency.artifactId}:{dependency.version}" for dependency in dependencies)
 
 
 def pin(coordinate: str, folder: Path) -> Artifact:
@@ -196,9 +196,9 @@ def wanted_spans(zip_file: Path) -> Spans:
     with zipfile.ZipFile(zip_file) as archive:
         folder, directory = wanted_folder(archive), archive.start_dir
         members = sorted(archive.infolist(), key=lambda member: member.header_offset)
-    wanted = [number for number, member in enumerate(members) if member.filename.startswith(folder)]
+    numbers = [number for number, member in enumerate(members) if member.filename.startswith(folder)]
     ends = [*(member.header_offset for member in members[1:]), directory]
-    return [(members[wanted[0]].header_offset, ends[wanted[-1]]), (directory, zip_file.stat().st_size)]
+    return [(members[numbers[0]].header_offset, ends[numbers[-1]]), (directory, zip_file.stat().st_size)]
 
 
 def main() -> None:

@@ -62,12 +62,12 @@ def is_alive(process: psutil.Process) -> bool:
 
 def family(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Return these processes and all their descendants, as far as they are alive."""
-    found: dict[psutil.Process, None] = {}
+    members: dict[psutil.Process, None] = {}
     for process in processes:
-        found[process] = None
+        members[process] = None
         with suppress(psutil.NoSuchProcess):
-            found |= dict.fromkeys(process.children(recursive=True))
-    return [process for process in found if is_alive(process)]
+            members |= dict.fromkeys(process.children(recursive=True))
+    return [process for process in members if is_alive(process)]
 
 
 def marks(pid: int) -> tuple[ProcessMark, ...]:

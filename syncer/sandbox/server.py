@@ -171,7 +171,7 @@ class EmbeddedServer(ABC):
 
     def _run(self, command: Sequence[str], *, failure: str) -> None:
         """Run a command of the server to its end; if it fails, raise an error with its output as the hint."""
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             check=False,
             stdin=subprocess.DEVNULL,
@@ -182,8 +182,8 @@ class EmbeddedServer(ABC):
             text=True,
             **self._account.popen_arguments(),
         )
-        if done.returncode:
-            raise SandboxError(f"{self.name} {failure}", hint=done.stdout.strip())
+        if completed.returncode:
+            raise SandboxError(f"{self.name} {failure}", hint=completed.stdout.strip())
 
     # What `start` does with all servers at the same time
 
@@ -201,11 +201,11 @@ class EmbeddedServer(ABC):
             )
         return self._command()
 
-    def launch(self, command: Sequence[str], held: ExitStack) -> None:
+    def launch(self, command: Sequence[str], reserved: ExitStack) -> None:
         """Kill what an earlier run has left, write the configuration, and start the process; reserve its ports."""
         self.kill()
         self._account.own(self.folder)
-        ports = held.enter_context(chosen_ports(self.ports_needed, known=self._state.ports))
+        ports = reserved.enter_context(chosen_ports(self.ports_needed, preferred=self._state.ports))
         self._save(version=self.version, ports=ports)
         with self._cache.step(f"preparing {self.name} {self.version}"):
             self._prepare()
@@ -256,16 +256,16 @@ def start(servers: Sequence[EmbeddedServer]) -> list[EmbeddedServer]:
     servers started by this call are stopped again.
     """
     started: list[EmbeddedServer] = []
-    with ExitStack() as held:
+    with ExitStack() as resources:
         for server in servers:
-            held.enter_context(server.locked())
+            resources.enter_context(server.locked())
         commands = [server.fetch() for server in servers]
         try:
             for server, command in zip(servers, commands, strict=True):
                 server.resume()
                 if not server.is_running():
                     started.append(server)
-                    server.launch(command, held)
+                    server.launch(command, resources)
             for server in servers:
                 server.wait_until_ready()
         except BaseException:
@@ -284,20 +284,20 @@ def answers_ok(connection: http.client.HTTPConnection, path: str) -> bool:
 
 
 @contextmanager
-def chosen_ports(count: int, *, known: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """Yield the known ports that are free, else reserve others that no other call chooses during the block.
+def chosen_ports(count: int, *, preferred: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Yield the preferred ports that are free, else reserve others that no other call chooses during the block.
 
     A server takes seconds from the choice of its ports until it listens, and other servers choose theirs meanwhile.
     """
     ports: list[int] = []
-    with ExitStack() as held:
-        for port in [*known, *random.sample(PORTS, k=len(PORTS))]:
+    with ExitStack() as probes:
+        for port in [*preferred, *random.sample(PORTS, k=len(PORTS))]:
             if len(ports) == count:
                 break
-            probe = held.enter_context(socket.socket())
+            probe = probes.enter_context(socket.socket())
             with suppress(OSError):  # in use, or reserved
                 # Without this option a port is in use for a minute after the server's last connection.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port in known)
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port in preferred)
                 probe.bind((LOOPBACK, port))
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the server can listen on it
                 ports.append(port)

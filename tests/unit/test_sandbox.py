@@ -81,9 +81,9 @@ def test_ports_are_no_clients_and_kept_while_they_are_free(monkeypatch: pytest.M
         monkeypatch.setattr(server, "PORTS", ports)
     with chosen_ports(1) as (one,), chosen_ports(1) as (other,):
         assert {one, other} == set(ports)
-        with socket.create_server(("127.0.0.1", one)), chosen_ports(1, known=(one,)) as none:
+        with socket.create_server(("127.0.0.1", one)), chosen_ports(1, preferred=(one,)) as none:
             assert none == ()
-    with chosen_ports(2, known=ports) as kept:
+    with chosen_ports(2, preferred=ports) as kept:
         assert kept == ports
 
 

@@ -1,0 +1,77 @@
+"""Figures in README and docs are those of the kept runs.
+
+A comment after a figure names where it comes from: the benchmark, then the figure or the row and its column.
+
+    12 %<!--application::triggers, no daemon / no triggers-->     of a ratio, % says by how much it is less than one
+    31 ms<!--load::without Kafka, 50/s::p50 ms-->                 the median; columns with the same end are added up
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.report import RESULTS
+from tests.support.world import REPOSITORY
+
+MARK = re.compile(r"([\d,]*\.?\d+)(?: (%|s\b))?[^\d<|]*<!--([\w-]+)::(.+?)(?:::(.+?))?-->")
+PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
+
+
+@cache
+def last(benchmark: str) -> Any:
+    """The last kept run."""
+    return json.loads((RESULTS / f"{benchmark}.json").read_text())[-1]
+
+
+def kept(benchmark: str, what: str, column: str, unit: str) -> float:
+    """What a mark names, in this unit."""
+    run, scale = last(benchmark), 1.0
+    if column:
+        rows = run.get("rows") or {**run["runs"], **run.get("first_fill", {})}
+        cells = [cells for name, cells in rows[what].items() if name.endswith(column)]
+        value = float(sum(median(cell) if isinstance(cell, list) else cell for cell in cells))
+    else:
+        figure = next(figure for figure in run["figures"] if figure["what"] == what)
+        value, column = float(figure["value"]), figure["unit"]
+    if unit == "s" and column.endswith("ms"):
+        scale = 0.001
+    return 100 * (1 - value) if unit == "%" and column != "%" else value * scale
+
+
+def is_rounded(figure: str, value: float) -> bool:
+    """Whether the figure is this value, rounded to its last digit that is not a zero before the point."""
+    digits = figure.replace(",", "")
+    decimals = len(digits.partition(".")[2])
+    unit = 10.0 ** (-decimals if decimals else len(digits) - len(digits.rstrip("0") or "0"))
+    return abs(float(digits) - value) <= unit / 2 * 1.0001
+
+
+def test_marked_figures_are_those_of_the_kept_runs() -> None:
+    """A figure that no kept run has fails, and so does a mark that stands at no figure."""
+    wrong = []
+    for page in PAGES:
+        text = page.read_text()
+        marks = MARK.findall(text)
+        assert len(marks) == len(re.findall(r"<!--[\w-]+::", text)), page
+        for figure, unit, benchmark, what, column in marks:
+            if not is_rounded(figure, value := kept(benchmark, what, column, unit)):
+                wrong.append(f"{page.name}: {figure} {unit} is {value:,.3f}: {benchmark}::{what}::{column}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "is_right"),
+    [
+        *(("31", 31.1, True), ("0.5", 0.53, True), ("11,300", 11275, True), ("0", 0.0, True)),
+        *(("31", 31.6, False), ("0.50", 0.53, False), ("11,300", 11400, False), ("0", 0.6, False)),
+    ],
+)
+def test_a_figure_is_rounded_to_the_digits_that_it_shows(figure: str, value: float, is_right: bool) -> None:
+    """Neither more precise than the run, nor another one."""
+    assert is_rounded(figure, value) is is_right

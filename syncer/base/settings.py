@@ -185,7 +185,7 @@ class RelaySettings(_Section):
     """The reader of the outbox; with Kafka, the relay."""
 
     poll_seconds: Annotated[float, Field(gt=0, le=5)] = 0.05
-    """Interval between looks at the outbox. Changes of one interval are handled together: a longer one reduces load
+    """Interval at which the outbox is polled. Changes of one interval are handled together: a longer one reduces load
     and increases lag."""
     outbox_bytes_max: Annotated[ByteSize, Field(gt=0)] = ByteSize(10 * 1000**3)
     """Maximum size of the outbox on the disk of Postgres, such as `10GB`. A larger backlog is given up: the outbox is
@@ -196,7 +196,7 @@ class WorkerSettings(_Section):
     """Workers, from changes to documents in Elasticsearch."""
 
     threads: NonNegativeInt = 1
-    """Number of workers in this daemon, each with writers of its own; a second one splits batches, and helps only if
+    """Number of workers in this daemon, each with writers of its own. A second one splits batches. It helps only if
     Kafka is used and the worker waits for its servers. With 0, it runs only a job worker and logs a warning."""
     batch_documents_max: PositiveInt = 1000
     """Maximum documents in a batch of a worker, and in a chunk of a job. A change that affects more documents becomes a

@@ -194,9 +194,9 @@ def explain(
 ) -> None:
     """Explain the state of one document.
 
-    Shows whether the document equals its SELECT, and in which fields it differs; the version
-    in Elasticsearch; its dead letter; the jobs that may write it; and the tables it reads. If
-    it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
+    Shows whether the document equals its SELECT, and in which fields it differs. Also shows the
+    version in Elasticsearch, its dead letter, the jobs that may write it, and the tables it
+    reads. If it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
     """
     with render.progress("asking Postgres and Elasticsearch"), open_parts("explain") as parts:
         servers = parts.connection, parts.index

@@ -53,7 +53,7 @@ def main() -> None:
     is_missed = False
     with _sandbox() as sandbox, ExitStack() as made:
         bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds, asked.to, made)
-        bench.tables, bench.beside = asked.tables, asked.beside
+        bench.tables, bench.beside, bench.contestants = asked.tables, asked.beside, asked.contestants
         for name in asked.names or [name for name in BENCHMARKS if name not in _BY_NAME_ONLY]:
             say(f"measuring {name}")
             bench.report = Report()
@@ -90,6 +90,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tables", type=int, default=1400, help="tables of shapes (default: %(default)s)")
     parser.add_argument("--beside", metavar="COMMIT", default="", help="let shapes measure this commit, too")
+    parser.add_argument("--contestants", nargs="*", default=(), help="of staleness, by name (default: all)")
     parser.add_argument("--keep", action="store_true", help="add the figures to results/ and to docs/benchmarks.md")
     asked = parser.parse_args()
     if unknown := set(asked.names) - BENCHMARKS.keys():

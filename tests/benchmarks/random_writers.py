@@ -1,10 +1,10 @@
 """An application for `staleness`: writers that change rows at random, in a process of its own.
 
-``python -m tests.benchmarks.random_writers DSN CHANGES SEED [URL INDEX SELECT]`` runs until it gets SIGTERM.
+``python -m tests.benchmarks.random_writers DSN CHANGES SEED [URL INDEX SELECT [QUEUE]]`` runs until it gets SIGTERM.
 
 With an index, it also keeps that index by itself, as search plugins of popular ORMs do: after each commit, a callback
 reads the documents that show the saved object, and indexes them. An error of Elasticsearch is logged and the request
-goes on, since the row is saved already.
+goes on, since the row is saved already. With a queue, the callback enqueues a job instead: see `job_queue`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import elasticsearch
 import psycopg
 import yaml
-from elasticsearch import Elasticsearch
-from elasticsearch.helpers import bulk
+
+from tests.benchmarks import job_queue
+from tests.benchmarks.job_queue import Callback
 
 WATCHED = 50
 """The first posts: their titles belong to the benchmark, and they are never deleted."""
@@ -33,38 +33,20 @@ _WRITERS, _PAUSE_SECONDS = 4, 0.1
 _HOT, _OTHERS = 20, 1000
 """Half of all changes are of so many posts and other rows, so that they meet."""
 
-Callback = Callable[[str, dict[str, Any]], None]
-"""Called after a commit with the query for the posts that show it, and its values."""
 
-
-def callbacks(dsn: str, url: str, index: str, select_file: str) -> Callback:
+def callbacks(dsn: str, url: str, index: str, select_file: str, queue: str = "") -> Callback:
     """The callbacks of an application with this document."""
-    client = Elasticsearch(url, request_timeout=10, max_retries=3, retry_on_timeout=True)
-    select = Path(select_file).read_text().strip().removesuffix(";")
-    documents = f"SELECT d._id::text, row_to_json(d.*) FROM (\n{select}\n) AS d WHERE d._id = ANY(%s)"
-    local = threading.local()
+    if queue:
+        return partial(job_queue.enqueue, queue)
+    index_them = job_queue.indexer(dsn, url, index, select_file)
 
-    def index_them(shown_by: str, values: dict[str, Any]) -> None:
-        """Read the documents, and index them; those that are gone are deleted."""
+    def called(shown_by: str, values: dict[str, Any]) -> None:
         try:
-            if not hasattr(local, "connection"):
-                local.connection = psycopg.connect(dsn, autocommit=True, options="-c TimeZone=UTC")
-            ids = [row[0] for row in local.connection.execute(shown_by, values)]
-            found = dict(local.connection.execute(documents, [ids]).fetchall())
-        except psycopg.OperationalError:
-            local.__dict__.clear()
-            raise
-        actions = []
-        for id_ in map(str, ids):
-            action = {"_index": index, "_id": id_, "_op_type": "index" if id_ in found else "delete"}
-            fields = {name: value for name, value in found.get(id_, {}).items() if name != "_id"}
-            actions.append(action | ({"_source": fields} if id_ in found else {}))
-        try:
-            bulk(client, actions, raise_on_error=False)
-        except (elasticsearch.ApiError, elasticsearch.TransportError) as error:
+            index_them(shown_by, values)
+        except job_queue.NOT_INDEXED as error:
             print(f"not indexed: {error}", file=sys.stderr)  # noqa: T201 - its log
 
-    return index_them
+    return called
 
 
 def _write(dsn: str, changes: list[dict[str, Any]], number: int, stop: threading.Event, call: Callback) -> None:

@@ -97,7 +97,7 @@ class Report:
 
     about: str = ""
     runs: dict[str, list[Run]] = field(default_factory=dict)
-    rows: dict[str, dict[str, float]] = field(default_factory=dict)
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     _load: float = field(default_factory=lambda: os.getloadavg()[0])  # the work of others shows in every figure

@@ -24,16 +24,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
 
 import elasticsearch
 import psutil
 import psycopg
 
-from tests.benchmarks import flink_jars
+from tests.benchmarks import flink_jars, job_queue
 from tests.benchmarks.edits import Edits
 from tests.benchmarks.gauges import cpu_seconds
+from tests.benchmarks.job_queue import Callback
 from tests.benchmarks.peers import PGSYNC_VERSION, Flink, Peer, PGSync, PGSyncDefault, logical
-from tests.benchmarks.random_writers import OF_POST, WATCHED, Callback, callbacks
+from tests.benchmarks.random_writers import OF_POST, WATCHED, callbacks
 from tests.benchmarks.report import Figure, Run, SkippedError, percentile, say
 from tests.benchmarks.world import SCHEMAS, WAYS, Bench, Blog
 
@@ -63,6 +66,25 @@ class Callbacks(Peer):
         """Nothing runs beside the application."""
 
 
+class QueuedCallbacks(Callbacks):
+    """The same with a queue of jobs and a worker beside the application."""
+
+    @property
+    def queue(self) -> str:
+        """The file of the queue."""
+        return str(self.folder / f"{self.name}.queue")
+
+    def start(self) -> None:
+        """Start the worker, unless it runs."""
+        if not self.is_running:
+            where = [self.dsn, self.endpoints.elasticsearch_url, self.alias, str(self.select_file), self.queue]
+            self.launch([sys.executable, "-m", "tests.benchmarks.job_queue", *where], lambda: True)
+
+    def is_settled(self) -> bool:
+        """Whether no job waits, also for another try."""
+        return job_queue.is_empty(self.queue)
+
+
 @dataclass
 class Contestant:
     """A process that keeps an index, beside the application or as a part of it; and the application, random writers."""
@@ -76,6 +98,7 @@ class Contestant:
     def __post_init__(self) -> None:
         """Connect the application to the index, if it keeps that by itself."""
         where = [self.blog.endpoints.elasticsearch_url, self.blog.alias, str(self.blog.select_file)]
+        where += [self.blog.queue] if isinstance(self.blog, QueuedCallbacks) else []
         self.index = where if isinstance(self.blog, Callbacks) else []
         """Where the application keeps an index by itself, if it does."""
         self.saved: Callback = callbacks(self.blog.dsn, *self.index) if self.index else lambda *_: None
@@ -98,11 +121,11 @@ class Contestant:
                 raise RuntimeError(f"the writers failed: {(self.blog.folder / 'writers.log').read_text()[-1000:]}")
 
     def kill(self) -> None:
-        """SIGKILL; `revive` starts it again."""
-        process = self.writers if self.index else self.blog.process
-        assert process is not None
-        process.kill()
-        process.wait()
+        """SIGKILL; `revive` starts it again. An application is killed with the worker of its queue."""
+        for process in (self.writers if self.index else None, self.blog.process):
+            if process is not None:
+                process.kill()
+                process.wait()
 
     def revive(self, is_over: threading.Event) -> None:
         """Start again what has ended, until told to stop."""
@@ -157,7 +180,8 @@ class Contestant:
                 found = client.indices.stats(index=self.blog.alias, metric="indexing").body["_all"]["primaries"]
                 total = found["indexing"]["index_total"] + found["indexing"]["delete_total"]
                 spent = cpu_seconds(self.blog.pid)
-                if total != written or spent < used or spent > used + _REST_CPU_SECONDS:
+                waits = isinstance(self.blog, QueuedCallbacks) and not self.blog.is_settled()
+                if total != written or spent < used or spent > used + _REST_CPU_SECONDS or waits:
                     written, used, last = total, spent, now
             self.is_behind = now - began > _GIVE_UP_SECONDS
             if self.is_behind or (now - began > _QUIET_SECONDS and now - last > _REST_SECONDS):
@@ -185,32 +209,38 @@ def staleness_links(bench: Bench) -> Iterator[Figure]:
 
 
 def _staleness(bench: Bench, schema: str) -> Iterator[Figure]:
-    names, report = [], bench.report
+    report = bench.report
     with logical(bench) as own, own.blog(posts=_POSTS, schema=schema) as original:
-        syncers = {
-            f"syncer {way}": own.blog(posts=_POSTS, schema=schema, uses_kafka=uses_kafka)
-            for way, uses_kafka in WAYS.items()
+        syncers = [f"syncer {way}" for way in WAYS]
+        kinds: dict[str, type[Peer]] = {
+            "PGSync": PGSyncDefault,
+            "PGSync, WAL mode": PGSync,
+            "Flink SQL": Flink,
+            "callbacks with a queue": QueuedCallbacks,
+            "callbacks": Callbacks,
         }
-        kinds = {"PGSync": PGSyncDefault, "PGSync, WAL mode": PGSync, "Flink SQL": Flink, "callbacks": Callbacks}
-        for name, made in {**syncers, **{name: kind.of(original) for name, kind in kinds.items()}}.items():
+        names = [name for name in (*syncers, *kinds) if not bench.contestants or name in bench.contestants]
+        for number, name in itertools.product(range(bench.passes), names):
+            say(f"{name}, run {number + 1} of {bench.passes}")
+            blog = partial(own.blog, posts=_POSTS, schema=schema)
+            way = WAYS.get(name.removeprefix("syncer "))
             try:
-                _try(name, made, own)
-                names.append(name)
+                _try(name, kinds[name].of(original) if way is None else blog(uses_kafka=way), own)
             except SkippedError as error:
                 report.remarks.append(f"{name} is left out: {error}")
     report.about = (
         f"{_POSTS:,} posts, {bench.seconds:.0f} s of random writers for each, then quiet; "
-        f"PGSync {PGSYNC_VERSION}, Flink {flink_jars.VERSION}"
+        f"medians of {bench.passes} runs; PGSync {PGSYNC_VERSION}, Flink {flink_jars.VERSION}"
     )
     for name in names:
         cells = [row for what, row in report.rows.items() if what.startswith(f"{name}: ")]
         if not cells:
             continue  # it was behind at once, as a remark says
-        wrong = sum(cell["wrong for good"] for cell in cells)
+        wrong = sum(median(cell["wrong for good"]) for cell in cells)
         yield Figure(f"{name}: wrong for good", wrong, at_most=0 if name.startswith("syncer") else None)
-        reads = sum(cell["reads"] for cell in cells)
-        yield Figure(f"{name}: wrong reads, of {reads:,}", sum(cell["wrong reads"] for cell in cells))
-        yield Figure(f"{name}: p99 without a disturbance", cells[0]["p99 ms"], unit="ms")
+        reads = sum(median(cell["reads"]) for cell in cells)
+        yield Figure(f"{name}: wrong reads, of {reads:,.0f}", sum(median(cell["wrong reads"]) for cell in cells))
+        yield Figure(f"{name}: p99 without a disturbance", median(cells[0]["p99 ms"]), unit="ms")
 
 
 def _try(name: str, made: AbstractContextManager[Blog], bench: Bench) -> None:
@@ -245,12 +275,14 @@ def _try(name: str, made: AbstractContextManager[Blog], bench: Bench) -> None:
                 bench.report.remarks.append(remark)
                 say(remark)
                 return
-            bench.report.rows[f"{name}: {what}"] = {
+            row = bench.report.rows.setdefault(f"{name}: {what}", {})
+            for column, value in {
                 "wrong for good": len(wrong),
                 "wrong reads": edits.wrong_reads,
                 "reads": edits.reads,
                 "p99 ms": round(percentile([milliseconds for _, milliseconds in edits.seen] or [0.0], 99)),
-            }
+            }.items():
+                row.setdefault(column, []).append(value)
             if wrong:
                 expected, held = blog.expected().get(wrong[0]) or {}, blog.held().get(wrong[0]) or {}
                 example = {key: [expected.get(key), held.get(key)] for key in {**expected, **held}}

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -443,6 +443,7 @@ class Bench:
     report: Report = field(default_factory=Report)
     tables: int = 0
     beside: str = ""
+    contestants: Sequence[str] = ()
 
     @cached_property
     def even(self) -> Blog:

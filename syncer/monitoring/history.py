@@ -1,14 +1,12 @@
-"""History: what the charts of the status page show of the past hour, in memory.
+"""History: what the charts of the status page show of the past hour, in memory: a sample of each reading of the status.
 
-Each daemon that serves the page keeps its own, from its start on: one sample for each reading of the status. It reads
-every few seconds, so that the page shows what happened before it was opened.
+Each daemon with a page keeps its own, and reads every few seconds, so the page shows what was before it was opened.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 
 from syncer.base.lifecycle import Stop
 from syncer.monitoring.status import POSTGRES, Reader, Status, Stored
@@ -16,15 +14,8 @@ from syncer.monitoring.status import POSTGRES, Reader, Status, Stored
 KEPT_SECONDS = 3600.0
 _READ_SECONDS = 5.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """The lag and the rates at one time. They are None while Postgres is silent: changes may have been committed."""
-
-    at: float
-    lag_seconds: float | None = None
-    captured_per_second: float | None = None
-    written_per_second: float | None = None
+Sample = dict[str, float | None]
+"""The lag and the rates at one time; None while Postgres is silent, since changes may have been committed."""
 
 
 class History:
@@ -33,7 +24,7 @@ class History:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._lock = threading.Lock()
-        self._samples: deque[Sample] = deque()
+        self._samples: deque[tuple[float, Sample]] = deque()
         self._stored: Stored | None = None
 
     def run(self, stop: Stop) -> None:
@@ -46,28 +37,24 @@ class History:
         status = self._reader.read(asks_elasticsearch=asks_elasticsearch)
         with self._lock:
             # At most one a second, as the reader asks no more often. They stay sorted when a clock is set back.
-            if not self._samples or status.at > self._samples[-1].at:
-                self._samples.append(self._sample(status))
-            while self._samples[0].at < self._samples[-1].at - KEPT_SECONDS:
+            if not self._samples or status.at > self._samples[-1][0]:
+                self._samples.append((status.at, self._sample(status)))
+            while self._samples[0][0] < self._samples[-1][0] - KEPT_SECONDS:
                 self._samples.popleft()
         return status
 
     def since(self, at: float) -> list[Sample]:
         """The samples after this time, oldest first."""
         with self._lock:
-            return [sample for sample in self._samples if sample.at > at]
+            return [sample for sampled_at, sample in self._samples if sampled_at > at]
 
     def _sample(self, status: Status) -> Sample:
-        before, self._stored = self._stored, status.stored
-        if self._stored is None or POSTGRES in status.silent:
-            return Sample(at=status.at)
-        captured = None
-        if before is not None and self._stored.at > before.at:
-            changes = self._stored.totals["captured"] - before.totals["captured"]
-            captured = max(0.0, changes / (self._stored.at - before.at))
-        return Sample(
-            at=status.at,
-            lag_seconds=status.lag_seconds,
-            captured_per_second=captured,
-            written_per_second=self._stored.written_per_second,
-        )
+        before, stored = self._stored, status.stored
+        self._stored, lag, captured, written = stored, None, None, None
+        if stored is not None and POSTGRES not in status.silent:
+            lag, written = status.lag_seconds, stored.written_per_second
+            if before is not None and stored.at > before.at:
+                changes = stored.totals["captured"] - before.totals["captured"]
+                captured = max(0.0, changes / (stored.at - before.at))
+        rates = {"captured_per_second": captured, "written_per_second": written}
+        return {"at": status.at, "lag_seconds": lag, **rates}

@@ -207,7 +207,7 @@ def sampled(*readings: Status) -> list[tuple[float | None, ...]]:
     history = History(reader)
     for _ in readings:
         history.read()
-    return [(round(sample.at), sample.lag_seconds, sample.captured_per_second) for sample in history.since(0)]
+    return [(sample["at"], sample["lag_seconds"], sample["captured_per_second"]) for sample in history.since(0)]
 
 
 def at(seconds: float, captured: int = 10, **facts: Any) -> Status:

@@ -31,6 +31,7 @@ class History:
         """Read every few seconds until a stop is requested."""
         while not stop.wait(_READ_SECONDS):
             self.read(asks_elasticsearch=False)
+        self._reader.close()
 
     def read(self, *, asks_elasticsearch: bool = True) -> Status:
         """Read the status, as `Reader.read` does."""

@@ -238,8 +238,7 @@ def _staleness(bench: Bench, schema: str) -> Iterator[Figure]:
             continue  # it was behind at once, as a remark says
         wrong = sum(median(cell["wrong for good"]) for cell in cells)
         yield Figure(f"{name}: wrong for good", wrong, at_most=0 if name.startswith("syncer") else None)
-        reads = sum(median(cell["reads"]) for cell in cells)
-        yield Figure(f"{name}: wrong reads, of {reads:,.0f}", sum(median(cell["wrong reads"]) for cell in cells))
+        yield Figure(f"{name}: wrong reads", sum(median(cell["wrong reads"]) for cell in cells))
         yield Figure(f"{name}: p99 without a disturbance", median(cells[0]["p99 ms"]), unit="ms")
 
 

@@ -21,6 +21,7 @@ import yaml
 
 from syncer.base.errors import DefinitionError
 from syncer.elasticsearch import indices, shortcomings
+from syncer.elasticsearch.shortcomings import Effect
 
 # The characters that Elasticsearch allows in an index name, except deprecated ones.
 _INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
@@ -168,7 +169,7 @@ def read_index_body(file: Path) -> dict[str, Any]:
     _require_objects(file, body.get("mappings", {}), "mappings")
     flat = {"settings": indices.flat_settings(body.get("settings", {})), "mappings": body.get("mappings", {})}
     for shortcoming in shortcomings.of_index("the index", flat):
-        if shortcoming.is_grave:
+        if shortcoming.effect is not Effect.ENDANGERS:
             raise DefinitionError(f"{file}: {shortcoming.problem}", hint=f"Remove it from {file.name}.")
     return body
 

@@ -7,8 +7,10 @@ Guarantees:
   database may have been set back in time; the greatest conflicting version reveals that. And another client may have
   raised the version of an older document, as ``_update_by_query`` does.
 - A write or delete names an alias and requires it, so that a late one never re-creates a dropped index.
-- A success counts only in the index itself. Where a pipeline drops or reroutes a document, or the alias leads to
-  another index, Elasticsearch answers success, too: that is a refusal.
+- Nothing between the request and the index changes a document. A default pipeline is bypassed. A final one cannot be:
+  the outcome says that it was at work, and nothing of its request counts.
+- A success counts only in the index itself. If the alias leads to another one, Elasticsearch answers success, too: that
+  is a refusal.
 - Alone before blame: what is refused together with others is sent again in halves, until it is written or was refused
   alone. Pipelines and inference endpoints refuse a request, or a part of it, for one of its documents.
 - Errors are those of the client; `syncer.base.error_policy` says what they mean.
@@ -64,7 +66,7 @@ _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*
 _WAIT_FOR_SHARD = "20s"
 """How long Elasticsearch holds a request for an unavailable shard; its default is as long as our own timeout."""
 _FOUND_VERSION = re.compile(r"current version \[(\d+)\]")
-_ITEM_FIELDS = "items.*._index,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
+_FIELDS = "ingest_took,items.*._index,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
 
 class Rejection(NamedTuple):
@@ -90,6 +92,8 @@ class BulkOutcome:
             an index that takes no documents.
         has_taken: Whether a document, not a delete, was written, or would have been but for its version.
         untried: Not sent alone, since no document was taken. To be written another time.
+        has_met_pipeline: Whether an ingest pipeline may have changed, dropped or renamed documents. Nothing was sent
+            after them, and what became of them is unknown.
     """
 
     done: dict[str, str] = field(default_factory=dict)
@@ -99,6 +103,7 @@ class BulkOutcome:
     rejections: list[Rejection] = field(default_factory=list)
     has_taken: bool = False
     untried: list[Composition] = field(default_factory=list)
+    has_met_pipeline: bool = False
 
 
 class Index:
@@ -130,6 +135,8 @@ class Index:
         for composition in compositions:
             if not _has_valid_id(composition, outcome):
                 continue
+            if outcome.has_met_pipeline:
+                break
             if outcome.untried and not outcome.has_taken:
                 outcome.untried.append(composition)
                 continue
@@ -153,7 +160,7 @@ class Index:
 
         While no document is taken, only the first half is sent: the index may be at fault, and log2 n requests tell.
         """
-        refused = self._request(target, part, outcome)
+        refused = {} if outcome.has_met_pipeline else self._request(target, part, outcome)
         if len(part) == 1 or not refused:
             outcome.rejections += chain.from_iterable(refused.values())
             return
@@ -175,7 +182,8 @@ class Index:
                 index=target.write_alias,
                 operations=cast("Any", body),  # the client sends bytes unchanged
                 require_alias=True,  # Rule: writes-require-the-alias.
-                filter_path=_ITEM_FIELDS,
+                pipeline="_none",  # bypasses a default pipeline, and not a final one
+                filter_path=_FIELDS,
                 timeout=_WAIT_FOR_SHARD,
             )
         except elasticsearch.ApiError as error:
@@ -189,7 +197,12 @@ class Index:
             elif decide(error) is Action.RETRY:
                 raise
             return {task.composition.id: [Rejection(task.composition, status, kind, why)] for task in part}
-        items = response.body.get("items", []) if isinstance(response.body, dict) else []
+        answer = response.body if isinstance(response.body, dict) else {}
+        items = answer.get("items", [])
+        written = any(item.get("index", {}).get("status") in {*_DONE, _CONFLICT} for item in items)
+        if written and "ingest_took" in answer:  # only if a pipeline was at work
+            outcome.has_met_pipeline = True
+            return {}
         operations = len(update) + sum(task.operations for task in part)
         if len(items) != operations:  # the outcome of the others is unknown
             raise UnavailableError(
@@ -344,10 +357,9 @@ def _answer(item: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
     """Return the answer to one operation: an error, if what was accepted has not reached the index."""
     (answer,) = item.values()
     is_error = "error" in answer and answer["status"] != _CONFLICT
-    # If a pipeline drops a document, Elasticsearch repeats the alias of the request.
     if is_error or answer["_index"] == target.index_name:
         return cast("Mapping[str, Any]", answer)
-    why = f"{target.index_name} has not received it: a pipeline drops or reroutes it, or the write alias was moved"
+    why = f"{target.index_name} has not received it: the write alias was moved"
     return {"status": _BAD_REQUEST, "error": {"type": "not_in_its_index", "reason": why}}
 
 

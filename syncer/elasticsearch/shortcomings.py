@@ -33,6 +33,7 @@ class Effect(Enum):
     """What a shortcoming does."""
 
     REFUSES = "the index may refuse or change what is written"
+    IGNORED = "has no effect on what is written"
     ALTERS = "what is read back is not what was written, or cannot be compared"
     HIDES = "searches through the alias miss documents"
     ENDANGERS = "what was acknowledged may be lost or reverted, or is not shown"
@@ -79,13 +80,12 @@ class Shortcoming(NamedTuple):
         return IndexingError(self.problem, hint=self.hint)
 
 
+_PIPELINE = ": {}, so what a pipeline does belongs in select.sql"
 _RULES: dict[str, tuple[Effect, Any, str]] = {
     **dict.fromkeys(BLOCKS, (Effect.REFUSES, False, "")),
     _DISK_BLOCK: (Effect.REFUSES, False, ": Elasticsearch sets that while a disk is full, and lifts it by itself"),
-    **dict.fromkeys(
-        ("index.default_pipeline", "index.final_pipeline"),
-        (Effect.ALTERS, "_none", ": a document must equal its SELECT, so what a pipeline does belongs into select.sql"),
-    ),
+    "index.final_pipeline": (Effect.REFUSES, "_none", _PIPELINE.format("a document must equal its SELECT")),
+    "index.default_pipeline": (Effect.IGNORED, "_none", _PIPELINE.format("the writes of syncer bypass it")),
     "index.routing_partition_size": (Effect.ALTERS, 1, ": a document's shard must follow from its _routing alone"),
     "index.mapping.source.mode": (Effect.ALTERS, "stored", ": documents are not kept as they were written"),
     _EXCLUDES_VECTORS: (Effect.ALTERS, False, ": documents are returned without their vectors"),

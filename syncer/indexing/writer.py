@@ -312,7 +312,7 @@ class Writer:
         current.outcome = BulkOutcome()
         if document is None or not compositions:
             return
-        if document.index_name not in self._usable:
+        if current.resumes or document.index_name not in self._usable:
             # A restore or an operator may have put another index into the write alias, or taken ours out.
             self._require_usable(document)
             self._usable.add(document.index_name)
@@ -326,6 +326,14 @@ class Writer:
                 self._flow.halve(document.index_name, len(compositions))
             raise
         current.report.index_seconds += time.monotonic() - began
+        if current.outcome.has_met_pipeline:
+            self._require_usable(document)  # it names the pipeline
+            raise DocumentError(
+                f"An ingest pipeline may have changed documents of {document.name}, and is not set any more",
+                hint="It resumes by itself in a few seconds, and writes all documents again.",
+                document=document.name,
+                revision=document.revision,
+            )
         if any(each.status == NO_ROOM for each in current.outcome.rejections):
             self._flow.halve(document.index_name, len(compositions))
         else:
@@ -501,8 +509,10 @@ class Writer:
         return [composition for composition in written if composition.place not in places]
 
     def _may_leave_orphans(self, current: Slice) -> bool:
-        """Return whether a slice that is given up may have brought back a deleted document, which no fan-out finds."""
+        """Return whether a slice that is given up may have written what no fan-out finds: a document that is gone."""
         document, outcome = current.batch.document, current.outcome
+        if outcome.has_met_pipeline:  # it may have given documents another id
+            return True
         created = current.batch.compositions if current.is_unanswered else outcome.created
         try:
             with self._link.used():

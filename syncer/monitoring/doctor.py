@@ -355,12 +355,10 @@ def _indices(deployment: Deployment) -> Iterator[Finding]:
             searched_as=document.index if is_current else "",
             has_routing=document.dependencies.has_routing,
         ):
-            if is_current or shortcoming.effect is not Effect.ENDANGERS:  # as that of a load
-                again = (
-                    f"Then run: syncer backfill {document.name}" if shortcoming.setting.endswith("_pipeline") else ""
-                )
+            # A load has its own settings for a while.
+            if shortcoming.effect is not Effect.IGNORED and (is_current or shortcoming.effect is not Effect.ENDANGERS):
                 how = _REQUEST if shortcoming.is_request else _ADVICE
-                yield Finding(shortcoming.problem, shortcoming.remedy, again, how)
+                yield Finding(shortcoming.problem, shortcoming.remedy, how=how)
 
 
 def _orphans(deployment: Deployment) -> Iterator[Finding]:

@@ -107,7 +107,7 @@ def define(world: World, body: Mapping[str, Any], *, name: str = "note", select:
 REFUSED, ERROR, WARNING = PlanSeverity.REFUSED, PlanSeverity.ERROR, PlanSeverity.WARNING
 FOUND: dict[str, tuple[dict[str, Any], dict[str, Any], str, PlanSeverity]] = {
     "a final pipeline": ({"settings": {"index.final_pipeline": "stamp"}}, {}, "final_pipeline", REFUSED),
-    "a default pipeline": ({"settings": {"index.default_pipeline": "stamp"}}, {}, "default_pipeline", REFUSED),
+    "a default pipeline": ({"settings": {"index.default_pipeline": "stamp"}}, {}, "bypass it", WARNING),
     "shards by id": (
         {
             "settings": {"index.routing_partition_size": 2, "index.number_of_shards": 4},

@@ -175,7 +175,7 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
             raise
         explained: SyncerError
         if isinstance(error, psycopg.Error):
-            explained = _explain_select(error, document)
+            explained = explain_select(error, document)
         elif isinstance(error, elasticsearch.ApiError):
             explained = explain_refusal(document, reason(error))
         else:
@@ -216,7 +216,8 @@ def explain(error: BaseException) -> SyncerError | None:
     return None
 
 
-def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
+def explain_select(error: psycopg.Error, document: str) -> SyncerError:
+    """Explain why a document's SELECT fails, without a value of a row."""
     if is_of_data(error):
         return ComposeError(
             f"The SELECT of {document} fails on the data: {kind(error)}",
@@ -324,7 +325,7 @@ def explain_refusals(document: str, cause: str) -> IndexingError:
     """Explain an index that refuses whatever document is sent to it alone."""
     return IndexingError(
         f"Elasticsearch refuses every document of {document} that was tried: {_one_line(without_values(cause))}",
-        hint="Look at what it names: an alias, a pipeline, an inference endpoint or the mapping of the index, or a\n"
+        hint="Look at what it names: an alias, an inference endpoint or the mapping of the index, or a\n"
         "field of all these rows. Every few seconds some are tried: it resumes by itself once one is taken.",
     )
 

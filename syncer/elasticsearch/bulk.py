@@ -3,22 +3,16 @@
 Guarantees:
 
 - A write is a whole document or a delete, with an external version, so that a document never goes back.
-- A version conflict counts as success: a version at least as new is there or in flight. There are two exceptions. A
-  database may have been set back in time; the greatest conflicting version reveals that. And another client may have
-  raised the version of an older document, as ``_update_by_query`` does.
-- A write or delete names an alias and requires it, so that a late one never re-creates a dropped index.
-- Nothing between the request and the index changes a document. A default pipeline is bypassed. A final one cannot be:
-  the outcome says that it was at work, and nothing of its request counts.
-- A success counts only in the index itself. If the alias leads to another one, Elasticsearch answers success, too: that
-  is a refusal.
+- A version conflict counts as success: a version at least as new is there or in flight. In two cases it may not be, and
+  the outcome reveals them: the database was set back in time, or another client has raised a version.
+- A write names an alias and requires it, so that a late one never re-creates a dropped index. A success counts only in
+  the index itself, wherever the alias leads.
+- No pipeline changes a document: a default one is bypassed, and nothing counts that has met a final one.
 - Alone before blame: what is refused together with others is sent again in halves, until it is written or was refused
   alone. Pipelines and inference endpoints refuse a request, or a part of it, for one of its documents.
-- Errors are those of the client; `syncer.base.error_policy` says what they mean.
 
-Elasticsearch keeps versions per shard and id. A document with a ``_routing`` may have been on any shard before. So it
-is written to its own shard and, with the same version, deleted from every other shard. Every shard then sees all states
-of every document, ordered by version, and no copy stays on a former shard. A delete names a routing for each shard, its
-own too: a mapping may require one.
+Elasticsearch keeps versions per shard and id, and a document with a ``_routing`` may have been on any shard. So it is
+written to its own shard, and deleted from every other one with the same version: no copy stays on a former shard.
 """
 
 from __future__ import annotations
@@ -54,7 +48,7 @@ BULK_BYTES_MAX = 8 * 1024 * 1024
 """The maximum size of a bulk request."""
 _STATE_INDEX = "syncer-state"
 _CREATED = 201
-_DONE = {200, _CREATED}
+_DONE = (200, _CREATED)
 _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _CONFLICT = 409
@@ -62,9 +56,8 @@ _TOO_LARGE = 413
 TOO_LARGE, INVALID_ID = "too_large", "invalid_id"
 """The kinds of rejections that are about the document, whatever the index is."""
 _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*_bytes=(\d+)")
-"""Elasticsearch's message about the size of a bulk request and the limit for all requests together."""
 _WAIT_FOR_SHARD = "20s"
-"""How long Elasticsearch holds a request for an unavailable shard; its default is as long as our own timeout."""
+"""Less than its default, which is as long as our own timeout."""
 _FOUND_VERSION = re.compile(r"current version \[(\d+)\]")
 _FIELDS = "ingest_took,items.*._index,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
@@ -83,17 +76,14 @@ class BulkOutcome:
     """The outcome of one bulk write.
 
     Args:
-        done: By id, what became of a document: "indexed", "deleted" (or known to be absent), or "skipped" on at least
-            one shard, because a version at least as new was there.
-        created: Documents that did not exist before, on at least one shard, as far as Elasticsearch remembers.
+        done: By id: "indexed", "deleted" (or absent), or "skipped", since a shard had a version at least as new.
         newer_version: The greatest version found there; 0 if Elasticsearch did not report it.
+        created: Documents that did not exist before, on at least one shard, as far as Elasticsearch remembers.
         unsure: Not written, because its own version was there, or one that syncer does not assign.
-        rejections: Not written on at least one shard; one for each shard that refused. Refused alone, or for now, or by
-            an index that takes no documents.
+        rejections: One for each shard that refused a document: alone, for now, or since it takes none.
         has_taken: Whether a document, not a delete, was written, or would have been but for its version.
         untried: Not sent alone, since no document was taken. To be written another time.
-        has_met_pipeline: Whether an ingest pipeline may have changed, dropped or renamed documents. Nothing was sent
-            after them, and what became of them is unknown.
+        has_met_pipeline: Whether a pipeline may have changed documents. What became of them is unknown.
     """
 
     done: dict[str, str] = field(default_factory=dict)
@@ -107,12 +97,7 @@ class BulkOutcome:
 
 
 class Index:
-    """Writes documents, and the installation's state. Safe to share between threads, as the client is.
-
-    Args:
-        client: From `syncer.elasticsearch.client.connect`.
-        bulk_bytes_max: The maximum size of a request; less if Elasticsearch does not accept that much.
-    """
+    """Writes documents, and the installation's state. Safe to share between threads, as the client is."""
 
     def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
         self._client = client
@@ -126,12 +111,10 @@ class Index:
         A document that moves to another shard and is rejected there is deleted from its former shard all the same.
 
         Raises:
-            elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole, for now. Earlier
-                requests may have been written; writing them again is harmless.
+            elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole, for now. To write all
+                of them again is harmless.
         """
-        outcome = BulkOutcome()
-        part: list[_Task] = []
-        size = 0
+        outcome, tasks, size = BulkOutcome(), list[_Task](), 0
         for composition in compositions:
             if not _has_valid_id(composition, outcome):
                 continue
@@ -143,28 +126,29 @@ class Index:
             stale: tuple[str, ...] = ()
             if composition.routing is not None:  # every other shard may hold a copy
                 shards = self.holdings.shards(target)
+                # To delete, each shard is addressed, also its own: a mapping may require a routing.
                 stale = shards.others(composition.place.routing) if composition.source else shards.addresses
             operations = _operations(composition, stale)
             task = _Task(composition, len(operations), b"".join(operations))
-            if part and size + len(task.lines) > self._bytes_max:
-                self._send(target, part, outcome)
-                part, size = [], 0
-            part.append(task)
+            if tasks and size + len(task.lines) > self._bytes_max:
+                self._send(target, tasks, outcome)
+                tasks, size = [], 0
+            tasks.append(task)
             size += len(task.lines)
-        if part:
-            self._send(target, part, outcome)
+        if tasks:
+            self._send(target, tasks, outcome)
         return outcome
 
-    def _send(self, target: Target, part: Sequence[_Task], outcome: BulkOutcome) -> None:
+    def _send(self, target: Target, tasks: Sequence[_Task], outcome: BulkOutcome) -> None:
         """Send a request, and what it refuses in halves.
 
         While no document is taken, only the first half is sent: the index may be at fault, and log2 n requests tell.
         """
-        refused = {} if outcome.has_met_pipeline else self._request(target, part, outcome)
-        if len(part) == 1 or not refused:
+        refused = {} if outcome.has_met_pipeline else self._request(target, tasks, outcome)
+        if len(tasks) == 1 or not refused:
             outcome.rejections += chain.from_iterable(refused.values())
             return
-        tasks = [task for task in part if task.composition.id in refused]
+        tasks = [task for task in tasks if task.composition.id in refused]
         half, others = tasks[::2], tasks[1::2]  # neighbours often have the same fault: what is sent first is spread
         self._send(target, half, outcome)
         if not outcome.has_taken:
@@ -172,11 +156,11 @@ class Index:
         elif others:
             self._send(target, others, outcome)
 
-    def _request(self, target: Target, part: Sequence[_Task], outcome: BulkOutcome) -> dict[str, list[Rejection]]:
+    def _request(self, target: Target, tasks: Sequence[_Task], outcome: BulkOutcome) -> dict[str, list[Rejection]]:
         """Send a request; return what is refused for a document of it, or by the index, by id."""
         # Rule: deletes-have-an-update. Elasticsearch ignores require_alias if a request has nothing but deletes.
-        update = [] if any(task.composition.source for task in part) else [_update_of_nothing(part[0].composition)]
-        body = b"".join([*update, *(task.lines for task in part)])
+        update = [] if any(task.composition.source for task in tasks) else [_update_of_nothing(tasks[0].composition)]
+        body = b"".join([*update, *(task.lines for task in tasks)])
         try:
             response = self._client.bulk(
                 index=target.write_alias,
@@ -188,7 +172,7 @@ class Index:
             )
         except elasticsearch.ApiError as error:
             status, kind, why = error.status_code, str(error.message), reason(error)
-            if _never_fits(error, len(body) if len(part) == 1 else 2 * len(body)):
+            if _never_fits(error, len(body) if len(tasks) == 1 else 2 * len(body)):
                 status, kind = _TOO_LARGE, TOO_LARGE
                 why = (
                     f"a request of {len(body)} bytes with nothing but this document is larger than Elasticsearch "
@@ -196,14 +180,14 @@ class Index:
                 )
             elif decide(error) is Action.RETRY:
                 raise
-            return {task.composition.id: [Rejection(task.composition, status, kind, why)] for task in part}
+            return {task.composition.id: [Rejection(task.composition, status, kind, why)] for task in tasks}
         answer = response.body if isinstance(response.body, dict) else {}
         items = answer.get("items", [])
-        written = any(item.get("index", {}).get("status") in {*_DONE, _CONFLICT} for item in items)
-        if written and "ingest_took" in answer:  # only if a pipeline was at work
+        has_written = any(item.get("index", {}).get("status") in (*_DONE, _CONFLICT) for item in items)
+        if has_written and "ingest_took" in answer:  # only if a pipeline was at work
             outcome.has_met_pipeline = True
             return {}
-        operations = len(update) + sum(task.operations for task in part)
+        operations = len(update) + sum(task.operations for task in tasks)
         if len(items) != operations:  # the outcome of the others is unknown
             raise UnavailableError(
                 f"Elasticsearch answered {len(items)} items to a bulk request of {operations}",
@@ -212,18 +196,18 @@ class Index:
         answers = (_answer(item, target) for item in items[len(update) :])
         settled = {
             task.composition.id: _settle(task.composition, list(islice(answers, task.operations)), outcome)
-            for task in part
+            for task in tasks
         }
         return {id_: rejections for id_, rejections in settled.items() if rejections}
 
     # The epoch and the last assigned version: kept here, where a restore of Postgres cannot set them back.
 
     def read_epoch(self, installation: UUID) -> int:
-        """Return the greatest epoch written for this installation; 0 if there is none."""
+        """Return the greatest epoch that is recorded; 0 if there is none."""
         return self._read_state("epoch", installation)
 
     def read_assigned(self, installation: UUID) -> int:
-        """Return the greatest version given to `write_assigned` for this installation; 0 if there is none."""
+        """Return the greatest assigned version that is recorded; 0 if there is none."""
         return self._read_state("assigned", installation)
 
     def write_assigned(self, installation: UUID, version: int) -> None:
@@ -232,11 +216,7 @@ class Index:
             self._write_state("assigned", installation, version)
 
     def write_epoch(self, installation: UUID, epoch: int) -> None:
-        """Record the epoch. Its external version prevents going back, and entering the same epoch twice.
-
-        Raises:
-            UnavailableError: This epoch, or a greater one, is recorded; read it again.
-        """
+        """Record the epoch; an `UnavailableError` if it, or a greater one, is recorded."""
         try:
             self._write_state("epoch", installation, epoch)
         except elasticsearch.ConflictError as error:
@@ -255,12 +235,12 @@ class Index:
 
     def _read_state(self, name: str, installation: UUID) -> int:
         try:
-            found = self._client.get(index=_STATE_INDEX, id=f"{name}-{installation}")
+            record = self._client.get(index=_STATE_INDEX, id=f"{name}-{installation}")
         except elasticsearch.NotFoundError as error:
             if is_by_another(error):  # a proxy's 404 says nothing about the epoch
                 raise
             return 0
-        return int(found.body["_source"][name])
+        return int(record.body["_source"][name])
 
     def _write_state(self, name: str, installation: UUID, number: int) -> None:
         create_own(self._client, _STATE_INDEX, {})
@@ -276,8 +256,7 @@ class Index:
 def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:
     """Whether a request of this size was refused for its size and will be until a setting changes.
 
-    Elasticsearch 9 reads a request in parts, and refuses a part for what the parts before it hold. So a request that
-    can be halved is taken for twice its size.
+    Elasticsearch 9 refuses a part of a request for the parts before it: what can be halved counts as twice its size.
     """
     if error.status_code == _TOO_LARGE:
         return True
@@ -288,7 +267,7 @@ def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:
 
 
 class _Task(NamedTuple):
-    """A document in a bulk request: on how many shards it is written or deleted, and the lines for that."""
+    """A document in a bulk request: how many operations it takes, and their lines."""
 
     composition: Composition
     operations: int
@@ -317,7 +296,7 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     """Whether Elasticsearch accepts the id. An invalid one would make it refuse the whole request."""
     if not (is_utf8(composition.id) and is_utf8(composition.routing or "")):
         why = "an _id and a _routing are valid UTF-8"
-        outcome.rejections.append(Rejection(composition, _BAD_REQUEST, "invalid_id", why))
+        outcome.rejections.append(Rejection(composition, _BAD_REQUEST, INVALID_ID, why))
     elif is_id(composition.id):
         return True
     elif composition.source is None:  # no document can have that id
@@ -329,10 +308,11 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
 
 
 def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> list[Rejection]:
-    """Count a document once, from the responses of all its shards; return those that may be due to another one."""
+    """Count a document once, from the answers of all its shards; return refusals that may be due to another one."""
     if any(item["status"] == _CREATED for item in items):
         outcome.created.append(composition)
-    failed = [item for item in items if item["status"] not in _DONE and not _was_absent(item)]
+    # A delete that finds no copy is a 404 without an error; if the index is gone, it has one.
+    failed = [i for i in items if i["status"] not in _DONE and ("error" in i or i["status"] != _NOT_FOUND)]
     if rejections := [_rejection(composition, item) for item in failed if item["status"] != _CONFLICT]:
         if any(_may_be_of_another(rejection) for rejection in rejections):
             return rejections
@@ -343,10 +323,10 @@ def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcom
         outcome.done[composition.id] = "deleted" if composition.source is None else "indexed"
         return []
     matches = [_FOUND_VERSION.search(str(item.get("error", {}).get("reason", ""))) for item in failed]
-    found = [int(match[1]) if match else 0 for match in matches]
-    newer = [version for version in found if version != composition.version]
+    versions = [int(match[1]) if match else 0 for match in matches]
+    newer = [version for version in versions if version != composition.version]
     outcome.newer_version = max(outcome.newer_version, *newer, 0)
-    if any(version == composition.version or is_raised(version) for version in found):
+    if any(version == composition.version or is_raised(version) for version in versions):
         outcome.unsure.append(composition)
     else:
         outcome.done[composition.id] = "skipped"
@@ -365,15 +345,9 @@ def _answer(item: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
 
 def _may_be_of_another(rejection: Rejection) -> bool:
     """Whether a document may be refused for another one of its request: a mapper looks at each by itself."""
-    if rejection.kind in OF_DOCUMENT:
-        return False
-    action = decide_item(rejection.status, rejection.kind, rejection.reason)
-    return action is Action.DEAD_LETTER or rejection.status == ITEM_FAILED
-
-
-def _was_absent(item: Mapping[str, Any]) -> bool:
-    """Whether a delete has found no copy on its shard; if the index is gone, the item has an error."""
-    return bool(item["status"] == _NOT_FOUND) and "error" not in item
+    status, kind, why = rejection[1:]
+    is_for_good = status == ITEM_FAILED or decide_item(status, kind, why) is Action.DEAD_LETTER
+    return is_for_good and kind not in OF_DOCUMENT
 
 
 def _rejection(composition: Composition, item: Mapping[str, Any]) -> Rejection:

@@ -26,16 +26,17 @@ _BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
 def connect(
     settings: ElasticsearchSettings, *, is_patient: bool = False, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Elasticsearch:
-    """Create a client that tries another node if one cannot be reached.
+    """Create a client that tries another node if one cannot be reached, after checking that the server is supported.
 
     It retries nothing else: that is decided by the error policy, not by the transport. Only a patient client, for
     commands, repeats what Elasticsearch refuses for lack of room (429), for a minute.
-
-    Raises:
-        IndexingError: The server is not Elasticsearch, or too old.
-        elasticsearch.ApiError, elasticsearch.TransportError: It cannot be reached, or refuses the login.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"request_timeout": timeout_seconds, "max_retries": len(settings.urls) - 1}
+    options |= {
+        "retry_on_status": (),
+        "retry_on_timeout": False,
+        "serializers": dict.fromkeys(_BULK_TYPES, _Prebuilt()),
+    }
     if settings.api_key:
         options["api_key"] = settings.api_key.get_secret_value()
     elif settings.username:
@@ -44,15 +45,7 @@ def connect(
     if settings.ca_certs:
         options["ca_certs"] = str(settings.ca_certs)
     try:
-        client = (_Patient if is_patient else _Client)(
-            settings.urls,
-            request_timeout=timeout_seconds,
-            max_retries=len(settings.urls) - 1,
-            retry_on_status=(),
-            retry_on_timeout=False,
-            serializers={kind: _Prebuilt() for kind in _BULK_TYPES},
-            **options,
-        )
+        client = (_Patient if is_patient else _Client)(settings.urls, **options)
     except (ValueError, OSError) as error:
         # Not chained: the client's message may quote a password in the URL.
         raise IndexingError(
@@ -66,11 +59,7 @@ def connect(
 
 
 def require_supported(info: Mapping[str, Any]) -> None:
-    """Check, from the response to ``GET /``, that the server is Elasticsearch 8 or newer.
-
-    Raises:
-        IndexingError: It is another product, or too old.
-    """
+    """Check, from the response to ``GET /``, that the server is Elasticsearch 8 or newer."""
     version = info.get("version", {})
     number = str(version.get("number", "0"))
     product = version.get("distribution", "elasticsearch")

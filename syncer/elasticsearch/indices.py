@@ -1,10 +1,8 @@
 """Physical indices: creation, settings, aliases, deletion.
 
-A physical index has two aliases: the search alias, and a write alias of its own. Writes name the write alias, so that
-a late write never re-creates a dropped index. Its ``_meta`` names the document and the installation that owns it.
-
-A new index has settings that suit a load, until `Indices.settle` restores its own, which ``_meta`` records. They cost
-no write: it is only less often copied and shown.
+A physical index has two aliases: the search alias, and a write alias of its own, so that a late write never re-creates
+a dropped index. Its ``_meta`` names the document and the installation that owns it. A new index has settings that suit
+a load, until `Indices.settle` restores its own, which ``_meta`` records: it is only less often copied and shown.
 """
 
 from __future__ import annotations
@@ -42,10 +40,8 @@ _CLEANUP_TIMEOUT_SECONDS = 5.0
 _ROUTING_SHARDS = "index.number_of_routing_shards"
 _WRITES = {"is_hidden": True, "is_write_index": True}
 """A write alias: Elasticsearch lets no other index, as from a restore, become the one that is written to."""
-_OWN_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True, "mode": "standard"} | {
-    "default_pipeline": "_none",
-    "final_pipeline": "_none",
-}
+_OWN_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True, "mode": "standard"}
+_OWN_SETTINGS |= {"default_pipeline": "_none", "final_pipeline": "_none"}
 # Settings that only Elasticsearch itself can set, or that depend on where the index is.
 _PRIVATE = (
     *("index.uuid", "index.version.", "index.creation_date", "index.provided_name", "index.resize.", "index.history."),
@@ -78,16 +74,14 @@ class Indices:
 
         An existing index of that name is left alone, and the new one gets another name. But if it is this
         installation's, and the caller ``takes_over`` what the database no longer knows after a restore, it is changed
-        to match ``body``. ``announce`` is called before the index exists. ``before`` is the index to be replaced, whose
-        aliases it will take over.
+        to match ``body``. ``announce`` is called before the index exists; ``before`` is the index to be replaced.
 
         Raises:
-            IndexingError: Elasticsearch refuses the settings or the mapping, or the index could not keep documents as
-                they are written, or could not take over an alias.
+            IndexingError: Elasticsearch refuses it, or it could not keep documents as written, or take over an alias.
         """
         target, meta = Target.of(alias, revision), {"document": document, "installation": installation}
         if self.is_there(target):
-            if takes_over and self._ours(target.index_name).get("installation") == installation:
+            if takes_over and self._meta(target.index_name).get("installation") == installation:
                 self.settle(target)
                 if self.try_change(target, body) is None:
                     return target
@@ -118,7 +112,7 @@ class Indices:
                 query = {"index": target.index_name, "query": properties["filter"], "explain": True}
                 answer = self._client.indices.validate_query(**query).body
                 if not answer["valid"]:
-                    why = "".join(part.get("error", "") for part in answer.get("explanations", ()))
+                    why = "".join(explanation.get("error", "") for explanation in answer.get("explanations", ()))
                     raise IndexingError(
                         f"The alias {alias} cannot move to the new index, which refuses its filter: {why}",
                         hint="Change or remove the alias, or keep in index.json what it filters by. Searches still use "
@@ -163,22 +157,18 @@ class Indices:
 
     def is_settled(self, target: Target) -> bool:
         """Whether an index has its own settings, and not those of a load."""
-        return "settled" not in self._ours(target.index_name)
+        return "settled" not in self._meta(target.index_name)
 
     def settle(self, target: Target) -> None:
         """Give an index that was created for a load its own settings; any other keeps those it has. May be repeated."""
-        ours = self._ours(target.index_name)
+        ours = self._meta(target.index_name)
         if settings := ours.pop("settled", None):
             self._put_settings(target, settings)
             self._put_meta(target, ours)
         self._holdings.refresh(target)
 
     def require_healthy(self, target: Target, *, like: Target, seconds_max: float) -> None:
-        """Wait until an index is as healthy as another one, and has every primary shard.
-
-        Raises:
-            IndexingError: It is not in this time.
-        """
+        """Wait until an index is as healthy as another one, and has every primary shard; refuse it if it does not."""
         deadline = time.monotonic() + seconds_max
         while True:
             # A wildcard, because a request for a missing index by name would wait for it.
@@ -197,17 +187,9 @@ class Indices:
             time.sleep(_LOOK_SECONDS)
 
     def change(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
-        """Update an existing index in place to match ``index.json``.
-
-        Removing something has no effect until the index is rebuilt: a removed field keeps its mapping, but no document
-        has it any more.
-
-        Raises:
-            IndexingError: Elasticsearch refuses: the change needs a new index.
-        """
+        """Update an existing index in place to match ``index.json``. What is removed there stays until a rebuild."""
         self.settle(target)  # a load that was killed must not bring the settings of that time back later
-        refusal = self.try_change(target, body)
-        if refusal is not None:
+        if refusal := self.try_change(target, body):
             raise IndexingError(
                 f"Elasticsearch refuses to change the index of {document} in place: {refusal}",
                 hint="The active definition is unchanged. Run `syncer apply` again: it finds out what is needed.",
@@ -255,10 +237,10 @@ class Indices:
         mappings = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
         self._client.indices.put_mapping(index=target.index_name, meta={**mappings.get("_meta", {}), "syncer": ours})
 
-    def _ours(self, index_name: str) -> dict[str, Any]:
+    def _meta(self, index_name: str) -> dict[str, Any]:
         """Return what syncer wrote into an index's ``_meta``; empty if it is not syncer's, or gone."""
         metadata = index_metadata(self._client, index_name, "mappings._doc._meta.syncer")
-        return _ours({"mappings": metadata[index_name]["mappings"]["_doc"]}) if index_name in metadata else {}
+        return dict(metadata[index_name]["mappings"]["_doc"]["_meta"]["syncer"]) if index_name in metadata else {}
 
     # Aliases
 
@@ -277,12 +259,8 @@ class Indices:
         return self._holdings.searched([alias])[alias]
 
     def swap(self, alias: str, to: Target) -> None:
-        """Point the search alias at this index and no other, atomically. May be repeated.
-
-        Raises:
-            IndexingError: The index is gone, or the alias is not this installation's.
-        """
-        installation = self._ours(to.index_name).get("installation")
+        """Point the search alias at this index and no other, atomically. May be repeated."""
+        installation = self._meta(to.index_name).get("installation")
         if installation is None:
             raise IndexingError(
                 f"{to.index_name} is gone, and {alias} cannot point at it",
@@ -290,19 +268,20 @@ class Indices:
             )
         self.require_free(alias, installation)
         # What the index before is searched as, the new one is, too, with the same filters and routings.
-        present, added = self._aliases(to.index_name), {alias: {}, **self._ours(to.index_name).get("aliases", {})}
+        added = {alias: {}, **self._meta(to.index_name).get("aliases", {})}
         actions: list[dict[str, Any]] = []
-        for name in self.searched(alias):
-            if name != to.index_name:
-                inherited = self._aliases(name)
-                actions += [_removal(name, each) for each in inherited if each != Target.of_index(name).write_alias]
+        for index_name in self.searched(alias):
+            if index_name != to.index_name:
+                inherited = self._aliases(index_name)
+                inherited.pop(Target.of_index(index_name).write_alias, None)
+                actions += [_removal(index_name, name) for name in inherited]
                 added |= inherited
-                added.pop(Target.of_index(name).write_alias, None)
-        added = {each: properties for each, properties in added.items() if each not in present}
+        for name in self._aliases(to.index_name):
+            added.pop(name, None)
         # One call, so that every search finds exactly one of the two. It also restores a lost write alias.
         actions += [
-            {"add": {"index": to.index_name, "alias": each, **properties}}
-            for each, properties in {**added, to.write_alias: _WRITES}.items()
+            {"add": {"index": to.index_name, "alias": name, **properties}}
+            for name, properties in {**added, to.write_alias: _WRITES}.items()
         ]
         self._client.indices.update_aliases(actions=actions)
 
@@ -321,17 +300,13 @@ class Indices:
     def owned_elsewhere(self, alias: str, installation: str) -> Target | None:
         """Return the only index behind an alias, if another installation of syncer created it."""
         names = self.searched(alias)
-        owners = [self._ours(name).get("installation", installation) for name in names]
-        return Target.of_index(names[0]) if len(names) == 1 and owners != [installation] else None
+        is_other = len(names) == 1 and self._meta(names[0]).get("installation", installation) != installation
+        return Target.of_index(names[0]) if is_other else None
 
     def require_own(self, targets: Iterable[Target], installation: str) -> None:
-        """Refuse indices that another installation of syncer created.
-
-        Raises:
-            IndexingError: One is.
-        """
+        """Refuse indices that another installation of syncer created."""
         for target in targets:
-            if self._ours(target.index_name).get("installation", installation) != installation:
+            if self._meta(target.index_name).get("installation", installation) != installation:
                 raise IndexingError(
                     f"The index {target.index_name} is not this database's: nothing is written to it",
                     hint="Was a dump restored without its schema syncer? `syncer apply` says how to replace the index.",
@@ -340,14 +315,10 @@ class Indices:
     def take_over(self, target: Target, installation: str) -> None:
         """Make another installation's index this one's, to be replaced. From then on it takes no writes."""
         self._put_settings(target, {"index.blocks.write": True})
-        self._put_meta(target, {**self._ours(target.index_name), "installation": installation})
+        self._put_meta(target, {**self._meta(target.index_name), "installation": installation})
 
     def require_free(self, alias: str, installation: str, *, document: str = "") -> None:
-        """Refuse an alias that is an index, or that points at one of another installation.
-
-        Raises:
-            IndexingError: The alias is not free.
-        """
+        """Refuse an alias that is an index, or that points at one of another installation."""
         answer = self._client.options(ignore_status=_NOT_FOUND).indices.get(index=alias)
         if answer.meta.status == _NOT_FOUND:
             return
@@ -357,7 +328,7 @@ class Indices:
                     f"{alias} is an index, and syncer needs the name for an alias",
                     hint="Name another alias in document.yaml, or delete that index.",
                 )
-            owner = _ours(index).get("installation")
+            owner = index["mappings"].get("_meta", {}).get("syncer", {}).get("installation")
             if owner != installation:
                 hint = f"name another alias in document.yaml, or delete the index {name} if it is unused."
                 if owner and document:
@@ -371,30 +342,18 @@ class Indices:
                 )
 
     def hide(self, target: Target, alias: str) -> None:
-        """Remove the search alias from an index that will be dropped. The index may be gone already.
-
-        Raises:
-            IndexingError: Another alias points at it; nothing was changed.
-        """
-        if alias in self._unused(target, but=alias):
+        """Remove the search alias from an index that will be dropped; refuse if it has another. It may be gone."""
+        if alias in self._require_unused(target, but=alias):
             self._client.indices.update_aliases(actions=[_removal(target.index_name, alias)])
 
     def drop(self, target: Target) -> None:
-        """Delete an index with its aliases. It may be gone already; one that merely has the name is left alone.
-
-        Raises:
-            IndexingError: An alias besides the write alias points at it.
-        """
-        if self._ours(target.index_name):
-            self._unused(target)
+        """Delete an index that no search alias points at. It may be gone; another that has the name is left alone."""
+        if self._meta(target.index_name):
+            self._require_unused(target)
             self._client.options(ignore_status=_NOT_FOUND).indices.delete(index=target.index_name)
 
-    def _unused(self, target: Target, *, but: str | None = None) -> set[str]:
-        """Return the aliases of an index; none if it is gone.
-
-        Raises:
-            IndexingError: It has others than its write alias and this one.
-        """
+    def _require_unused(self, target: Target, *, but: str | None = None) -> set[str]:
+        """Return the aliases of an index, if it has no others than its write alias and this one."""
         aliases = set(self._aliases(target.index_name))
         if others := aliases - {target.write_alias, but}:
             raise IndexingError(
@@ -415,13 +374,9 @@ class Indices:
         live: Target | None = None,
         has_routing: bool = True,
     ) -> Iterator[Target]:
-        """Create an empty hidden index from index.json, and delete it afterwards.
+        """Create an empty hidden index from index.json, and delete it afterwards, with what killed trials have left.
 
-        With ``live``, it is a copy of that index, changed in place: only Elasticsearch can tell whether that is
-        possible. Deletes also what killed trials have left.
-
-        Raises:
-            IndexingError: Elasticsearch refuses the settings or the mapping.
+        With ``live``, it is a copy of that index, changed in place: only Elasticsearch can tell whether that works.
         """
         with self._removed_afterwards(document, alias, self.body(live) if live else body) as target:
             if live and (refusal := self.try_change(target, body)) is not None:
@@ -463,19 +418,12 @@ class Indices:
 
 
 def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) -> None:
-    """Create an index for syncer's own data, unless it exists, with nothing that is left to templates.
-
-    Raises:
-        IndexingError: Elasticsearch refuses, with its reason.
-    """
+    """Create an index for syncer's own data, unless it exists, with nothing that is left to templates."""
     if client.indices.exists(index=name):
         return
+    mappings = {"dynamic": False, "_source": {"enabled": True}, "properties": properties}
     try:
-        client.indices.create(
-            index=name,
-            settings=_OWN_SETTINGS,
-            mappings={"dynamic": False, "_source": {"enabled": True}, "properties": properties},
-        )
+        client.indices.create(index=name, settings=_OWN_SETTINGS, mappings=mappings)
     except elasticsearch.BadRequestError as error:
         if error.error != "resource_already_exists_exception":
             hint = "syncer keeps data of its own there. See the cluster's index templates and limits."
@@ -484,11 +432,6 @@ def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) 
 
 def _removal(index_name: str, alias: str) -> dict[str, Any]:
     return {"remove": {"index": index_name, "alias": alias}}
-
-
-def _ours(index: Mapping[str, Any]) -> dict[str, Any]:
-    mark: dict[str, Any] = index["mappings"].get("_meta", {}).get("syncer", {})
-    return mark
 
 
 def _refused(document: str, why: str) -> IndexingError:

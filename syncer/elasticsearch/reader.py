@@ -1,10 +1,7 @@
 """Reads what Elasticsearch holds: copies of documents by id, on any shard, and the ids of a whole index.
 
-Guarantees: results are complete; an unavailable shard is an error, never fewer copies. Errors are those of the client;
-`syncer.base.error_policy` says what they mean.
-
-A document's ``_source`` is returned as the bytes that were written, so that documents can be compared without parsing.
-Only the JSON around it is decoded.
+Guarantees: results are complete; an unavailable shard is an error, never fewer copies. A document's ``_source`` is
+returned as the bytes that were written, so that documents can be compared without parsing.
 """
 
 from __future__ import annotations
@@ -41,18 +38,12 @@ _NOT_FOUND = 404
 _JSON = {"accept": "application/json", "content-type": "application/json"}
 
 
-# When the ``_routing`` of a document changes, the document may move to another shard, and each shard keeps only the
-# versions of its own copies. So a write of such a document must address every shard: see `syncer.elasticsearch.bulk`.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
     """The shards of one physical index. Their number never changes: a split or shrunk index is a new one.
 
-    Args:
-        number: How many shards the index has.
-        routing_number: A multiple of ``number``: the hash modulo this is divided evenly among the shards.
-        addresses: For each shard, a routing value that leads to it.
+    ``routing_number`` is a multiple of their number: the hash modulo this is divided evenly among them. ``addresses``
+    has a routing value for each.
     """
 
     number: int
@@ -71,21 +62,21 @@ class Shards:
     def of(cls, *, number: int, routing_number: int) -> Self:
         """Return the shards of an index with these two numbers."""
         addresses: dict[int, str] = {}
-        for tried in map(str, count()):
-            addresses.setdefault(_shard(tried, number, routing_number), tried)
-            if len(addresses) == number:
-                break
+        values = map(str, count())
+        while len(addresses) < number:
+            routing = next(values)
+            addresses.setdefault(_shard(routing, number, routing_number), routing)
         ordered = tuple(addresses[shard] for shard in range(number))
         return cls(number=number, routing_number=routing_number, addresses=ordered)
 
     def shard(self, routing: str) -> int:
-        """Return the shard of a routing value. A document without a routing is routed by its id."""
+        """Return the shard of a routing value; without one, of the document's id."""
         return _shard(routing, self.number, self.routing_number)
 
     def others(self, routing: str) -> tuple[str, ...]:
         """Return a routing value for every shard except the one that this routing leads to."""
-        own = self.shard(routing)
-        return self.addresses[:own] + self.addresses[own + 1 :]
+        shard = self.shard(routing)
+        return self.addresses[:shard] + self.addresses[shard + 1 :]
 
 
 def _shard(routing: str, number: int, routing_number: int) -> int:
@@ -105,6 +96,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     version: int = msgspec.field(name="_version", default=0)
     routing: str | None = msgspec.field(name="_routing", default=None)
     json: msgspec.Raw = msgspec.field(name="_source", default=_NO_SOURCE)
+    sort: list[Any] = []
 
     @property
     def place(self) -> Place:
@@ -117,16 +109,12 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
         return bytes(self.json)
 
 
-class _Hit(Copy, frozen=True, kw_only=True):
-    sort: list[Any] = []
-
-
 class _Total(msgspec.Struct, frozen=True):
     value: int
 
 
 class _Hits(msgspec.Struct, frozen=True):
-    hits: list[_Hit]
+    hits: list[Copy]
     total: _Total = _Total(0)
 
 
@@ -181,11 +169,7 @@ class Holdings:
         self._raw = _undecoded(client)
 
     def shards(self, target: Target) -> Shards:
-        """Return the shards of a target. Requested once: they never change.
-
-        Raises:
-            IndexingError: A routing leads to another shard than computed.
-        """
+        """Return the shards of a target, requested once; refuse if a routing leads to another one than computed."""
         shards = self._shards.get(target.index_name)
         if shards is None:
             metadata = index_metadata(self._client, target.index_name, *_SHARDS_FIELDS, ignore_unavailable=False)
@@ -207,20 +191,12 @@ class Holdings:
             )
 
     def refresh(self, target: Target) -> None:
-        """Make searches find everything written so far, without waiting for the refresh interval.
-
-        Raises:
-            UnavailableError: A shard was unavailable.
-        """
+        """Make searches find everything written so far, on every shard."""
         if self._client.indices.refresh(index=target.index_name).body["_shards"]["failed"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
 
     def read(self, target: Target, ids: Sequence[str]) -> list[Copy]:
-        """Return all copies of these documents, on any shard and under any routing.
-
-        Raises:
-            UnavailableError: A shard is unavailable.
-        """
+        """Return all copies of these documents, on any shard and under any routing."""
         self.refresh(target)
         return self.find(target, ids)
 
@@ -242,7 +218,7 @@ class Holdings:
         except _PageTooLargeError:
             return self.find(target, valid)
         if page.total.value <= len(page.hits):
-            return list(page.hits)
+            return page.hits
         if len(valid) == 1:
             raise IndexingError(
                 f"{target.index_name} has more than {len(page.hits):,} copies of {valid[0]}",
@@ -253,23 +229,18 @@ class Holdings:
 
     def sample(self, target: Target, *, but: Sequence[str], number: int) -> list[str]:
         """Return the ids of so many documents, or fewer, as searches find them: any but these, at random."""
-        others = {"bool": {"must_not": {"ids": {"values": list(but)}}}}
-        query = {"function_score": {"query": others, "random_score": {}}}
+        unlike = {"bool": {"must_not": {"ids": {"values": list(but)}}}}
+        query = {"function_score": {"query": unlike, "random_score": {}}}
         try:
             return [hit.id for hit in self._search(target, {"query": query, "size": number, "_source": False}).hits]
         except _PageTooLargeError:
             return self.sample(target, but=but, number=number)
 
     def sequence_numbers(self, target: Target) -> dict[str, int]:
-        """Return the last sequence number of each shard; every later write gets a greater one.
-
-        Raises:
-            UnavailableError: A shard has no primary.
-        """
-        stats = self._client.indices.stats(
-            index=target.index_name, level="shards", metric="docs", filter_path=_SEQUENCE_FIELDS
-        ).body
-        shards = stats.get("indices", {}).get(target.index_name, {}).get("shards", {})
+        """Return the last sequence number of each shard; every later write gets a greater one."""
+        name, fields = target.index_name, _SEQUENCE_FIELDS
+        stats = self._client.indices.stats(index=name, level="shards", metric="docs", filter_path=fields).body
+        shards = stats.get("indices", {}).get(name, {}).get("shards", {})
         # A primary that is being relocated appears twice.
         numbers = {
             shard: max(copy["seq_no"]["max_seq_no"] for copy in copies if copy["routing"]["primary"])
@@ -285,18 +256,16 @@ class Holdings:
 
         Every copy that existed then and is unchanged is included. A copy written since is excluded, unless its shard
         lost its primary in between: the new primary may reuse the numbers of writes that were never acknowledged.
-
-        Each chunk is a search of its own, so that nothing is kept open however long the caller takes.
         """
         self.refresh(target)
         for shard, number in numbers.items():
+            # Each chunk is a search of its own, so that nothing is kept open however long the caller takes.
             last, span = -1, page
             while last < number:
                 # With an end, since Elasticsearch would find everything up to the greatest number for each chunk.
                 end = min(number, last + span)
-                within = {"range": {"_seq_no": {"gt": last, "lte": end}}}
-                request: dict[str, Any] = {"query": within, "sort": [{"_seq_no": "asc"}], "size": page}
-                request |= {"_source": False, "track_total_hits": False}
+                request: dict[str, Any] = {"query": {"range": {"_seq_no": {"gt": last, "lte": end}}}, "size": page}
+                request |= {"sort": [{"_seq_no": "asc"}], "_source": False, "track_total_hits": False}
                 try:
                     hits = self._search(target, request, shard=shard).hits
                 except _PageTooLargeError:
@@ -312,13 +281,10 @@ class Holdings:
         self, target: Target, *, searched_as: str = "", has_routing: bool = True
     ) -> list[shortcomings.Shortcoming]:
         """Return what keeps an index from holding and showing every document as it was written."""
+        names = [target.index_name, target.write_alias]
+        as_read: dict[str, Any] = {"ignore_unavailable": True, "flat_settings": True, "include_defaults": True}
         try:
-            answer = self._client.indices.get(
-                index=[target.index_name, target.write_alias],
-                ignore_unavailable=True,
-                flat_settings=True,
-                include_defaults=True,
-            )
+            answer = self._client.indices.get(index=names, **as_read)
         except elasticsearch.AuthorizationException as error:
             if not shortcomings.is_metadata_blocked(error):
                 raise
@@ -326,21 +292,13 @@ class Holdings:
         return list(shortcomings.find(target, answer.body, searched_as=searched_as, has_routing=has_routing))
 
     def require_usable(self, target: Target, *, has_routing: bool = True) -> None:
-        """Refuse an index that may refuse or change what is written to it, or that is not the alias's only one.
-
-        Raises:
-            IndexingError: It is such an index, with the reason and the remedy.
-        """
+        """Refuse an index that may refuse or change what is written to it, or that is not the alias's only one."""
         for shortcoming in self.shortcomings(target, has_routing=has_routing):
             if shortcoming.effect is Effect.REFUSES:
                 raise shortcoming.error()
 
     def count(self, target: Target) -> int:
-        """Return how many documents a search of this target finds.
-
-        Raises:
-            UnavailableError: A shard is unavailable, and its documents were not counted.
-        """
+        """Return how many documents a search of all shards of this target finds."""
         answer = self._client.count(index=target.index_name).body
         if answer["_shards"]["successful"] < answer["_shards"]["total"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be asked", hint=_AGAIN)
@@ -348,9 +306,7 @@ class Holdings:
 
     def searched(self, aliases: Sequence[str]) -> dict[str, list[str]]:
         """Return the physical indices that searches through each of these aliases find."""
-        if not aliases:
-            return {}
-        indices = index_metadata(self._client, aliases, "aliases", expand_wildcards="all")
+        indices = index_metadata(self._client, aliases, "aliases", expand_wildcards="all") if aliases else {}
         return {
             alias: sorted(name for name, index in indices.items() if alias in index["aliases"]) for alias in aliases
         }

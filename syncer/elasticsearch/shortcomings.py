@@ -1,9 +1,8 @@
 """Shortcomings: why an index does not keep or show every document as it was written.
 
-index.json describes an index. What it becomes is decided by the cluster's templates, the server's version, operators
-and restores, too. So an index is judged by one answer about it, of ``GET /INDEX`` with default values: by plan, when
-it is created, before its documents are blamed, before a suspended one resumes, and by the doctor. index.json is judged
-in the same way, as far as it goes.
+Templates, versions, operators and restores decide with index.json what an index becomes. So it is judged by one answer,
+of ``GET /INDEX`` with default values: by plan, when it is created, before its documents are blamed, before a suspended
+definition resumes, and by the doctor. index.json is judged in the same way, as far as it goes.
 """
 
 from __future__ import annotations
@@ -40,13 +39,10 @@ class Effect(Enum):
 
 
 class Shortcoming(NamedTuple):
-    """Something about an index that breaks a guarantee.
+    """Something about an index that breaks a guarantee: the problem, as a sentence without its full stop.
 
-    Args:
-        problem: A sentence without its full stop.
-        setting: The setting at fault, if it is one, with the value that it needs; None stands for the default.
-        remedy: What to do with the index: a request as Kibana's console takes it, or advice.
-        is_request: Whether the remedy is a request.
+    The remedy is a request as Kibana's console takes it, or advice. If a setting is at fault, ``value`` is the one that
+    it needs; None stands for the default.
     """
 
     effect: Effect
@@ -64,11 +60,9 @@ class Shortcoming(NamedTuple):
     @property
     def advice(self) -> str:
         """What to do before the index is created: index.json prevails over templates."""
-        if not self.setting:
-            return self.remedy
-        if self.value is None:
+        if self.setting and self.value is None:
             return f"Remove {self.setting} from index.json, or from the template that adds it."
-        return in_index_json(self.setting, self.value)
+        return in_index_json(self.setting, self.value) if self.setting else self.remedy
 
     @property
     def hint(self) -> str:
@@ -102,13 +96,6 @@ _ARE_WRONG: dict[str, Callable[[str], bool]] = {
     "index.lifecycle.name": bool,
 }
 """Settings of which some other values are right, too."""
-_FIXED = {
-    "index.routing_partition_size",
-    "index.mapping.source.mode",
-    _EXCLUDES_VECTORS,
-    "index.disable_sequence_numbers",
-}
-"""Settings that only a new index can have otherwise."""
 
 
 def _seconds(duration: str) -> float:
@@ -120,13 +107,9 @@ def _seconds(duration: str) -> float:
 def find(
     target: Target, answer: Mapping[str, Any], *, searched_as: str = "", has_routing: bool = True
 ) -> Iterator[Shortcoming]:
-    """Yield the shortcomings of an index.
+    """Yield the shortcomings of an index, given the response to ``GET /INDEX,ALIAS`` with flat settings.
 
-    Args:
-        target: The index and its write alias.
-        answer: What both names lead to: the response to ``GET /INDEX,ALIAS`` with flat settings.
-        searched_as: The alias through which all of its documents are to be found.
-        has_routing: Whether its documents come with a ``_routing``.
+    All of its documents are to be found through ``searched_as``; ``has_routing`` is whether they have a ``_routing``.
     """
     name, alias = target.index_name, target.write_alias
     index = answer.get(name)
@@ -134,13 +117,13 @@ def find(
         apply = "If it was deleted, make it again with every document: syncer apply"
         yield Shortcoming(Effect.REFUSES, f"The index {name} is gone", apply, is_request=False)
         return
-    others = sorted(answer.keys() - {name})
-    if others or not index["aliases"].get(alias, {"is_write_index": False}).get("is_write_index", True):
+    strangers = sorted(answer.keys() - {name})
+    if strangers or not index["aliases"].get(alias, {"is_write_index": False}).get("is_write_index", True):
         problem = f"{name} is not the index that {alias} writes to"
-        if others:
-            where = " as well" if alias in index["aliases"] else f", and not to {name}"
-            problem = f"The write alias {alias} leads to {', '.join(others)}{where}"
-        removals = [{"remove": {"index": other, "alias": alias}} for other in others]
+        if strangers:
+            addition = " as well" if alias in index["aliases"] else f", and not to {name}"
+            problem = f"The write alias {alias} leads to {', '.join(strangers)}{addition}"
+        removals = [{"remove": {"index": stranger, "alias": alias}} for stranger in strangers]
         added = {"index": name, "alias": alias, "is_hidden": True, "is_write_index": True}
         remedy = request("POST", "/_aliases", {"actions": [*removals, {"add": added}]})
         yield Shortcoming(Effect.REFUSES, problem, remedy)
@@ -177,18 +160,17 @@ def of_index(name: str, index: Mapping[str, Any]) -> Iterator[Shortcoming]:
     # Elasticsearch 8 has the mode in the mapping, which then decides; later ones in the settings alone.
     settings |= {"index.mapping.source.mode": source["mode"]} if "mode" in source else {}
     if source.get("enabled") in (False, "false") or source.get("excludes") or source.get("includes"):
-        limit = ", ".join(sorted(source))
         remedy = 'Remove it from index.json, or from the template that adds it. Over a template\'s {"enabled": false},'
         remedy += ' {"_source": {"enabled": true}} in the mappings of index.json prevails.'
-        problem = f"_source of {name} leaves out what is written ({limit}), so documents cannot be compared or kept"
-        yield Shortcoming(Effect.ALTERS, problem, remedy, is_request=False)
+        problem = f"_source of {name} leaves out what is written ({', '.join(sorted(source))}), so documents cannot be"
+        yield Shortcoming(Effect.ALTERS, f"{problem} compared or kept", remedy, is_request=False)
     if _VECTORS.isdisjoint(_types(mappings)):
         settings.pop(_EXCLUDES_VECTORS, None)
     for setting, (effect, right, why) in _RULES.items():
         value = str(settings.get(setting, "")).lower()
         is_wrong = _ARE_WRONG.get(setting, str(right).lower().__ne__)
         if settings.get(setting) is not None and is_wrong(value):
-            is_fixed = setting in _FIXED
+            is_fixed = effect is Effect.ALTERS and setting != "index.gc_deletes"  # only a new index can have another
             advice = f"{in_index_json(setting, right)} Then run: syncer apply"
             remedy = advice if is_fixed else request("PUT", f"/{name}/_settings", {setting: right})
             problem = f"{setting} of {name} is {value}{why}"

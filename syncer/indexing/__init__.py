@@ -1,8 +1,7 @@
 """Document ids → documents built in one snapshot → Elasticsearch. Every document of an index is written here.
 
 The version rule: a version is assigned together with a snapshot, serialised against every other writer; the documents
-are read in that snapshot and written whole with that version as the external version. So a higher version comes from
-a newer snapshot, and a version conflict means that something at least as new is there or in flight.
+are read in that snapshot and written whole with that version. So a higher version comes from a newer snapshot.
 
     pool              a few writer threads; cuts what is submitted into slices, one request each
     writer            one slice of documents: build, send, settle

@@ -1,12 +1,8 @@
 """Composer: builds whole documents from ids, in one snapshot, with a version assigned together with that snapshot.
 
 This module keeps the reading half of the version rule. Assigning a version and taking the snapshot is serialised
-against all other writers. The document's rows and the active revision of its index are all read in that snapshot.
-
-Why that is correct: consider a change, and a reader whose snapshot missed it. Its turn was over before the change
-became visible. The change's own event is handled later, with a later turn and a greater version, so its document wins.
-Of any two readers, the one with the greater version has seen all that the other has. So a document never shows a state
-and then an earlier one.
+against all other writers. So of any two readers, the one with the greater version has seen all that the other has. If a
+snapshot missed a change, the change's own event is handled in a later turn: its document has a greater version.
 
 Before the snapshot, the document's relations are locked against ALTER TABLE, which would make a table look empty in it.
 In the snapshot, the catalog is compared with the one that the definition was applied to. So a document is built from
@@ -19,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 from typing import Any, NamedTuple
 
 import psycopg
@@ -74,14 +70,9 @@ _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Documents that were built together.
+    """Documents that were built together, with one version and by the definition in the snapshot, if one is active.
 
-    Args:
-        compositions: One for each requested id, except for documents that are too large.
-        version: The version of all of them; a document with a greater one is at least as new.
-        document: The active definition in the snapshot; None if there is none.
-        listings: How many listings of all documents had begun, as of the snapshot.
-        too_large: The sizes in bytes of documents that were not fetched, by id.
+    ``listings`` of all documents had begun by then. ``too_large`` has the sizes of those that were not fetched.
     """
 
     compositions: tuple[Composition, ...]
@@ -94,8 +85,7 @@ class Batch:
 class _Plan(NamedTuple):
     """What is prepared on a connection to read the documents of one definition.
 
-    The name is that of the prepared statement. The lock is the statement that locks the relations against ALTER TABLE.
-    The fingerprint is that of the relations as they were when the definition was applied.
+    The lock is the statement that locks its relations; the fingerprint is theirs when it was applied.
     """
 
     document: Document
@@ -115,15 +105,11 @@ class _Snapshot(NamedTuple):
 
 
 class Composer:
-    """Builds documents, on a connection that is not used for anything else.
-
-    One round trip reads all that a slice needs: the version with its snapshot, the state of the definition, the
-    fingerprint and triggers of its relations, and the documents. Statements are prepared by name, in SQL: psycopg would
-    drop them each time a savepoint is rolled back.
-    """
+    """Builds documents, on a connection of its own, in one round trip for a slice."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        # Statements are prepared in SQL: psycopg would drop its own each time a savepoint is rolled back.
         self.connection.prepare_threshold = None
         self.connection.execute(lock_timeout(COMPONENT_LOCK_SECONDS))
         self.connection.execute(_PREPARE_AFTER)
@@ -151,12 +137,11 @@ class Composer:
             resumes: Whether to build them although the definition is suspended, to find out if it may be resumed.
 
         Returns:
-            A composition for each distinct id; none if the definition is not active.
+            A composition for each distinct id that is not too large; none if the definition is not active.
 
         Raises:
-            SuspendedError: The definition is suspended.
-            DocumentError: The definition, if it is still active, has to be suspended: its SELECT no longer fits,
-                returns an id more than once, or fails on the data although no id is asked for.
+            DocumentError: The definition is suspended, or has to be: its SELECT no longer fits, returns an id more than
+                once, or fails on the data although no id is asked for.
             psycopg.Error: The SELECT failed on some row of these ids, or the connection did.
         """
         while (document := self._catalogue.last(self.connection, index_name)) is not None:
@@ -166,11 +151,11 @@ class Composer:
                     plan = self._prepared(document)
                 # Without an id no row can be at fault alone.
                 with at_work_for(document.name, document.revision, isolates=bool(ids)):
-                    found = self._read(plan, ids, min(bytes_max, DOCUMENT_BYTES_MAX))
-                    if found.state is None:
+                    snapshot = self._read(plan, ids, min(bytes_max, DOCUMENT_BYTES_MAX))
+                    if snapshot.state is None:
                         break
-                    if self._may_be_built(found, plan, resumes=resumes):
-                        return self._batch(ids, document, found, everywhere=everywhere)
+                    if self._may_be_built(snapshot, plan, resumes=resumes):
+                        return self._batch(ids, document, snapshot, everywhere=everywhere)
             except SuspendedError:
                 raise
             except DocumentError:
@@ -187,10 +172,7 @@ class Composer:
         return Batch(compositions=())
 
     def confirm(self, index_name: str) -> DocumentState | None:
-        """Return once what was built on this connection is on the primary's disk, so that no crash takes it back.
-
-        Returns:
-            The current state of the definition.
+        """Return the definition's state once what was built on this connection is on the primary's disk.
 
         Raises:
             psycopg.Error: Postgres is unavailable. What was built may have been taken back.
@@ -203,8 +185,8 @@ class Composer:
     def _read(self, plan: _Plan, ids: Sequence[str], bytes_max: int) -> _Snapshot:
         """Assign a version with a snapshot, and read in it, in one round trip."""
         # Rule: the-revision-is-read-in-the-snapshot. So is everything else that decides on what is written.
-        wanted = sql.Literal(castable(self.connection, plan.document, ids)).as_string(self.connection)
-        read = f"EXECUTE {plan.name}({wanted}, {bytes_max})"
+        literal = sql.Literal(castable(self.connection, plan.document, ids)).as_string(self.connection)
+        read = f"EXECUTE {plan.name}({literal}, {bytes_max})"
         planning = []
         if len(ids) <= _FEW_IDS:
             planning.append(_FOR_ANY)
@@ -212,29 +194,28 @@ class Composer:
                 self._planned_at = clock()
                 planning.append(_REPLAN)
         statements = filter(None, [_BEGIN, *planning, plan.lock, version.assign_version(), read, "COMMIT"])
-        answers: list[list[tuple[Any, ...]]] = []
+        rows: list[tuple[Any, ...]] = []
         try:
             cursor = self.connection.execute("; ".join(statements), prepare=False)
             while True:
                 if cursor.description is not None:
-                    answers.append(cursor.fetchall())
+                    rows += cursor.fetchall()
                 if not cursor.nextset():
                     break
         except psycopg.Error:
             if not self.connection.closed:
                 self.connection.rollback()
             raise
-        ((assigned,),), *others = answers
-        rows = list(chain.from_iterable(others))
+        (assigned,), *rows = rows
         checked: list[Any] = next((json.loads(row[1]) for row in rows if row[0] is None), [*5 * [None], "", []])
         *state, fingerprint, lost = checked
         built = [row for row in rows if row[0] is not None]
         return _Snapshot(int(assigned), DocumentState.of(state), fingerprint, lost, built)
 
-    def _batch(self, ids: Sequence[str], document: Document, found: _Snapshot, *, everywhere: bool) -> Batch:
-        assert found.state is not None  # checked by the caller
+    def _batch(self, ids: Sequence[str], document: Document, snapshot: _Snapshot, *, everywhere: bool) -> Batch:
+        assert snapshot.state is not None  # checked by the caller
         absent = "" if everywhere or document.dependencies.has_routing else None
-        assigned, rows = found.version, found.rows
+        assigned, rows = snapshot.version, snapshot.rows
         by_id = {
             id_: Composition(id_, assigned, one_line(source), absent if routing is None else routing)
             for id_, source, _, routing in rows
@@ -245,44 +226,35 @@ class Composer:
             # The reason for a suspension is visible to users who may not see ids: see `syncer.documents.suspend`.
             repeated = [id_ for id_, number in Counter(row[0] for row in rows).items() if number > 1]
             raise twice(self.connection, document, "an _id", hint="`syncer plan` says which. ", ids=repeated)
+        compositions = tuple(
+            by_id.get(id_) or Composition(id_, assigned, None, absent)
+            for id_ in dict.fromkeys(ids)
+            if id_ not in too_large
+        )
+        listings = snapshot.state.listings
         return Batch(
-            compositions=tuple(
-                by_id.get(id_) or Composition(id_, assigned, None, absent)
-                for id_ in dict.fromkeys(ids)
-                if id_ not in too_large
-            ),
-            version=assigned,
-            document=document,
-            listings=found.state.listings,
-            too_large=too_large,
+            compositions=compositions, version=assigned, document=document, listings=listings, too_large=too_large
         )
 
-    def _may_be_built(self, found: _Snapshot, plan: _Plan, *, resumes: bool) -> bool:
+    def _may_be_built(self, snapshot: _Snapshot, plan: _Plan, *, resumes: bool) -> bool:
         """Return whether a snapshot has the definition and its relations as they were planned for.
 
         Raises:
-            SuspendedError: It is suspended.
-            DocumentError: Its tables are not captured.
+            DocumentError: The definition is suspended, or its tables are not captured.
         """
-        document, state = plan.document, found.state
+        document, state = plan.document, snapshot.state
         if state is None or (state.revision, state.role) != (document.revision, document.role):
             return False
         if state.is_suspended and not resumes:
             raise SuspendedError(
                 f"{document.index_name} is suspended", document=document.name, revision=document.revision
             )
-        if found.uncaptured:
-            raise uncaptured(self.connection, document, found.uncaptured)
-        return found.fingerprint == plan.fingerprint
-
-    # Prepared statements
+        if snapshot.uncaptured:
+            raise uncaptured(self.connection, document, snapshot.uncaptured)
+        return snapshot.fingerprint == plan.fingerprint
 
     def _prepared(self, document: Document) -> _Plan:
-        """Prepare the statement of a definition, after checking that its relations are those that it was applied to.
-
-        Raises:
-            DocumentError: They are not.
-        """
+        """Prepare the statement of a definition, after checking that its relations are those that it was applied to."""
         self._forget(document.index_name)
         name = f"syncer_{next(self._numbers)}"
         fingerprint = lineage_fingerprint.fingerprint_query(document.shapes)
@@ -293,13 +265,13 @@ class Composer:
             index_name=sql.Literal(document.index_name),
         )
         with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
-            known = str(value(self.connection, fingerprint))
+            applied = str(value(self.connection, fingerprint))
             documents = query_of(_BUILD, document, bytes_max=sql.SQL("$2"))
             self.connection.execute(
                 sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)
             )
         lock = locking(lineage_fingerprint.lockable(document.dependencies.shapes))
-        plan = self._plans[document.index_name] = _Plan(document, name, lock.as_string(self.connection), known)
+        plan = self._plans[document.index_name] = _Plan(document, name, lock.as_string(self.connection), applied)
         return plan
 
     def _forget(self, index_name: str) -> None:

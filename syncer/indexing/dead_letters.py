@@ -1,8 +1,7 @@
 """Dead letters: documents that could not be written, each a row of ``syncer.dead_letter`` until it is.
 
-Guarantees: a dead letter is in Postgres before its document counts as done. A newer dead letter is kept. A dead letter
-is removed once the document was written or deleted with a newer version than the one that failed. Even with 200,000
-dead letters, each query is answered by Postgres with one page or a count.
+Guarantees: a dead letter is in Postgres before its document counts as done. A newer one is kept. It is removed once the
+document was written or deleted with a newer version. Each query returns one page or counts: there may be 200,000.
 """
 
 from __future__ import annotations
@@ -48,26 +47,17 @@ WHERE l.index_name = $1 AND l.id = written.id AND l.version < $3
 COUNTS = "SELECT index_name, count(*) FROM syncer.dead_letter GROUP BY index_name"
 """A query that returns the number of dead letters by index."""
 _ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
-_PAGE = """
-SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter
-WHERE ($1::text IS NULL OR document = $1) AND ($2::text IS NULL OR id = $2)
-ORDER BY index_name, id LIMIT $3
-"""
-_SINCE = """
-SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter
-WHERE index_name = ANY ($1) AND recorded_in > $2::xid8 ORDER BY index_name, id LIMIT $3
-"""
+_LETTERS = "SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter"
+_OF = "WHERE ($1::text IS NULL OR document = $1) AND ($2::text IS NULL OR id = $2)"
+_PAGE = f"{_LETTERS} {_OF} ORDER BY index_name, id LIMIT $3"
+_SINCE = f"{_LETTERS} WHERE index_name = ANY ($1) AND recorded_in > $2::xid8 ORDER BY index_name, id LIMIT $3"
 _KINDS = """
 SELECT document, index_name, kind, count(*) AS letters, min(failed_at) AS first_at, min(id) AS example
 FROM syncer.dead_letter
 WHERE $1::text IS NULL OR document = $1
 GROUP BY document, index_name, kind ORDER BY letters DESC, document, index_name, kind
 """
-_INDICES = """
-SELECT index_name, count(*) FROM syncer.dead_letter
-WHERE ($1::text IS NULL OR document = $1) AND ($2::text IS NULL OR id = $2)
-GROUP BY index_name ORDER BY index_name
-"""
+_INDICES = f"SELECT index_name, count(*) FROM syncer.dead_letter {_OF} GROUP BY index_name ORDER BY index_name"
 _IDS = """
 SELECT id FROM syncer.dead_letter
 WHERE index_name = $1 AND NOT is_id_cut AND id > $2 ORDER BY id LIMIT $3
@@ -84,10 +74,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A document that could not be written: to which index, with which version, and why.
-
-    If ``is_id_cut``, ``id`` is the beginning of a longer id, with its digest.
-    """
+    """A document that could not be written, and why. If ``is_id_cut``, ``id`` is as `recorded` cuts a longer one."""
 
     document: str
     index_name: str
@@ -114,15 +101,12 @@ class DeadLetterGroup:
 def dead_letter(connection: Connection, index_name: str, version: int, failed: Mapping[str, Failure]) -> None:
     """Record in one statement that documents could not be written with this version; a newer record is kept.
 
-    An id longer than Elasticsearch allows is recorded by its beginning and its digest.
-
     Raises:
         NotReadyError: They cannot be recorded, although Postgres is available.
-        psycopg.Error: Postgres is unavailable.
     """
     rows = [
-        (recorded(id_), _storable(each.kind), _storable(each.error), recorded(id_) != id_)
-        for id_, each in failed.items()
+        (recorded(id_), _storable(failure.kind), _storable(failure.error), recorded(id_) != id_)
+        for id_, failure in failed.items()
     ]
     try:
         connection.execute(_DEAD_LETTER, (index_name, version, *map(list, zip(*rows, strict=True))))
@@ -144,7 +128,7 @@ def _storable(text: str) -> str:
 
 
 def recorded(id_: str) -> str:
-    """Return an id as a dead letter stores it: Postgres cannot index texts of any length, nor hold a zero byte."""
+    """Return an id as a dead letter stores it; a longer one than Elasticsearch allows by its beginning and digest."""
     if is_text(id_) and len(id_.encode()) <= ID_BYTES_MAX:
         return id_
     beginning = id_[:_LONG_ID_CHARACTERS].replace("\0", "").encode("utf-8", "replace").decode()
@@ -153,19 +137,19 @@ def recorded(id_: str) -> str:
 
 def clear(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:
     """Remove the dead letters of documents that were recorded before this version was written."""
-    connection.execute(_CLEAR, (index_name, [recorded(each) for each in ids], version))
+    connection.execute(_CLEAR, (index_name, list(map(recorded, ids)), version))
 
 
 def errors(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
     """Return the errors of those documents that are dead-lettered, by id."""
-    found: dict[str, str] = dict(connection.execute(_ERRORS, (index_name, [recorded(each) for each in ids])).fetchall())
-    return {each: found[recorded(each)] for each in ids if recorded(each) in found}
+    dead: dict[str, str] = dict(connection.execute(_ERRORS, (index_name, list(map(recorded, ids)))).fetchall())
+    return {id_: dead[recorded(id_)] for id_ in ids if recorded(id_) in dead}
 
 
 def find(connection: Connection, index_name: str, id_: str) -> DeadLetter | None:
     """Return the dead letter of one document; None if there is none."""
-    found = page(connection, id_=id_, limit=_PAGE_IDS)
-    return next((each for each in found if each.index_name == index_name), None)
+    letters = page(connection, id_=id_, limit=_PAGE_IDS)
+    return next((letter for letter in letters if letter.index_name == index_name), None)
 
 
 def since(connection: Connection, index_names: Sequence[str], xid: int, *, limit: int) -> list[DeadLetter]:
@@ -199,6 +183,6 @@ def indices(connection: Connection, *, document: str | None = None, id_: str | N
 def ids(connection: Connection, index_name: str) -> Iterator[str]:
     """Yield the ids of one index that can be written again, read page by page."""
     last = ""
-    while found := connection.execute(_IDS, (index_name, last, _PAGE_IDS)).fetchall():
-        yield from (row[0] for row in found)
-        last = found[-1][0]
+    while rows := connection.execute(_IDS, (index_name, last, _PAGE_IDS)).fetchall():
+        yield from (row[0] for row in rows)
+        last = rows[-1][0]

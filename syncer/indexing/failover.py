@@ -1,18 +1,13 @@
 """Failover: notices a restore or failover of the database, starts a new epoch, and has every document written again.
 
 Guarantees: an epoch that is entered is greater than any that Postgres or Elasticsearch has seen. The commit that enters
-it creates a refresh of every active document.
-
-After a restore, or a failover to a replica that lagged, the database has lost commits. Documents still show them, jobs
-and suspensions recorded in them are gone, and their changes are no longer in flight. The refresh, as after a TRUNCATE,
-writes what exists and removes what only Elasticsearch has. You need not do anything.
+it creates a refresh of every active document: documents may show commits that the database has lost.
 
 A *cluster identity* is the system identifier, the timeline, and the catalog's ids of the database and of the sequence.
 Every new writer connection compares the one that Postgres remembers with the server that it runs on. They differ after
 a promotion, a point-in-time recovery, or a dump and restore. Two set-backs leave no trace there: a copy of the server's
-files put back in place, and a sequence that was set by hand. They are detected by their consequences. A number that is
-handed out again is lower than a noted one (``syncer.version_time``), or than the version of some document. The latter
-is a conflict with a version never assigned in this cluster identity. `doubt` then makes the next writer enter another.
+files put back in place, and a sequence that was set by hand. A number that is then handed out again is lower than a
+noted one (``syncer.version_time``), or than the version of some document: see `doubt`.
 """
 
 from __future__ import annotations
@@ -63,8 +58,8 @@ _DOUBTED = (
 class _Remembered(NamedTuple):
     """What Postgres remembers of the identity of the database cluster, beside the database as it runs.
 
-    ``is_doubted`` says that only a version in Elasticsearch speaks for another identity: see `doubt`. All versions that
-    were assigned in the epoch are less than ``next_version``. ``noted`` is the greatest noted one.
+    ``is_doubted`` is as `doubt` has left it. All versions that were assigned in the epoch are less than
+    ``next_version``. ``noted`` is the greatest noted one.
     """
 
     installation: UUID
@@ -86,23 +81,17 @@ class Entered(NamedTuple):
 def enter(connection: Connection, record: Index) -> Entered:
     """Enter the current cluster identity on a new connection, before the first version is assigned.
 
-    Guarantees that every active document has a refresh that has not begun, if the identity is a new one.
-
-    The record is read without holding a lock, since its server may hang. It may be out of date when it is compared. An
-    epoch recorded since then is either in Postgres too, or no version was assigned in it. A lock is held only to enter
-    another cluster identity, while the epoch is written. It is written to the record before Postgres, so that a crash
-    in between costs a number but never the order.
-
-    Args:
-        connection: A connection that is not in a transaction; it is closed if this fails.
-        record: Elasticsearch, which keeps epochs and versions too: a restore of Postgres cannot take them back.
+    Guarantees that every active document has a refresh that has not begun, if the identity is a new one. The connection
+    is closed if this fails. The record is Elasticsearch's, which a restore of Postgres cannot take back.
     """
     try:
+        # Without a lock, since its server may hang. An epoch that is recorded after this is in Postgres too, or no
+        # version was assigned in it.
         installation = _read(connection).installation
         recorded, assigned = record.read_epoch(installation), record.read_assigned(installation)
-        now = _read(connection)  # after the record, so that nothing recorded is newer
-        entered = Entered(now.epoch, has_changed=False)
-        if not _is_current(now, recorded, assigned):
+        remembered = _read(connection)  # after the record, so that nothing recorded is newer
+        entered = Entered(remembered.epoch, has_changed=False)
+        if not _is_current(remembered, recorded, assigned):
             entered = _enter_another(connection, record, recorded, assigned)
         skip_unflushed(connection)
     except BaseException:
@@ -115,9 +104,10 @@ def _read(connection: Connection) -> _Remembered:
     return _Remembered(*row(connection, _READ))
 
 
-def _is_current(now: _Remembered, recorded: int, assigned: int) -> bool:
+def _is_current(remembered: _Remembered, recorded: int, assigned: int) -> bool:
     """Return whether the active epoch is that of the database as it runs, and of what is recorded outside."""
-    return now.is_same and recorded <= now.epoch and max(assigned, now.noted) < now.next_version
+    is_latest = max(assigned, remembered.noted) < remembered.next_version
+    return remembered.is_same and recorded <= remembered.epoch and is_latest
 
 
 def _enter_another(connection: Connection, record: Index, recorded: int, assigned: int) -> Entered:
@@ -125,26 +115,22 @@ def _enter_another(connection: Connection, record: Index, recorded: int, assigne
     jobs: list[Job] = []
     with connection.transaction():
         connection.execute(_LOCK)
-        found = _read(connection)
-        if _is_current(found, recorded, assigned):
-            return Entered(found.epoch, has_changed=False)
+        remembered = _read(connection)
+        if _is_current(remembered, recorded, assigned):
+            return Entered(remembered.epoch, has_changed=False)
         # Rules: a-new-identity-has-a-greater-epoch, the-epoch-is-kept-in-elasticsearch.
-        epoch, has_changed = max(found.epoch, recorded) + 1, found.epoch > 0 or recorded > 0
-        occasion = _DOUBTED if found.is_doubted else _FAILED_OVER
-        # Rule: the-record-comes-first.
-        record.write_epoch(found.installation, epoch)
+        epoch, has_changed = max(remembered.epoch, recorded) + 1, remembered.epoch > 0 or recorded > 0
+        occasion = _DOUBTED if remembered.is_doubted else _FAILED_OVER
+        # Rule: the-record-comes-first. A crash in between costs a number, and never the order.
+        record.write_epoch(remembered.installation, epoch)
         connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
         if has_changed:
             # Rule: a-new-identity-refreshes-all.
             jobs = queue.refresh_all(connection, occasion)
     if has_changed:
         log = structlog.get_logger()
-        log.warning(
-            "failover.detected",
-            epoch=epoch,
-            jobs=[job.id for job in jobs],
-            timeline=f"{occasion[0].upper()}{occasion[1:]}: epoch {epoch}.",
-        )
+        timeline = f"{occasion[0].upper()}{occasion[1:]}: epoch {epoch}."
+        log.warning("failover.detected", epoch=epoch, jobs=[job.id for job in jobs], timeline=timeline)
         for job in jobs:
             log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.occasion)
     return Entered(epoch, has_changed)
@@ -153,20 +139,18 @@ def _enter_another(connection: Connection, record: Index, recorded: int, assigne
 def doubt(connection: Connection, record: Index, version: int) -> bool:
     """Make the next writer enter a greater epoch, if a version in Elasticsearch was not assigned in this one.
 
-    Any user who may write to an index can make such a version up, and another epoch rewrites every document. So in
-    the first hour of an epoch a version is believed only if one as great was noted as assigned.
-
     Returns:
-        Whether it will: the versions assigned on this connection are then not reliable. It will not if no epoch as
-        great was ever entered: the version is then foreign.
+        Whether it will: the versions assigned on this connection are then not reliable.
     """
-    now = _read(connection)
-    if version < now.next_version:
+    remembered = _read(connection)
+    if version < remembered.next_version:
         return False
-    if split(version)[0] > max(now.epoch, record.read_epoch(now.installation)):
-        return False
-    known = max(record.read_assigned(now.installation), now.noted)
-    if known < _read(connection).next_version and row(connection, _IS_YOUNG, (_YOUNG,))[0]:
+    if split(version)[0] > max(remembered.epoch, record.read_epoch(remembered.installation)):
+        return False  # no epoch as great was ever entered: it is foreign
+    # Any user who may write to an index can make a version up, and another epoch rewrites every document. So in the
+    # first hour of an epoch it is believed only if one as great was noted as assigned.
+    noted = max(record.read_assigned(remembered.installation), remembered.noted)
+    if noted < _read(connection).next_version and row(connection, _IS_YOUNG, (_YOUNG,))[0]:
         return False
     connection.execute(_LEAVE, (version,))
     return True
@@ -174,8 +158,8 @@ def doubt(connection: Connection, record: Index, version: int) -> bool:
 
 def is_forgotten(connection: Connection, record: Index) -> bool:
     """Return whether the database has an epoch that the record outside does not know."""
-    now = _read(connection)
-    return now.epoch > 0 and not record.read_epoch(now.installation)
+    remembered = _read(connection)
+    return remembered.epoch > 0 and not record.read_epoch(remembered.installation)
 
 
 def is_entered(connection: Connection) -> bool:
@@ -184,16 +168,13 @@ def is_entered(connection: Connection) -> bool:
 
 
 def is_foreign(connection: Connection, record: Index, version: int) -> bool:
-    """Return whether syncer has not assigned a version that was found in Elasticsearch before this call.
-
-    A foreign version that equals one of syncer's cannot be told from it.
-    """
+    """Return whether syncer has not assigned a version that was in Elasticsearch before this call, as far as known."""
     epoch, number = split(version)
-    now = _read(connection)
+    remembered = _read(connection)
     if is_raised(version) or epoch == 0:  # every writer enters an epoch before it assigns
         return True
-    if epoch < now.epoch or (epoch == now.epoch and number <= now.last_number):
+    if (epoch, number) <= (remembered.epoch, remembered.last_number):
         return False
     # Before the first writer after a restore, versions of the cluster identity that was lost are greater than any.
-    is_lost = epoch > now.epoch or not now.is_same
-    return not (is_lost and epoch <= record.read_epoch(now.installation))
+    is_lost = epoch > remembered.epoch or not remembered.is_same
+    return not (is_lost and epoch <= record.read_epoch(remembered.installation))

@@ -1,10 +1,10 @@
 """Flow control: how many documents a slice has, and how many submissions are open, for the writers of one component.
 
-Both are fixed. A slice of an index is halved after a refusal for lack of room (429, 503), a timeout, a slow build or
-documents too large to be built together, and doubled again after a while without any of these.
+A slice of an index is halved after a refusal for lack of room, a timeout, a slow build or documents too large to be
+built together, and doubled again after a while without any of these.
 
-Jobs make way for live changes. Elasticsearch handles the requests of a shard one after the other, so a single edit
-waits behind those that are already there. While live changes flow, jobs have two submissions open, in small slices.
+Elasticsearch handles the requests of a shard one after the other, so a single edit waits behind those that are already
+there. While live changes flow, jobs have two submissions open, in small slices.
 """
 
 from __future__ import annotations
@@ -32,24 +32,22 @@ class LiveTraffic:
     """Whether live changes flow, as seen by this process. Safe to share between threads."""
 
     def __init__(self) -> None:
-        self._seen_at = deque([-math.inf] * _FLOWING_BATCHES, maxlen=_FLOWING_BATCHES)
+        self._written_at = deque([-math.inf] * _FLOWING_BATCHES, maxlen=_FLOWING_BATCHES)
 
     def note(self) -> None:
         """Record that a batch of live changes was written."""
-        self._seen_at.append(time.monotonic())
+        self._written_at.append(time.monotonic())
 
     @property
     def is_flowing(self) -> bool:
         """Whether there were many batches just now: more than the few changes that may have created a job."""
-        return time.monotonic() - self._seen_at[0] < _FLOWING_SECONDS
+        return time.monotonic() - self._written_at[0] < _FLOWING_SECONDS
 
 
 class FlowControl:
     """Limits for all writers of one component. Safe to share between threads.
 
-    Args:
-        settings: How many slices are in flight at once, and how many documents a slice has.
-        traffic: Live changes to make way for; None for the component that writes them.
+    ``traffic`` is what to make way for: None for the component that writes it.
     """
 
     def __init__(self, settings: WorkerSettings, *, traffic: LiveTraffic | None = None) -> None:

@@ -1,12 +1,10 @@
 """Writer pool: a few threads that write documents for one component, each with a writer and a connection of its own.
 
 The component submits ids and gets a future. One thread brings all of them into Elasticsearch, slice by slice: see
-`syncer.indexing.writer`. Elasticsearch orders writes by their versions, not by their arrival, so what was submitted
-later may overtake what was submitted before.
+`syncer.indexing.writer`. What was submitted later may overtake what was submitted before: versions order them.
 
 Guarantees: a future has a result only once each of its documents is written, skipped or dead-lettered. Memory use
-depends neither on the number of ids nor on the size of documents. What was dropped is not begun, and what has begun
-does no harm.
+depends neither on the number of ids nor on the size of documents.
 """
 
 from __future__ import annotations
@@ -68,11 +66,7 @@ class WriterPool:
         origin: Mapping[str, int] = NO_ORIGIN,
         resumes: bool = False,
     ) -> Future[WriteReport]:
-        """Bring documents up to date in one index: see `Writer.write`.
-
-        Returns:
-            A future of the report. It raises what `Writer.write` raises.
-        """
+        """Bring documents up to date in one index; return a future of what `Writer.write` returns or raises."""
         done, opened = Future[WriteReport](), self._open
 
         def write(writer: Writer) -> None:
@@ -96,13 +90,7 @@ class WriterPool:
     def close(self, *, seconds: float | None = None) -> bool:
         """Drop what was submitted, and wait for the slices in progress, whose failures are not retried.
 
-        The next submission starts new threads.
-
-        Args:
-            seconds: How long to wait at most; None for no limit.
-
-        Returns:
-            Whether all threads have ended.
+        Return whether all threads have ended in this time. The next submission starts new ones.
         """
         leaving, tasks = self._threads, self._tasks
         self._threads, self._tasks, self._open = [], SimpleQueue(), set()

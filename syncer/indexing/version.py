@@ -3,13 +3,10 @@
 A version is an epoch and a number of a sequence: see `syncer.base.model.EPOCH_SHIFT`. Guarantee: a version assigned
 after another was handed out is greater, across crashes, failover, point-in-time recovery and dump and restore.
 `syncer.indexing.failover` provides the epoch, which grows if the database is no longer the one that assigned the
-versions before. While it is, the sequence never goes back: Postgres logs a sequence 32 values ahead, so at most 32
-values for each assigning connection were handed out before a crash without being on disk. Every new writer connection
-skips more than that with `skip_unflushed`, by plain ``nextval``, which cannot run backwards.
+versions before.
 
-The latest version is noted from time to time, with the time: a version contains none. A note is on disk together with
-the sequence as it was then, so no crash can take back a noted version. By the notes, `syncer.indexing.failover`
-recognises a database that was set back, and one whose epoch has ended just now.
+The latest version is noted from time to time, with the time, together with the sequence: no crash can take back a noted
+version. By the notes, `syncer.indexing.failover` recognises a database that was set back.
 """
 
 from __future__ import annotations
@@ -66,7 +63,8 @@ INSERT INTO syncer.version_time (version, assigned_before) VALUES ($1, $2) ON CO
 
 def skip_unflushed(connection: Connection) -> None:
     """Skip every number that may have been handed out before a crash without being on disk."""
-    # Rule: skip-unflushed-numbers.
+    # Rule: skip-unflushed-numbers. Each assigning connection may have used what Postgres logs ahead. By plain nextval,
+    # which cannot run backwards.
     connection.execute(_SKIP)
 
 
@@ -74,12 +72,10 @@ def assign_version() -> str:
     """Return the statements that assign one version and take the snapshot that may be written with it, serialised.
 
     No other transaction assigns a version or takes its snapshot between the two. So a greater version has a snapshot
-    that shows at least as much. A lock on the server serialises them. It is held for a moment only, whatever happens to
-    the client.
+    that shows at least as much. The lock is held for a moment only, whatever happens to the client.
 
-    Send the statements in one round trip with the rest of the transaction, which must be ``REPEATABLE READ``, writable
-    and have a ``lock_timeout``. They must come before its first query. They return the version as their only row, and
-    make the transaction read-only.
+    Send them before the first query of a transaction that is ``REPEATABLE READ``, writable and has a ``lock_timeout``,
+    in one round trip. They return the version as their only row, and make the transaction read-only.
     """
     return f"SAVEPOINT turn; {_TAKE_TURN}; {_ASSIGN}; ROLLBACK TO SAVEPOINT turn; SET TRANSACTION READ ONLY"
 
@@ -95,11 +91,9 @@ def least_next(connection: Connection) -> int:
 
 
 def note(connection: Connection) -> tuple[UUID, int]:
-    """Note the latest version, if it is new: this assigns and skips none. Any number of processes may do it.
+    """Note the latest version, if it is new; return the installation, and the latest noted version or 0.
 
-    Returns:
-        The installation, and the latest noted version; 0 if there is none. If it is also kept in Elasticsearch,
-        `syncer.indexing.failover` detects that the database was set back together with its notes.
+    If that is also kept in Elasticsearch, `syncer.indexing.failover` detects a database set back with its notes.
     """
     installation, noted, version, at = row(connection, _LOOK)
     if version is None or version <= noted:

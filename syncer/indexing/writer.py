@@ -6,17 +6,16 @@ All code that writes documents does it here, on a connection of its own, in thre
     send     write them whole with that version; delete those that are gone                `syncer.elasticsearch.bulk`
     settle   check that nothing has overtaken the write; record what was refused
 
-Each step is one round trip for one slice of the ids, which is as large as `syncer.indexing.flow_control` says. A failed
-step is retried until it succeeds: the documents are built again, with a new version. If the SELECT raises, the slice is
-halved until the document at fault is alone.
+Each step is one round trip for one slice of the ids. A failed step is retried until it succeeds: the documents are
+built again, with a new version. If the SELECT raises, the slice is halved until the document at fault is alone.
 
 Guarantees:
 
 - A document that is removed meanwhile is not brought back: a write that was overtaken by its removal, or by a listing
   that looks for removed documents, is done again.
-- A document that is refused for good becomes a dead letter: if it was refused alone, and again once others were seen to
-  be taken. Those are documents that the index has taken before. If it refuses them too, the index is at fault, and its
-  definition is suspended; what was refused is tried before it resumes.
+- A document becomes a dead letter if it was refused alone, and again once others were taken. Those are documents that
+  the index has taken before. If it refuses them too, its definition is suspended; the refused are tried before it
+  resumes.
 - A document counts as written only once Postgres has flushed what it shows.
 """
 
@@ -44,10 +43,11 @@ from syncer.base.error_policy import (
     decide_item,
     explain_refusal,
     explain_refusals,
+    explain_select,
     is_of_data,
     kind,
 )
-from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
+from syncer.base.errors import DocumentError, IndexingError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, Target, WriteReport
 from syncer.base.postgres import Connection, Link, bounded
@@ -70,12 +70,10 @@ _FAILING_MAX = 100
 _OTHERS = 20
 _FAILED_ATTEMPTS_MAX = 5
 """How often a document is sent for which Elasticsearch fails (500), before it becomes a dead letter."""
-
 _SUSPECTS_MAX = 8
 """How many documents are refused alone, and none is taken, before the index is at fault without a witness."""
-_WITNESSES = 8
-_SAMPLE = 100
-"""Of how many documents the witnesses are chosen."""
+_WITNESSES, _SAMPLE = 8, 100
+"""How many witnesses there are, and of how many documents they are chosen."""
 _TAKEN = ("indexed", "skipped")
 
 _Result = TypeVar("_Result")
@@ -92,12 +90,10 @@ class Slice:
         attempts: How many attempts have failed in a row.
         rewrites: How many times in a row some of them had to be written again.
         is_unanswered: Whether a request got no answer: it is then unknown what it created.
-        batch: The documents as built last.
-        outcome: What Elasticsearch made of them.
-        results: By id, what became of a document in the end; shared by the slices of one write, as is the report.
-        report: The time spent.
-        suspects: Documents that were refused alone, by id: they or the index may be at fault. Shared as the results.
-        witnesses: Documents that were taken after suspects were refused. Shared, too.
+        batch, outcome: The documents as built last, and what Elasticsearch made of them.
+        results, report: By id, what became of a document in the end. Shared by the slices of a write, as what follows.
+        suspects: Documents that were refused alone, by id: they or the index may be at fault.
+        witnesses: Documents that were taken after suspects were refused.
         is_judged: Whether the documents were refused alone before, and others were taken since.
         is_witness: Whether the documents are those others.
     """
@@ -119,14 +115,14 @@ class Slice:
     is_judged: bool = False
     is_witness: bool = False
 
-    def parts(self, size: int) -> list[Slice]:
+    def cut(self, size: int) -> list[Slice]:
         """Return its documents in slices of at most this size, the first one last."""
-        places = reversed(range(0, len(self.ids), max(1, size)))
-        return [replace(self, ids=self.ids[place : place + size], attempts=0) for place in places]
+        starts = reversed(range(0, len(self.ids), max(1, size)))
+        return [replace(self, ids=self.ids[start : start + size], attempts=0) for start in starts]
 
     def halves(self) -> list[Slice]:
         """Return its documents in two slices, or in one if there is only one."""
-        return self.parts((len(self.ids) + 1) // 2)
+        return self.cut((len(self.ids) + 1) // 2)
 
 
 class Writer:
@@ -157,7 +153,7 @@ class Writer:
         self._link = Link(self._opened)
         self._composed_by: Composer | None = None
         self._usable: set[str] = set()
-        """The indices that were found usable on this connection."""
+        """The indices that were found usable since the connection was opened."""
 
     def write(
         self,
@@ -179,10 +175,8 @@ class Writer:
 
         Raises:
             Stopping: The writer was told to stop. It is safe to repeat.
-            SuspendedError: The definition is suspended. What was written before is valid.
-            DocumentError: The definition has to be suspended. What was written before is valid.
-            IndexingError, UnavailableError: `resumes` is set, and the index takes no documents, or the SELECT fails for
-                all of them.
+            DocumentError: The definition is suspended by now. What was written before is valid.
+            IndexingError: It ``resumes``, and the index takes no documents, or the SELECT fails for all of them.
             Exception: An error that the policy classifies as FATAL.
         """
         all_ids = list(dict.fromkeys(ids))
@@ -204,7 +198,7 @@ class Writer:
         while slices:
             current = slices.pop()
             if len(current.ids) > (size := self._flow.documents(whole.index_name)):
-                slices += current.parts(size)
+                slices += current.cut(size)
                 continue
             if whole.results:
                 self._pause(0)  # a component that is told to stop leaves the rest to the next process
@@ -252,12 +246,7 @@ class Writer:
     # One attempt: build, send, settle
 
     def _attempt(self, current: Slice) -> list[Slice]:
-        """Build, send and settle once; return what remains to be written.
-
-        Raises:
-            UnavailableError: Elasticsearch has refused some documents for now. They are left in the slice.
-            Exception: Any other error, without a retry.
-        """
+        """Build, send and settle once, without a retry; return what remains to be written."""
         current.attempts += 1
         try:
             with self._link.used():
@@ -277,16 +266,11 @@ class Writer:
             return current.halves() if len(current.ids) > 1 else self._dead_letter_unbuilt(current, error)
         too_large = list(current.batch.too_large.keys() - current.results.keys() - set(again))
         rewritten = [replace(current, ids=again, attempts=0, rewrites=current.rewrites + 1)] if again else []
-        untried = [each.id for each in current.outcome.untried if each.id not in again and not current.is_witness]
+        untried = [] if current.is_witness else [id_ for id_ in _ids(current.outcome.untried) if id_ not in again]
         return [*replace(current, ids=[*untried, *too_large]).halves(), *rewritten]
 
     def build(self, current: Slice) -> None:
-        """Build the documents of a slice, as `Composer.compose` does. Send the result at once, then settle it.
-
-        Raises:
-            DocumentError: The definition has to be suspended, or is.
-            psycopg.Error: The SELECT failed on some row, or the connection did.
-        """
+        """Build the documents of a slice, as `Composer.compose` does. Send the result at once, then settle it."""
         began = time.monotonic()
         number = len(current.ids)
         # Documents that are larger than others share the memory with them are not fetched beside them.
@@ -302,12 +286,7 @@ class Writer:
             self._flow.halve(current.index_name, number)
 
     def send(self, current: Slice) -> None:
-        """Send the built documents.
-
-        Raises:
-            DocumentError: The definition has to be suspended.
-            Exception: Any other error, without a retry.
-        """
+        """Send the built documents; a `DocumentError` if their definition has to be suspended."""
         document, compositions = current.batch.document, current.batch.compositions
         current.outcome = BulkOutcome()
         if document is None or not compositions:
@@ -328,13 +307,12 @@ class Writer:
         current.report.index_seconds += time.monotonic() - began
         if current.outcome.has_met_pipeline:
             self._require_usable(document)  # it names the pipeline
-            raise DocumentError(
-                f"An ingest pipeline may have changed documents of {document.name}, and is not set any more",
-                hint="It resumes by itself in a few seconds, and writes all documents again.",
-                document=document.name,
-                revision=document.revision,
+            problem = f"An ingest pipeline may have changed documents of {document.name}, and is not set any more"
+            lifted = IndexingError(
+                problem, hint="It resumes by itself in a few seconds, and writes all documents again."
             )
-        if any(each.status == NO_ROOM for each in current.outcome.rejections):
+            raise DocumentError.of(lifted, document.name, document.revision)
+        if any(rejection.status == NO_ROOM for rejection in current.outcome.rejections):
             self._flow.halve(document.index_name, len(compositions))
         else:
             self._flow.restore(document.index_name)
@@ -348,7 +326,6 @@ class Writer:
         Raises:
             UnavailableError: Elasticsearch has refused some for now. The slice has their ids, and those to write again.
             DocumentError: The definition has to be suspended.
-            psycopg.Error: Nothing was recorded.
         """
         batch, outcome, results = current.batch, current.outcome, current.results
         document = batch.document
@@ -361,21 +338,21 @@ class Writer:
         if outcome.newer_version and failover.doubt(connection, self._index, outcome.newer_version):
             # That version was not assigned in this cluster identity; one that was is at least as new as ours.
             self._link.close()  # the next connection enters another epoch
-            return [each.id for each in batch.compositions]
+            return _ids(batch.compositions)
         # After a TRUNCATE, or for a new definition, a job lists all documents, and removes others that were indexed
         # before. A listing that has begun since these were read may not treat them as orphans. If none has, they were
         # written before the job reads the sequence numbers: see `syncer.jobs.listing`.
         # Rule: late-writers-ask-for-listings.
-        if state is not None and state.listings != batch.listings and any(each.source for each in batch.compositions):
-            return [each.id for each in batch.compositions]
-        refused, failed = self._sorted(current, document)
-        untried = [each.id for each in outcome.untried]
+        has_source = any(composition.source for composition in batch.compositions)
+        if has_source and state is not None and state.listings != batch.listings:
+            return _ids(batch.compositions)
+        refused, failed = self._tell_apart(current, document)
         changed = self._dead_letter(current, document, failed) if failed else []
         # Rule: write-again-over-what-was-not-assigned. After some times the version is out of reach: it was made up.
-        unsure = [each.id for each in outcome.unsure]
+        unsure = _ids(outcome.unsure)
         again = [*changed, *unsure] if current.rewrites < _REWRITES_MAX else []
-        outcome.created = self._gone(document, outcome.created)
-        again += [each.id for each in outcome.created]
+        outcome.created = self._removed(document, outcome.created)
+        again += _ids(outcome.created)
         results.update(outcome.done | dict.fromkeys(unsure, "skipped") | dict.fromkeys(failed, "dead_lettered"))
         if state is not None and state.has_dead_letters:  # including those added after these were read
             dead_letters.clear(connection, document.index_name, list(outcome.done), batch.version)
@@ -384,29 +361,21 @@ class Writer:
         for id_ in (*again, *refused):
             results.pop(id_, None)
         if refused:
-            current.ids = [*again, *refused, *untried, *(batch.too_large.keys() - failed.keys() - set(again))]
-            first = next(iter(refused.values()))  # its reason may quote a value
-            raise UnavailableError(
-                f"Elasticsearch refuses {len(refused)} documents of {document.index_name} for now: "
-                f"{first.status} {first.kind}",
-                kind=f"{first.status} {first.kind}",
+            too_large = batch.too_large.keys() - failed.keys() - set(again)
+            current.ids = [*again, *refused, *_ids(outcome.untried), *too_large]
+            refusal = next(f"{rejection.status} {rejection.kind}" for rejection in refused.values())
+            raise UnavailableError(  # without the reason, which may quote a value
+                f"Elasticsearch refuses {len(refused)} documents of {document.index_name} for now: {refusal}",
+                kind=refusal,
             )
         return again
 
-    def _sorted(self, current: Slice, document: Document) -> tuple[dict[str, Rejection], dict[str, Failure]]:
-        """Return what Elasticsearch refuses for now, and the documents at fault, by id; note those that may be.
-
-        Raises:
-            DocumentError: The index takes no documents.
-        """
+    def _tell_apart(self, current: Slice, document: Document) -> tuple[dict[str, Rejection], dict[str, Failure]]:
+        """Return what Elasticsearch refuses for now, and the documents at fault, by id; note those that may be."""
         refused: dict[str, Rejection] = {}
-        failed = {
-            id_: Failure(
-                kind="document_too_large", error=f"{size} bytes, of {compose.DOCUMENT_BYTES_MAX} that it may have"
-            )
-            for id_, size in current.batch.too_large.items()
-            if size > compose.DOCUMENT_BYTES_MAX
-        }
+        sizes = {id_: size for id_, size in current.batch.too_large.items() if size > compose.DOCUMENT_BYTES_MAX}
+        too_large = "{} bytes, of " + f"{compose.DOCUMENT_BYTES_MAX} that it may have"
+        failed = {id_: Failure(kind="document_too_large", error=too_large.format(size)) for id_, size in sizes.items()}
         for rejection in current.outcome.rejections:
             action = decide_item(rejection.status, rejection.kind, rejection.reason)
             if action is Action.SUSPEND:
@@ -430,10 +399,9 @@ class Writer:
             DocumentError: The index refuses others, too.
         """
         suspects = whole.suspects
-        # The last slice may have none, as when its SELECT failed.
-        with self._link.used() as connection:
-            active = {document.index_name: document for document in registry.documents(connection)}
-        document = active.get(whole.index_name)
+        with self._link.used() as connection:  # the last slice may have none, as when its SELECT failed
+            active = registry.documents(connection)
+        document = next((document for document in active if document.index_name == whole.index_name), None)
         if document is None:
             suspects.clear()
             return []
@@ -447,12 +415,12 @@ class Writer:
         is_refused = any(suspect.kind in kinds for suspect in witness.suspects.values())
         if not is_taken and not is_refused and not is_last and len(suspects) < _SUSPECTS_MAX:
             return []
-        # A mass update may spoil some of the witnesses, too. A pipeline or a model may concern some documents only.
-        if (is_refused and not (is_taken and is_of_data)) or (
-            not is_taken and (not is_of_data or len(suspects) >= _SUSPECTS_MAX)
+        # A mass update may spoil some of the witnesses, too. A model may concern some documents only.
+        if (is_refused and not is_of_data) or (
+            not is_taken and (is_refused or not is_of_data or len(suspects) >= _SUSPECTS_MAX)
         ):
-            first = next(iter(suspects.values()))
-            refusal = explain_refusals(document.name, f"{first.kind}: {first.reason}")
+            suspect = next(iter(suspects.values()))
+            refusal = explain_refusals(document.name, f"{suspect.kind}: {suspect.reason}")
             ids = list(suspects)[:_SUSPECTS_MAX]
             suspects.clear()
             raise DocumentError.of(refusal, document.name, document.revision, ids=ids)
@@ -464,12 +432,12 @@ class Writer:
     def _witnesses(self, whole: Slice, document: Document) -> list[str]:
         """Return documents that the index has taken: of this write and at random, those most like the first suspect.
 
-        A pipeline or a model may concern those only that have a field.
+        A model may concern those only that have a field.
         """
-        written = [id_ for id_, result in whole.results.items() if result in _TAKEN]
+        taken = [id_ for id_, result in whole.results.items() if result in _TAKEN]
         with self._link.used() as connection, at_work_for(document.name, document.revision, isolates=True):
             sampled = self._index.holdings.sample(document.target, but=whole.ids, number=_SAMPLE)
-            ids = list(dict.fromkeys([*written[-_SAMPLE:], *sampled]))
+            ids = list(dict.fromkeys([*taken[-_SAMPLE:], *sampled]))
             dead = dead_letters.errors(connection, document.index_name, ids)
             ids = [id_ for id_ in ids if id_ not in dead]
             try:
@@ -481,8 +449,7 @@ class Writer:
                 return ids[:_WITNESSES]
         fields = _fields(next(iter(whole.suspects.values())).composition)
         documents = [composition for composition in batch.compositions if composition.source is not None]
-        documents.sort(key=lambda composition: len(fields - _fields(composition)))
-        return [composition.id for composition in documents[:_WITNESSES]]
+        return _ids(sorted(documents, key=lambda document: len(fields - _fields(document)))[:_WITNESSES])
 
     def _require_usable(self, document: Document) -> None:
         """Raise a `DocumentError` if the index, and not its documents, may be the reason for what is refused."""
@@ -490,23 +457,23 @@ class Writer:
             has_routing = document.dependencies.has_routing
             self._index.holdings.require_usable(document.target, has_routing=has_routing)
 
-    def _gone(self, document: Document, created: Sequence[Composition]) -> list[Composition]:
+    def _removed(self, document: Document, created: Sequence[Composition]) -> list[Composition]:
         """Return those created documents that are gone from Postgres, or belong on another shard."""
         # Elasticsearch forgets the version of a deleted document: after index.gc_deletes, and at once when its index is
         # closed and opened or the shard moves. A delayed write then creates it again, however old its version is. A
         # later removal has a change of its own. If this writer dies, another one gets its changes or its chunk.
         # Rule: late-creations-are-done-again.
-        written = [composition for composition in created if composition.source is not None]
-        if not written:
+        created = [composition for composition in created if composition.source is not None]
+        if not created:
             return []
         try:
             with at_work_for(document.name, document.revision, isolates=True):
-                places = existing(self._link.connection, document, [composition.id for composition in written])
+                places = existing(self._link.connection, document, _ids(created))
         except psycopg.Error as error:
             if not is_of_data(error):
                 raise
-            return written  # it fails on a row of theirs or on another one: building them again tells
-        return [composition for composition in written if composition.place not in places]
+            return created  # it fails on a row of theirs or on another one: building them again tells
+        return [composition for composition in created if composition.place not in places]
 
     def _may_leave_orphans(self, current: Slice) -> bool:
         """Return whether a slice that is given up may have written what no fan-out finds: a document that is gone."""
@@ -516,18 +483,14 @@ class Writer:
         created = current.batch.compositions if current.is_unanswered else outcome.created
         try:
             with self._link.used():
-                return document is not None and bool(self._gone(document, created))
+                return document is not None and bool(self._removed(document, created))
         except (DocumentError, psycopg.errors.LockNotAvailable):
             return bool(created)
 
     # Dead letters
 
     def _dead_letter(self, current: Slice, document: Document, failed: Mapping[str, Failure]) -> list[str]:
-        """Record dead letters; return the ids of those that are no longer the documents that failed.
-
-        Raises:
-            NotReadyError: They cannot be recorded, although Postgres is available.
-        """
+        """Record dead letters; return the ids of those that are no longer the documents that failed."""
         self._record(document, current.batch.version, failed)
         # Another writer may have written them meanwhile, and looked for dead letters before these were recorded. A
         # writer of a later change finds these.
@@ -537,23 +500,22 @@ class Writer:
             if not is_of_data(error):
                 raise
             return list(failed)
-        sent = {composition.id: (composition.source, composition.routing) for composition in current.batch.compositions}
-        return [again.id for again in rebuilt.compositions if sent.get(again.id) != (again.source, again.routing)]
+        sent = {(composition.id, composition.source, composition.routing) for composition in current.batch.compositions}
+        return [later.id for later in rebuilt.compositions if (later.id, later.source, later.routing) not in sent]
 
     def _record(self, document: Document, version: int, failed: Mapping[str, Failure]) -> None:
         dead_letters.dead_letter(self._link.connection, document.index_name, version, failed)
         for id_, failure in failed.items():
             # With the kind of error only: a server's message quotes values.
             if number := self._dead_lettered.count((document.index_name, failure.kind)):
-                where = {"index": document.index_name, "kind": failure.kind, "documents": number}
-                structlog.get_logger().error("document.dead_lettered", **where, sample_id=id_)
+                group = {"index": document.index_name, "kind": failure.kind, "documents": number}
+                structlog.get_logger().error("document.dead_lettered", **group, sample_id=id_)
 
     def _dead_letter_unbuilt(self, current: Slice, error: psycopg.Error) -> list[Slice]:
         """Dead-letter the only document of a slice, for which the SELECT raises; return it to be tried once more.
 
         Raises:
             DocumentError: The definition has to be suspended: the SELECT raises whatever the document is, or for none.
-            psycopg.Error: Nothing was recorded.
         """
         with self._link.used():
             batch = self._composer.compose(current.index_name, [], resumes=current.resumes)
@@ -569,11 +531,7 @@ class Writer:
         return [replace(current, attempts=0)]
 
     def _require_others(self, document: Document, error: psycopg.Error) -> None:
-        """Check that the SELECT does not fail for other documents too, as on a row that all of them show.
-
-        Raises:
-            DocumentError: It fails for each of those that were tried.
-        """
+        """Suspend the definition if its SELECT fails for other documents, too, as on a row that all of them show."""
         self._failing[document.index_name] = -10 * _FAILING_MAX  # to choose others may take as long as to read all ids
         connection, ids = self._link.connection, list[str]()
         try:
@@ -584,31 +542,22 @@ class Writer:
         read = partial(current_rows, connection, document, lock_seconds=COMPONENT_LOCK_SECONDS)
         _, failing = isolated(read, ids)
         if 1 < len(failing) == len(ids):
-            try:
-                with at_work_for(document.name, document.revision):
-                    raise error
-            except DocumentError as explained:
-                explained.ids = ids
-                raise
-
-    # Retries
+            refusal = explain_select(error, document.name)
+            raise DocumentError.of(refusal, document.name, document.revision, ids=ids) from error
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         return retry(action, pause=self._pause, component=self._name)
 
     def _log_written(self, current: Slice, document: Document) -> None:
-        log = structlog.get_logger()
+        log = structlog.get_logger().bind(component=self._name, index=document.index_name, **current.origin)
         for composition in current.batch.compositions:
-            if composition.id in current.outcome.done:
-                log.debug(
-                    "document.written",
-                    component=self._name,
-                    index=document.index_name,
-                    id=composition.id,
-                    version=composition.version,
-                    is_delete=composition.source is None,
-                    **current.origin,
-                )
+            id_, version = composition.id, composition.version
+            if id_ in current.outcome.done:
+                log.debug("document.written", id=id_, version=version, is_delete=composition.source is None)
+
+
+def _ids(compositions: Sequence[Composition]) -> list[str]:
+    return [composition.id for composition in compositions]
 
 
 def _fields(composition: Composition) -> set[str]:

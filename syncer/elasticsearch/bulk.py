@@ -108,11 +108,8 @@ class Index:
     def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
         """Write documents to one target, in requests of bounded size.
 
-        A document that moves to another shard and is rejected there is deleted from its former shard all the same.
-
-        Raises:
-            elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole, for now. To write all
-                of them again is harmless.
+        A document that moves to another shard and is rejected there is deleted from its former shard all the same. If a
+        request fails as a whole, earlier ones may have been written: to write all of them again is harmless.
         """
         outcome, tasks, size = BulkOutcome(), list[_Task](), 0
         for composition in compositions:
@@ -172,12 +169,11 @@ class Index:
             )
         except elasticsearch.ApiError as error:
             status, kind, why = error.status_code, str(error.message), reason(error)
+            # Elasticsearch 9 refuses a part of a request for the parts before it: twice the size, if it can be halved.
             if _never_fits(error, len(body) if len(tasks) == 1 else 2 * len(body)):
+                why = f"a request of {len(body)} bytes with nothing but this document is larger than Elasticsearch "
+                why += "takes: http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
                 status, kind = _TOO_LARGE, TOO_LARGE
-                why = (
-                    f"a request of {len(body)} bytes with nothing but this document is larger than Elasticsearch "
-                    "takes: http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
-                )
             elif decide(error) is Action.RETRY:
                 raise
             return {task.composition.id: [Rejection(task.composition, status, kind, why)] for task in tasks}
@@ -189,16 +185,14 @@ class Index:
             return {}
         operations = len(update) + sum(task.operations for task in tasks)
         if len(items) != operations:  # the outcome of the others is unknown
-            raise UnavailableError(
-                f"Elasticsearch answered {len(items)} items to a bulk request of {operations}",
-                hint="Does a proxy in front of Elasticsearch change its responses?",
-            )
+            problem = f"Elasticsearch answered {len(items)} items to a bulk request of {operations}"
+            raise UnavailableError(problem, hint="Does a proxy in front of Elasticsearch change its responses?")
         answers = (_answer(item, target) for item in items[len(update) :])
-        settled = {
-            task.composition.id: _settle(task.composition, list(islice(answers, task.operations)), outcome)
-            for task in tasks
-        }
-        return {id_: rejections for id_, rejections in settled.items() if rejections}
+        refused = {}
+        for composition, number, _ in tasks:
+            if rejections := _settle(composition, list(islice(answers, number)), outcome):
+                refused[composition.id] = rejections
+        return refused
 
     # The epoch and the last assigned version: kept here, where a restore of Postgres cannot set them back.
 
@@ -220,9 +214,8 @@ class Index:
         try:
             self._write_state("epoch", installation, epoch)
         except elasticsearch.ConflictError as error:
-            raise UnavailableError(
-                f"Another daemon has entered epoch {epoch}, or a later one", hint="The daemon retries by itself."
-            ) from error
+            problem = f"Another daemon has entered epoch {epoch}, or a later one"
+            raise UnavailableError(problem, hint="The daemon retries by itself.") from error
 
     def forget(self, installation: UUID | str) -> None:
         """Delete what is recorded for an installation, and the index of syncer's own if nothing else is in it."""
@@ -244,20 +237,12 @@ class Index:
 
     def _write_state(self, name: str, installation: UUID, number: int) -> None:
         create_own(self._client, _STATE_INDEX, {})
-        self._client.index(
-            index=_STATE_INDEX,
-            id=f"{name}-{installation}",
-            version=number,
-            version_type="external",
-            document={name: number},
-        )
+        versioned: dict[str, Any] = {"version": number, "version_type": "external", "document": {name: number}}
+        self._client.index(index=_STATE_INDEX, id=f"{name}-{installation}", **versioned)
 
 
 def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:
-    """Whether a request of this size was refused for its size and will be until a setting changes.
-
-    Elasticsearch 9 refuses a part of a request for the parts before it: what can be halved counts as twice its size.
-    """
+    """Whether a request of this size was refused for its size and will be until a setting changes."""
     if error.status_code == _TOO_LARGE:
         return True
     if error.status_code != NO_ROOM or is_by_another(error):
@@ -287,9 +272,9 @@ def _operations(composition: Composition, stale: Sequence[str]) -> list[bytes]:
     return [b"%b%b\n" % (f'{{"index":{{{own}}}}}\n'.encode(), source), *deletes]
 
 
-def _update_of_nothing(first: Composition) -> bytes:
+def _update_of_nothing(deleted: Composition) -> bytes:
     """Return an operation without effect: no text of Postgres is this id. It asks the shard of the first delete."""
-    return f'{{"update":{{"_id":"\\u0000","routing":{_quoted(first.place.routing)}}}}}\n{{"doc":{{}}}}\n'.encode()
+    return f'{{"update":{{"_id":"\\u0000","routing":{_quoted(deleted.place.routing)}}}}}\n{{"doc":{{}}}}\n'.encode()
 
 
 def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
@@ -324,8 +309,7 @@ def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcom
         return []
     matches = [_FOUND_VERSION.search(str(item.get("error", {}).get("reason", ""))) for item in failed]
     versions = [int(match[1]) if match else 0 for match in matches]
-    newer = [version for version in versions if version != composition.version]
-    outcome.newer_version = max(outcome.newer_version, *newer, 0)
+    outcome.newer_version = max(outcome.newer_version, *(set(versions) - {composition.version}), 0)
     if any(version == composition.version or is_raised(version) for version in versions):
         outcome.unsure.append(composition)
     else:
@@ -353,6 +337,5 @@ def _may_be_of_another(rejection: Rejection) -> bool:
 def _rejection(composition: Composition, item: Mapping[str, Any]) -> Rejection:
     error = item.get("error", {})
     why, cause = error.get("reason", ""), error.get("caused_by", {}).get("reason", "")
-    if cause not in why:
-        why = f"{why}: {cause}"
+    why = why if cause in why else f"{why}: {cause}"
     return Rejection(composition, item["status"], error.get("type", "unknown"), why)

@@ -48,12 +48,12 @@ def connect(
         client = (_Patient if is_patient else _Client)(settings.urls, **options)
     except (ValueError, OSError) as error:
         # Not chained: the client's message may quote a password in the URL.
-        raise IndexingError(
+        problem = (
             "The client of Elasticsearch does not take elasticsearch.url, .ca_certs and the credentials as they are"
-            + (f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""),
-            hint="As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
-            "ca_certs is a file of PEM certificates.",
-        ) from None
+        )
+        problem += f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+        hint = "As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
+        raise IndexingError(problem, hint=f"{hint}ca_certs is a file of PEM certificates.") from None
     require_supported(client.info().body)
     return client
 
@@ -64,10 +64,8 @@ def require_supported(info: Mapping[str, Any]) -> None:
     number = str(version.get("number", "0"))
     product = version.get("distribution", "elasticsearch")
     if product != "elasticsearch" or int(number.split(".", maxsplit=1)[0]) < OLDEST_SUPPORTED_VERSION:
-        raise IndexingError(
-            f"{product.capitalize()} {number} is not supported",
-            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Check elasticsearch.url.",
-        )
+        hint = f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Check elasticsearch.url."
+        raise IndexingError(f"{product.capitalize()} {number} is not supported", hint=hint)
 
 
 class _Client(Elasticsearch):

@@ -113,11 +113,9 @@ class Indices:
                 answer = self._client.indices.validate_query(**query).body
                 if not answer["valid"]:
                     why = "".join(explanation.get("error", "") for explanation in answer.get("explanations", ()))
-                    raise IndexingError(
-                        f"The alias {alias} cannot move to the new index, which refuses its filter: {why}",
-                        hint="Change or remove the alias, or keep in index.json what it filters by. Searches still use "
-                        "the current index.",
-                    )
+                    problem = f"The alias {alias} cannot move to the new index, which refuses its filter: {why}"
+                    advice = "Change or remove the alias, or keep in index.json what it filters by."
+                    raise IndexingError(problem, hint=f"{advice} Searches still use the current index.")
 
     def _create(
         self, document: str, target: Target, body: Mapping[str, Any], meta: Mapping[str, Any] | None = None
@@ -147,11 +145,9 @@ class Indices:
         try:
             self._client.indices.create(index=target.index_name)
         except elasticsearch.BadRequestError:
-            return IndexingError(
-                f"Elasticsearch refuses to create an index for {document}: {why}",
-                hint="index.json is not the reason: it refuses that index without settings and mappings, too. See the\n"
-                "cluster's index templates and limits.",
-            )
+            hint = "index.json is not the reason: it refuses that index without settings and mappings, too. See the\n"
+            hint += "cluster's index templates and limits."
+            return IndexingError(f"Elasticsearch refuses to create an index for {document}: {why}", hint=hint)
         self._client.indices.delete(index=target.index_name)
         return _refused(document, why)
 
@@ -180,19 +176,18 @@ class Indices:
             if colour in ("green", required):
                 return
             if time.monotonic() >= deadline:
-                raise IndexingError(
-                    f"{target.index_name} is {colour} after {seconds_max:,.0f} s, and should be {required}",
-                    hint="Is a node down, or a disk full? Searches still use the current index. Run the command again.",
-                )
+                problem = f"{target.index_name} is {colour} after {seconds_max:,.0f} s, and should be {required}"
+                hint = "Is a node down, or a disk full? Searches still use the current index. Run the command again."
+                raise IndexingError(problem, hint=hint)
             time.sleep(_LOOK_SECONDS)
 
     def change(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
         """Update an existing index in place to match ``index.json``. What is removed there stays until a rebuild."""
         self.settle(target)  # a load that was killed must not bring the settings of that time back later
         if refusal := self.try_change(target, body):
+            hint = "The active definition is unchanged. Run `syncer apply` again: it finds out what is needed."
             raise IndexingError(
-                f"Elasticsearch refuses to change the index of {document} in place: {refusal}",
-                hint="The active definition is unchanged. Run `syncer apply` again: it finds out what is needed.",
+                f"Elasticsearch refuses to change the index of {document} in place: {refusal}", hint=hint
             )
 
     def try_change(self, target: Target, body: Mapping[str, Any]) -> str | None:
@@ -229,9 +224,8 @@ class Indices:
     def _put_settings(self, target: Target, settings: Mapping[str, Any]) -> None:
         put = self._client.indices.put_settings
         if settings and not put(index=target.index_name, settings=settings)["acknowledged"]:
-            raise IndexingError(
-                f"Not every node has taken the settings of {target.index_name} in time", hint="Run the command again."
-            )
+            problem = f"Not every node has taken the settings of {target.index_name} in time"
+            raise IndexingError(problem, hint="Run the command again.")
 
     def _put_meta(self, target: Target, ours: Mapping[str, Any]) -> None:
         mappings = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
@@ -262,10 +256,8 @@ class Indices:
         """Point the search alias at this index and no other, atomically. May be repeated."""
         installation = self._meta(to.index_name).get("installation")
         if installation is None:
-            raise IndexingError(
-                f"{to.index_name} is gone, and {alias} cannot point at it",
-                hint="Was it deleted by hand? Searches find the same index as before.",
-            )
+            hint = "Was it deleted by hand? Searches find the same index as before."
+            raise IndexingError(f"{to.index_name} is gone, and {alias} cannot point at it", hint=hint)
         self.require_free(alias, installation)
         # What the index before is searched as, the new one is, too, with the same filters and routings.
         added = {alias: {}, **self._meta(to.index_name).get("aliases", {})}
@@ -307,10 +299,9 @@ class Indices:
         """Refuse indices that another installation of syncer created."""
         for target in targets:
             if self._meta(target.index_name).get("installation", installation) != installation:
-                raise IndexingError(
-                    f"The index {target.index_name} is not this database's: nothing is written to it",
-                    hint="Was a dump restored without its schema syncer? `syncer apply` says how to replace the index.",
-                )
+                problem = f"The index {target.index_name} is not this database's: nothing is written to it"
+                hint = "Was a dump restored without its schema syncer? `syncer apply` says how to replace the index."
+                raise IndexingError(problem, hint=hint)
 
     def take_over(self, target: Target, installation: str) -> None:
         """Make another installation's index this one's, to be replaced. From then on it takes no writes."""
@@ -324,10 +315,8 @@ class Indices:
             return
         for name, index in answer.body.items():
             if name == alias:
-                raise IndexingError(
-                    f"{alias} is an index, and syncer needs the name for an alias",
-                    hint="Name another alias in document.yaml, or delete that index.",
-                )
+                hint = "Name another alias in document.yaml, or delete that index."
+                raise IndexingError(f"{alias} is an index, and syncer needs the name for an alias", hint=hint)
             owner = index["mappings"].get("_meta", {}).get("syncer", {}).get("installation")
             if owner != installation:
                 hint = f"name another alias in document.yaml, or delete the index {name} if it is unused."
@@ -336,10 +325,8 @@ class Indices:
                         "If no other syncer writes it, as after `syncer migrate --anew`, replace it without a gap:\n"
                         f"syncer apply --take-over {document}\nIf another one does, {hint}"
                     )
-                raise IndexingError(
-                    f"The alias {alias} already points at {name}, which is not this database's",
-                    hint=hint[0].upper() + hint[1:],
-                )
+                problem = f"The alias {alias} already points at {name}, which is not this database's"
+                raise IndexingError(problem, hint=hint[0].upper() + hint[1:])
 
     def hide(self, target: Target, alias: str) -> None:
         """Remove the search alias from an index that will be dropped; refuse if it has another. It may be gone."""
@@ -355,11 +342,9 @@ class Indices:
     def _require_unused(self, target: Target, *, but: str | None = None) -> set[str]:
         """Return the aliases of an index, if it has no others than its write alias and this one."""
         aliases = set(self._aliases(target.index_name))
-        if others := aliases - {target.write_alias, but}:
-            raise IndexingError(
-                f"{target.index_name} is searched as {', '.join(sorted(others))}, and is not dropped",
-                hint="Let the alias point at another index first.",
-            )
+        if searched := sorted(aliases - {target.write_alias, but}):
+            problem = f"{target.index_name} is searched as {', '.join(searched)}, and is not dropped"
+            raise IndexingError(problem, hint="Let the alias point at another index first.")
         return aliases
 
     # Scratch indices, on which a trial writes documents that no search finds
@@ -379,7 +364,7 @@ class Indices:
         With ``live``, it is a copy of that index, changed in place: only Elasticsearch can tell whether that works.
         """
         with self._removed_afterwards(document, alias, self.body(live) if live else body) as target:
-            if live and (refusal := self.try_change(target, body)) is not None:
+            if live and (refusal := self.try_change(target, body)):
                 raise _refused(document, refusal.replace(target.index_name, live.index_name))
             shown = live.index_name if live else f"a new index for {document}"
             self._require_sound(target, shown, has_routing=has_routing)
@@ -392,7 +377,7 @@ class Indices:
         """Return why an index cannot be changed in place to match index.json; None if it can."""
         with self._removed_afterwards(document, alias, self.body(live)) as target:
             refusal = self.try_change(target, body)
-        return None if refusal is None else refusal.replace(target.index_name, live.index_name)
+        return refusal and refusal.replace(target.index_name, live.index_name)
 
     @contextmanager
     def _removed_afterwards(self, document: str, alias: str, body: Mapping[str, Any]) -> Iterator[Target]:
@@ -435,10 +420,8 @@ def _removal(index_name: str, alias: str) -> dict[str, Any]:
 
 
 def _refused(document: str, why: str) -> IndexingError:
-    return IndexingError(
-        f"Elasticsearch refuses the index.json of {document}: {why}",
-        hint="Change what it names in index.json: its settings and mappings are passed on unchanged.",
-    )
+    hint = "Change what it names in index.json: its settings and mappings are passed on unchanged."
+    return IndexingError(f"Elasticsearch refuses the index.json of {document}: {why}", hint=hint)
 
 
 def _as_returned(value: Any) -> Any:

@@ -154,8 +154,8 @@ def index_metadata(
     return indices
 
 
-class _PageTooLargeError(Exception):
-    """A search asked for more than the index allows; the next one asks for less."""
+class _TooManyIdsError(Exception):
+    """A search asked for more documents by their ids than the index allows; the next one asks for fewer."""
 
 
 class Holdings:
@@ -185,10 +185,8 @@ class Holdings:
         routings = [routing for routing in (*shards.addresses, *map(str, range(64))) if shards.shard(routing) == shard]
         answer = self._client.search_shards(index=target.index_name, routing=",".join(routings))
         if {copy["shard"] for copies in answer.body["shards"] for copy in copies} - {shard}:
-            raise IndexingError(
-                f"Elasticsearch routes the documents of {target.index_name} to other shards than syncer computes",
-                hint="This Elasticsearch is newer than syncer knows. Upgrade syncer.",
-            )
+            problem = f"Elasticsearch routes the documents of {target.index_name} to other shards than syncer computes"
+            raise IndexingError(problem, hint="This Elasticsearch is newer than syncer knows. Upgrade syncer.")
 
     def refresh(self, target: Target) -> None:
         """Make searches find everything written so far, on every shard."""
@@ -215,15 +213,13 @@ class Holdings:
         request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}
         try:
             page = self._search(target, request)
-        except _PageTooLargeError:
+        except _TooManyIdsError:
             return self.find(target, valid)
         if page.total.value <= len(page.hits):
             return page.hits
         if len(valid) == 1:
-            raise IndexingError(
-                f"{target.index_name} has more than {len(page.hits):,} copies of {valid[0]}",
-                hint="Is index.max_result_window less than the number of its shards?",
-            )
+            problem = f"{target.index_name} has more than {len(page.hits):,} copies of {valid[0]}"
+            raise IndexingError(problem, hint="Is index.max_result_window less than the number of its shards?")
         middle = len(valid) // 2
         return self.find(target, valid[:middle]) + self.find(target, valid[middle:])
 
@@ -231,10 +227,7 @@ class Holdings:
         """Return the ids of so many documents, or fewer, as searches find them: any but these, at random."""
         unlike = {"bool": {"must_not": {"ids": {"values": list(but)}}}}
         query = {"function_score": {"query": unlike, "random_score": {}}}
-        try:
-            return [hit.id for hit in self._search(target, {"query": query, "size": number, "_source": False}).hits]
-        except _PageTooLargeError:
-            return self.sample(target, but=but, number=number)
+        return [hit.id for hit in self._search(target, {"query": query, "size": number, "_source": False}).hits]
 
     def sequence_numbers(self, target: Target) -> dict[str, int]:
         """Return the last sequence number of each shard; every later write gets a greater one."""
@@ -266,10 +259,7 @@ class Holdings:
                 end = min(number, last + span)
                 request: dict[str, Any] = {"query": {"range": {"_seq_no": {"gt": last, "lte": end}}}, "size": page}
                 request |= {"sort": [{"_seq_no": "asc"}], "_source": False, "track_total_hits": False}
-                try:
-                    hits = self._search(target, request, shard=shard).hits
-                except _PageTooLargeError:
-                    continue
+                hits = self._search(target, request, shard=shard).hits
                 if hits:
                     yield [hit.place for hit in hits]
                 # Numbers have gaps where documents were written again.
@@ -323,7 +313,9 @@ class Holdings:
             if not re.search("max.result.window", str(error.body)) or size == 1:
                 raise
             self._hits_max[target.index_name] = size // 2
-            raise _PageTooLargeError from error
+            if "ids" in request["query"]:
+                raise _TooManyIdsError from error
+            return self._search(target, request, shard=shard)
         try:
             answer = _ANSWER.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:

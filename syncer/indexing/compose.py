@@ -83,10 +83,7 @@ class Batch:
 
 
 class _Plan(NamedTuple):
-    """What is prepared on a connection to read the documents of one definition.
-
-    The lock is the statement that locks its relations; the fingerprint is theirs when it was applied.
-    """
+    """What is prepared to read documents; the statement that locks the relations, and their fingerprint as applied."""
 
     document: Document
     name: str
@@ -129,15 +126,8 @@ class Composer:
     ) -> Batch:
         """Assign a version with a snapshot, and read the documents and their definition in it.
 
-        Args:
-            index_name: The index that they are for, which determines their definition.
-            ids: The documents to build.
-            everywhere: Whether any shard may hold a copy, although the SELECT has no ``_routing``.
-            bytes_max: The size above which a document is not fetched; at most `DOCUMENT_BYTES_MAX`.
-            resumes: Whether to build them although the definition is suspended, to find out if it may be resumed.
-
-        Returns:
-            A composition for each distinct id that is not too large; none if the definition is not active.
+        There is a composition for each distinct id; none if the definition is not active. A document larger than
+        ``bytes_max`` is not fetched. ``everywhere`` and ``resumes`` are as in `syncer.indexing.writer.Writer.write`.
 
         Raises:
             DocumentError: The definition is suspended, or has to be: its SELECT no longer fits, returns an id more than
@@ -246,9 +236,8 @@ class Composer:
         if state is None or (state.revision, state.role) != (document.revision, document.role):
             return False
         if state.is_suspended and not resumes:
-            raise SuspendedError(
-                f"{document.index_name} is suspended", document=document.name, revision=document.revision
-            )
+            problem = f"{document.index_name} is suspended"
+            raise SuspendedError(problem, document=document.name, revision=document.revision)
         if snapshot.uncaptured:
             raise uncaptured(self.connection, document, snapshot.uncaptured)
         return snapshot.fingerprint == plan.fingerprint
@@ -267,9 +256,8 @@ class Composer:
         with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
             applied = str(value(self.connection, fingerprint))
             documents = query_of(_BUILD, document, bytes_max=sql.SQL("$2"))
-            self.connection.execute(
-                sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)
-            )
+            prepare = sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)
+            self.connection.execute(prepare)
         lock = locking(lineage_fingerprint.lockable(document.dependencies.shapes))
         plan = self._plans[document.index_name] = _Plan(document, name, lock.as_string(self.connection), applied)
         return plan

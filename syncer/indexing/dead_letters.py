@@ -26,6 +26,7 @@ _Row = TypeVar("_Row")
 _LONG_ID_CHARACTERS = 80
 _ERROR_CHARACTERS_MAX = 500
 _PAGE_IDS = 10_000
+_DAMAGED = "Was the table syncer.dead_letter changed by hand? If not, please report it."
 
 # In the order of ids, as every statement that locks several.
 _DEAD_LETTER = """
@@ -39,13 +40,8 @@ SET version = excluded.version, kind = excluded.kind, error = excluded.error,
     failed_at = now(), recorded_in = excluded.recorded_in
 WHERE dead_letter.version <= excluded.version
 """
-_CLEAR = """
-DELETE FROM syncer.dead_letter AS l
-USING unnest($2::text[]) AS written (id)
-WHERE l.index_name = $1 AND l.id = written.id AND l.version < $3
-"""
+_CLEAR = "DELETE FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2::text[]) AND version < $3"
 COUNTS = "SELECT index_name, count(*) FROM syncer.dead_letter GROUP BY index_name"
-"""A query that returns the number of dead letters by index."""
 _ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
 _LETTERS = "SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter"
 _OF = "WHERE ($1::text IS NULL OR document = $1) AND ($2::text IS NULL OR id = $2)"
@@ -53,15 +49,11 @@ _PAGE = f"{_LETTERS} {_OF} ORDER BY index_name, id LIMIT $3"
 _SINCE = f"{_LETTERS} WHERE index_name = ANY ($1) AND recorded_in > $2::xid8 ORDER BY index_name, id LIMIT $3"
 _KINDS = """
 SELECT document, index_name, kind, count(*) AS letters, min(failed_at) AS first_at, min(id) AS example
-FROM syncer.dead_letter
-WHERE $1::text IS NULL OR document = $1
+FROM syncer.dead_letter WHERE $1::text IS NULL OR document = $1
 GROUP BY document, index_name, kind ORDER BY letters DESC, document, index_name, kind
 """
 _INDICES = f"SELECT index_name, count(*) FROM syncer.dead_letter {_OF} GROUP BY index_name ORDER BY index_name"
-_IDS = """
-SELECT id FROM syncer.dead_letter
-WHERE index_name = $1 AND NOT is_id_cut AND id > $2 ORDER BY id LIMIT $3
-"""
+_IDS = "SELECT id FROM syncer.dead_letter WHERE index_name = $1 AND NOT is_id_cut AND id > $2 ORDER BY id LIMIT $3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +91,7 @@ class DeadLetterGroup:
 
 
 def dead_letter(connection: Connection, index_name: str, version: int, failed: Mapping[str, Failure]) -> None:
-    """Record in one statement that documents could not be written with this version; a newer record is kept.
-
-    Raises:
-        NotReadyError: They cannot be recorded, although Postgres is available.
-    """
+    """Record in one statement that documents could not be written with this version; a newer record is kept."""
     rows = [
         (recorded(id_), _storable(failure.kind), _storable(failure.error), recorded(id_) != id_)
         for id_, failure in failed.items()
@@ -113,11 +101,8 @@ def dead_letter(connection: Connection, index_name: str, version: int, failed: M
     except psycopg.Error as error:
         if decide(error) is not Action.DEAD_LETTER:
             raise
-        raise NotReadyError(
-            f"Documents of {index_name} cannot be dead-lettered: {kind_of(error)}",
-            hint="Was the table syncer.dead_letter changed by hand? If not, please report it.",
-            kind=kind_of(error),
-        ) from error
+        problem, hint = f"Documents of {index_name} cannot be dead-lettered: {kind_of(error)}", _DAMAGED
+        raise NotReadyError(problem, hint=hint, kind=kind_of(error)) from error
 
 
 def _storable(text: str) -> str:

@@ -84,18 +84,8 @@ NO_ORIGIN: Mapping[str, int] = {}
 class Slice:
     """Documents of one index that are built together, and what became of them so far.
 
-    Args:
-        index_name, everywhere, origin, resumes: As in `Writer.write`.
-        ids: The documents that are left to write.
-        attempts: How many attempts have failed in a row.
-        rewrites: How many times in a row some of them had to be written again.
-        is_unanswered: Whether a request got no answer: it is then unknown what it created.
-        batch, outcome: The documents as built last, and what Elasticsearch made of them.
-        results, report: By id, what became of a document in the end. Shared by the slices of a write, as what follows.
-        suspects: Documents that were refused alone, by id: they or the index may be at fault.
-        witnesses: Documents that were taken after suspects were refused.
-        is_judged: Whether the documents were refused alone before, and others were taken since.
-        is_witness: Whether the documents are those others.
+    The first fields are as in `Writer.write`. The last are shared by the slices of a write: by id, what became of a
+    document in the end, and what was refused alone: it or the index may be at fault. Witnesses were taken after that.
     """
 
     index_name: str
@@ -103,17 +93,17 @@ class Slice:
     everywhere: bool = False
     origin: Mapping[str, int] = field(default_factory=dict)
     resumes: bool = False
-    attempts: int = 0
-    rewrites: int = 0
-    is_unanswered: bool = False
+    attempts: int = 0  # how many have failed in a row
+    rewrites: int = 0  # how many times in a row some of them had to be written again
+    is_unanswered: bool = False  # a request got no answer: it is unknown what it created
+    is_judged: bool = False  # they were refused alone before, and others were taken since
+    is_witness: bool = False  # they are those others
     batch: Batch = field(default_factory=lambda: Batch(compositions=()))
     outcome: BulkOutcome = field(default_factory=BulkOutcome)
     results: dict[str, str] = field(default_factory=dict)
     report: WriteReport = field(default_factory=WriteReport)
     suspects: dict[str, Rejection] = field(default_factory=dict)
     witnesses: list[str] = field(default_factory=list)
-    is_judged: bool = False
-    is_witness: bool = False
 
     def cut(self, size: int) -> list[Slice]:
         """Return its documents in slices of at most this size, the first one last."""
@@ -151,7 +141,8 @@ class Writer:
         self._failing: Counter[str] = Counter()
         """By index, for how many documents in a row the SELECT has failed."""
         self._link = Link(self._opened)
-        self._composed_by: Composer | None = None
+        self._composer: Composer
+        """Builds documents on the current connection, and is made with it."""
         self._usable: set[str] = set()
         """The indices that were found usable since the connection was opened."""
 
@@ -166,12 +157,8 @@ class Writer:
     ) -> WriteReport:
         """Bring documents up to date in one index; return when each is written, skipped or dead-lettered.
 
-        Args:
-            index_name: An active index.
-            ids: The documents to write.
-            everywhere: Also remove stray copies from all other shards.
-            origin: What the documents are written for, as logged with each.
-            resumes: Whether to write although the definition is suspended, to find out if it may be resumed.
+        ``everywhere`` also removes stray copies from all other shards. ``origin`` is logged with each document. With
+        ``resumes``, it writes although the definition is suspended, to find out if it may be resumed.
 
         Raises:
             Stopping: The writer was told to stop. It is safe to repeat.
@@ -222,21 +209,11 @@ class Writer:
     def _opened(self) -> Connection:
         """Open a connection in the current cluster identity, before a version is assigned on it."""
         connection = self._connect()
-        # From the start: if psycopg had prepared anything, it would drop the composer's statements, too, once a
-        # transaction is rolled back.
-        connection.prepare_threshold = None
+        connection.prepare_threshold = None  # as the composer needs it, from the start
         failover.enter(connection, self._index)
-        self._composed_by = Composer(connection)
+        self._composer = Composer(connection)
         self._usable.clear()
         return connection
-
-    @property
-    def _composer(self) -> Composer:
-        """Builds documents on the current connection."""
-        connection = self._link.connection
-        assert self._composed_by is not None  # made with the connection
-        assert self._composed_by.connection is connection
-        return self._composed_by
 
     def _suspend(self, error: DocumentError) -> bool:
         """Suspend a definition, before other work continues without it; return whether it was not, and is active."""
@@ -364,10 +341,8 @@ class Writer:
             too_large = batch.too_large.keys() - failed.keys() - set(again)
             current.ids = [*again, *refused, *_ids(outcome.untried), *too_large]
             refusal = next(f"{rejection.status} {rejection.kind}" for rejection in refused.values())
-            raise UnavailableError(  # without the reason, which may quote a value
-                f"Elasticsearch refuses {len(refused)} documents of {document.index_name} for now: {refusal}",
-                kind=refusal,
-            )
+            problem = f"Elasticsearch refuses {len(refused)} documents of {document.index_name} for now: {refusal}"
+            raise UnavailableError(problem, kind=refusal)  # without the reason, which may quote a value
         return again
 
     def _tell_apart(self, current: Slice, document: Document) -> tuple[dict[str, Rejection], dict[str, Failure]]:

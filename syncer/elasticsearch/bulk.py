@@ -171,8 +171,8 @@ class Index:
             status, kind, why = error.status_code, str(error.message), reason(error)
             # Elasticsearch 9 refuses a part of a request for the parts before it: twice the size, if it can be halved.
             if _never_fits(error, len(body) if len(tasks) == 1 else 2 * len(body)):
-                why = f"a request of {len(body)} bytes with nothing but this document is larger than Elasticsearch "
-                why += "takes: http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
+                why = f"a request of {len(body)} bytes with this document alone is larger than Elasticsearch takes: "
+                why += "http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
                 status, kind = _TOO_LARGE, TOO_LARGE
             elif decide(error) is Action.RETRY:
                 raise

@@ -49,10 +49,7 @@ BULK_BYTES_MAX = 8 * 1024 * 1024
 _STATE_INDEX = "syncer-state"
 _CREATED = 201
 _DONE = (200, _CREATED)
-_BAD_REQUEST = 400
-_NOT_FOUND = 404
-_CONFLICT = 409
-_TOO_LARGE = 413
+_BAD_REQUEST, _NOT_FOUND, _CONFLICT, _TOO_LARGE = 400, 404, 409, 413
 TOO_LARGE, INVALID_ID = "too_large", "invalid_id"
 """The kinds of rejections that are about the document, whatever the index is."""
 _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*_bytes=(\d+)")
@@ -137,10 +134,7 @@ class Index:
         return outcome
 
     def _send(self, target: Target, tasks: Sequence[_Task], outcome: BulkOutcome) -> None:
-        """Send a request, and what it refuses in halves.
-
-        While no document is taken, only the first half is sent: the index may be at fault, and log2 n requests tell.
-        """
+        """Send a request, and what it refuses in halves; while no document is taken, only the first of them."""
         refused = {} if outcome.has_met_pipeline else self._request(target, tasks, outcome)
         if len(tasks) == 1 or not refused:
             outcome.rejections += chain.from_iterable(refused.values())
@@ -148,7 +142,7 @@ class Index:
         tasks = [task for task in tasks if task.composition.id in refused]
         half, others = tasks[::2], tasks[1::2]  # neighbours often have the same fault: what is sent first is spread
         self._send(target, half, outcome)
-        if not outcome.has_taken:
+        if not outcome.has_taken:  # the index may be at fault: log2 n requests tell
             outcome.untried += [task.composition for task in others]
         elif others:
             self._send(target, others, outcome)

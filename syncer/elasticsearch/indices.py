@@ -31,8 +31,7 @@ _NO_COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False
 _WAITS_FOR_ONE = {"index.write.wait_for_active_shards": 1}
 _LOAD = {**_NO_COPIES, **_WAITS_FOR_ONE, "index.refresh_interval": -1}
 
-_NOT_FOUND = 404
-_FORBIDDEN = 403
+_FORBIDDEN, _NOT_FOUND = 403, 404
 _LOOK_SECONDS = 0.5
 _TRIAL_SECONDS_MAX = 600
 """How old a scratch index is, by its name, that no trial uses any more."""
@@ -75,9 +74,6 @@ class Indices:
         An existing index of that name is left alone, and the new one gets another name. But if it is this
         installation's, and the caller ``takes_over`` what the database no longer knows after a restore, it is changed
         to match ``body``. ``announce`` is called before the index exists; ``before`` is the index to be replaced.
-
-        Raises:
-            IndexingError: Elasticsearch refuses it, or it could not keep documents as written, or take over an alias.
         """
         target, meta = Target.of(alias, revision), {"document": document, "installation": installation}
         if self.is_there(target):
@@ -218,8 +214,7 @@ class Indices:
 
     def _settings(self, target: Target) -> dict[str, Any]:
         answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
-        settings: dict[str, Any] = answer.body[target.index_name]["settings"]
-        return settings
+        return dict(answer.body[target.index_name]["settings"])
 
     def _put_settings(self, target: Target, settings: Mapping[str, Any]) -> None:
         put = self._client.indices.put_settings

@@ -29,9 +29,7 @@ from syncer.elasticsearch.shortcomings import Effect
 MODULO_SINCE = 9_064_000
 """The ``index.version.created`` from which on a shard is the hash modulo the number of shards: Elasticsearch 9.4."""
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
-_HITS_MAX = 1000
-"""More than a document has copies: one for each shard at most."""
-
+_HITS_MAX = 1000  # more than a document has copies: one for each shard at most
 _SHARDS_FIELDS = ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
 _SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
 _NOT_FOUND = 404
@@ -42,8 +40,7 @@ _JSON = {"accept": "application/json", "content-type": "application/json"}
 class Shards:
     """The shards of one physical index. Their number never changes: a split or shrunk index is a new one.
 
-    ``routing_number`` is a multiple of their number: the hash modulo this is divided evenly among them. ``addresses``
-    has a routing value for each.
+    The hash modulo ``routing_number`` is divided evenly among them. ``addresses`` has a routing value for each.
     """
 
     number: int
@@ -150,8 +147,7 @@ def index_metadata(
     """Return fields of indices in the cluster state, by index; it names also those whose blocks forbid to ask."""
     path = ",".join(f"metadata.indices.*.{field}" for field in fields)
     state = client.cluster.state(metric="metadata", index=names, filter_path=path, **options).body
-    indices: dict[str, dict[str, Any]] = state.get("metadata", {}).get("indices", {})
-    return indices
+    return dict(state.get("metadata", {}).get("indices", {}))
 
 
 class _TooManyIdsError(Exception):

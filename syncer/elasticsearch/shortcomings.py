@@ -39,10 +39,9 @@ class Effect(Enum):
 
 
 class Shortcoming(NamedTuple):
-    """Something about an index that breaks a guarantee: the problem, as a sentence without its full stop.
+    """Something about an index that breaks a guarantee; the remedy is a request, or advice.
 
-    The remedy is a request as Kibana's console takes it, or advice. If a setting is at fault, ``value`` is the one that
-    it needs; None stands for the default.
+    If a setting is at fault, ``value`` is the one that it needs; None stands for the default.
     """
 
     effect: Effect
@@ -107,10 +106,7 @@ def _seconds(duration: str) -> float:
 def find(
     target: Target, answer: Mapping[str, Any], *, searched_as: str = "", has_routing: bool = True
 ) -> Iterator[Shortcoming]:
-    """Yield the shortcomings of an index, given the response to ``GET /INDEX,ALIAS`` with flat settings.
-
-    All of its documents are to be found through ``searched_as``; ``has_routing`` is whether they have a ``_routing``.
-    """
+    """Yield the shortcomings of an index, given the response to ``GET /INDEX,ALIAS`` with flat settings."""
     name, alias = target.index_name, target.write_alias
     index = answer.get(name)
     if index is None:

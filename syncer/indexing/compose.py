@@ -5,8 +5,8 @@ against all other writers. So of any two readers, the one with the greater versi
 snapshot missed a change, the change's own event is handled in a later turn: its document has a greater version.
 
 Before the snapshot, the document's relations are locked against ALTER TABLE, which would make a table look empty in it.
-In the snapshot, the catalog is compared with the one that the definition was applied to. So a document is built from
-the columns that it was made for, or not at all.
+In it, the catalog is compared with the one that the definition was applied to: a document is built from the columns
+that it was made for, or not at all.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ class Composer:
         ``bytes_max`` is not fetched. ``everywhere`` and ``resumes`` are as in `syncer.indexing.writer.Writer.write`.
 
         Raises:
-            DocumentError: The definition is suspended, or has to be: its SELECT no longer fits, returns an id more than
-                once, or fails on the data although no id is asked for.
+            DocumentError: The definition is suspended, or has to be.
             psycopg.Error: The SELECT failed on some row of these ids, or the connection did.
         """
         while (document := self._catalogue.last(self.connection, index_name)) is not None:
@@ -162,11 +161,7 @@ class Composer:
         return Batch(compositions=())
 
     def confirm(self, index_name: str) -> DocumentState | None:
-        """Return the definition's state once what was built on this connection is on the primary's disk.
-
-        Raises:
-            psycopg.Error: Postgres is unavailable. What was built may have been taken back.
-        """
+        """Return the definition's state once what was built on this connection is on the primary's disk."""
         query = sql.SQL(_AFTER).format(index_name=sql.Literal(index_name))
         row = self.connection.execute(query).fetchone()
         assert row is not None  # the query always returns one row
@@ -227,11 +222,7 @@ class Composer:
         )
 
     def _may_be_built(self, snapshot: _Snapshot, plan: _Plan, *, resumes: bool) -> bool:
-        """Return whether a snapshot has the definition and its relations as they were planned for.
-
-        Raises:
-            DocumentError: The definition is suspended, or its tables are not captured.
-        """
+        """Return whether a snapshot has the definition, not suspended, and its relations as they were planned for."""
         document, state = plan.document, snapshot.state
         if state is None or (state.revision, state.role) != (document.revision, document.role):
             return False

@@ -25,8 +25,7 @@ from syncer.indexing.version import CLUSTER_IDENTITY, NOTED, skip_unflushed, spl
 from syncer.jobs import queue
 from syncer.jobs.model import Job
 
-_NO_TIMELINE = 0
-"""No server has it."""
+_NO_TIMELINE = 0  # no server has it
 _LOCK = "SELECT FROM syncer.cluster_identity FOR UPDATE"
 _READ = f"""
 SELECT i.installation, i.epoch, (i.system_identifier, i.timeline, i.sequence) = ({CLUSTER_IDENTITY}),
@@ -58,8 +57,7 @@ _DOUBTED = (
 class _Remembered(NamedTuple):
     """What Postgres remembers of the identity of the database cluster, beside the database as it runs.
 
-    ``is_doubted`` is as `doubt` has left it. All versions that were assigned in the epoch are less than
-    ``next_version``. ``noted`` is the greatest noted one.
+    ``is_doubted`` is as `doubt` has left it. Versions of the epoch are less than ``next_version``.
     """
 
     installation: UUID
@@ -139,8 +137,7 @@ def _enter_another(connection: Connection, record: Index, recorded: int, assigne
 def doubt(connection: Connection, record: Index, version: int) -> bool:
     """Make the next writer enter a greater epoch, if a version in Elasticsearch was not assigned in this one.
 
-    Returns:
-        Whether it will: the versions assigned on this connection are then not reliable.
+    Return whether it will: the versions assigned on this connection are then not reliable.
     """
     remembered = _read(connection)
     if version < remembered.next_version:

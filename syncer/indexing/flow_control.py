@@ -24,8 +24,7 @@ BUILD_SECONDS_MAX = 2.0
 """A slice that takes longer to build is halved."""
 HALVED_SECONDS = 5.0
 """How long after it was halved a slice is doubled again."""
-_FLOWING_BATCHES = 10
-_FLOWING_SECONDS = 2.0
+_FLOWING_BATCHES, _FLOWING_SECONDS = 10, 2.0
 
 
 class LiveTraffic:
@@ -84,8 +83,8 @@ class FlowControl:
         if index_name not in self._sizes:
             return
         with self._turn:
-            size, at = self._sizes.get(index_name, (self._documents_max, time.monotonic()))
-            if time.monotonic() - at < HALVED_SECONDS:
+            size, halved_at = self._sizes.get(index_name, (self._documents_max, time.monotonic()))
+            if time.monotonic() - halved_at < HALVED_SECONDS:
                 return
             if 2 * size >= self._documents_max:
                 self._sizes.pop(index_name, None)

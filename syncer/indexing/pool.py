@@ -27,11 +27,9 @@ _Tasks: TypeAlias = "SimpleQueue[Callable[[Writer], None] | None]"
 
 
 class WriterPool:
-    """Writes documents in threads of its own, started on demand. For one submitting thread.
+    """Writes documents in threads of its own, started on demand, as many as ``flow`` allows. For one submitting thread.
 
-    Args:
-        pause: Waits before a retry; may raise `Stopping`.
-        flow: How much goes into a request, and how many requests are in flight; a thread for each.
+    ``pause`` waits before a retry; it may raise `Stopping`.
     """
 
     def __init__(
@@ -72,12 +70,11 @@ class WriterPool:
         def write(writer: Writer) -> None:
             try:
                 report = writer.write(index_name, ids, everywhere=everywhere, origin=origin, resumes=resumes)
+                tell = partial(done.set_result, report)
             except BaseException as error:  # noqa: BLE001 - the future passes it on
-                opened.discard(done)
-                done.set_exception(error)
-            else:
-                opened.discard(done)
-                done.set_result(report)
+                tell = partial(done.set_exception, error)
+            opened.discard(done)
+            tell()
 
         opened.add(done)
         self._tasks.put(write)

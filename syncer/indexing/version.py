@@ -16,9 +16,7 @@ from uuid import UUID
 from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT
 from syncer.base.postgres import Connection, row
 
-_SEQUENCE_LOGGED_AHEAD = 32  # SEQ_LOG_VALS in Postgres' sequence.c
-
-_UNFLUSHED = f"{_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int"
+_UNFLUSHED = "32 * current_setting('max_connections')::int"  # SEQ_LOG_VALS in Postgres' sequence.c
 _SKIP = f"SELECT count(nextval('syncer.version')) FROM generate_series(0, {_UNFLUSHED})"
 
 _NEXT_WRITER = f"""
@@ -72,10 +70,9 @@ def assign_version() -> str:
     """Return the statements that assign one version and take the snapshot that may be written with it, serialised.
 
     No other transaction assigns a version or takes its snapshot between the two. So a greater version has a snapshot
-    that shows at least as much. The lock is held for a moment only, whatever happens to the client.
-
-    Send them before the first query of a transaction that is ``REPEATABLE READ``, writable and has a ``lock_timeout``,
-    in one round trip. They return the version as their only row, and make the transaction read-only.
+    that shows at least as much. Send them before the first query of a transaction that is ``REPEATABLE READ``, writable
+    and has a ``lock_timeout``, in one round trip: the lock is held for a moment only, whatever happens to the client.
+    They return the version as their only row, and make the transaction read-only.
     """
     return f"SAVEPOINT turn; {_TAKE_TURN}; {_ASSIGN}; ROLLBACK TO SAVEPOINT turn; SET TRANSACTION READ ONLY"
 
@@ -91,10 +88,7 @@ def least_next(connection: Connection) -> int:
 
 
 def note(connection: Connection) -> tuple[UUID, int]:
-    """Note the latest version, if it is new; return the installation, and the latest noted version or 0.
-
-    If that is also kept in Elasticsearch, `syncer.indexing.failover` detects a database set back with its notes.
-    """
+    """Note the latest version, if it is new; return the installation, and the latest noted version or 0."""
     installation, noted, version, at = row(connection, _LOOK)
     if version is None or version <= noted:
         return installation, noted

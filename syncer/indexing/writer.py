@@ -11,11 +11,9 @@ built again, with a new version. If the SELECT raises, the slice is halved until
 
 Guarantees:
 
-- A document that is removed meanwhile is not brought back: a write that was overtaken by its removal, or by a listing
-  that looks for removed documents, is done again.
-- A document becomes a dead letter if it was refused alone, and again once others were taken. Those are documents that
-  the index has taken before. If it refuses them too, its definition is suspended; the refused are tried before it
-  resumes.
+- A document that is removed meanwhile is not brought back: a write that was overtaken by its removal is done again.
+- A document becomes a dead letter if it was refused alone, and again once others were taken, which the index has taken
+  before. If it refuses them too, its definition is suspended; the refused are tried before it resumes.
 - A document counts as written only once Postgres has flushed what it shows.
 """
 
@@ -118,9 +116,7 @@ class Slice:
 class Writer:
     """Writes documents by the version rule, on a connection of its own. Not safe to share between threads.
 
-    Args:
-        pause: Waits before a retry; may raise `Stopping`.
-        flow: Limits, shared with the component's other writers, as is the log of dead letters.
+    ``pause`` waits before a retry; it may raise `Stopping`. ``flow`` is shared with the component's other writers.
     """
 
     def __init__(
@@ -203,8 +199,6 @@ class Writer:
     def close(self) -> None:
         """Close the connection; the next write opens another one."""
         self._link.close()
-
-    # The connection
 
     def _opened(self) -> Connection:
         """Open a connection in the current cluster identity, before a version is assigned on it."""
@@ -300,9 +294,7 @@ class Writer:
     def settle(self, current: Slice) -> list[str]:
         """Record what became of the documents that were sent; return the ids that have to be written again.
 
-        Raises:
-            UnavailableError: Elasticsearch has refused some for now. The slice has their ids, and those to write again.
-            DocumentError: The definition has to be suspended.
+        If Elasticsearch has refused some for now, an `UnavailableError` is raised, and the slice has what is left.
         """
         batch, outcome, results = current.batch, current.outcome, current.results
         document = batch.document
@@ -368,11 +360,7 @@ class Writer:
         return {id_: refused[id_] for id_ in refused.keys() - failed.keys() - current.suspects.keys()}, failed
 
     def _judge(self, whole: Slice, *, is_last: bool) -> list[Slice]:
-        """Return the suspects, each to be sent alone once more, if others are taken; none if that is not known yet.
-
-        Raises:
-            DocumentError: The index refuses others, too.
-        """
+        """Return the suspects, each to be sent alone once more, if others are taken; none if that is not known yet."""
         suspects = whole.suspects
         with self._link.used() as connection:  # the last slice may have none, as when its SELECT failed
             active = registry.documents(connection)
@@ -405,10 +393,7 @@ class Writer:
         return judged
 
     def _witnesses(self, whole: Slice, document: Document) -> list[str]:
-        """Return documents that the index has taken: of this write and at random, those most like the first suspect.
-
-        A model may concern those only that have a field.
-        """
+        """Return documents that the index has taken: of this write and at random, those most like the first suspect."""
         taken = [id_ for id_, result in whole.results.items() if result in _TAKEN]
         with self._link.used() as connection, at_work_for(document.name, document.revision, isolates=True):
             sampled = self._index.holdings.sample(document.target, but=whole.ids, number=_SAMPLE)
@@ -422,6 +407,7 @@ class Writer:
                 if not is_of_data(error):
                     raise
                 return ids[:_WITNESSES]
+        # A model may concern those only that have a field.
         fields = _fields(next(iter(whole.suspects.values())).composition)
         documents = [composition for composition in batch.compositions if composition.source is not None]
         return _ids(sorted(documents, key=lambda document: len(fields - _fields(document)))[:_WITNESSES])
@@ -462,8 +448,6 @@ class Writer:
         except (DocumentError, psycopg.errors.LockNotAvailable):
             return bool(created)
 
-    # Dead letters
-
     def _dead_letter(self, current: Slice, document: Document, failed: Mapping[str, Failure]) -> list[str]:
         """Record dead letters; return the ids of those that are no longer the documents that failed."""
         self._record(document, current.batch.version, failed)
@@ -487,12 +471,9 @@ class Writer:
                 structlog.get_logger().error("document.dead_lettered", **group, sample_id=id_)
 
     def _dead_letter_unbuilt(self, current: Slice, error: psycopg.Error) -> list[Slice]:
-        """Dead-letter the only document of a slice, for which the SELECT raises; return it to be tried once more.
-
-        Raises:
-            DocumentError: The definition has to be suspended: the SELECT raises whatever the document is, or for none.
-        """
+        """Dead-letter the only document of a slice, for which the SELECT raises; return it to be tried once more."""
         with self._link.used():
+            # If the SELECT raises for no id, too, the definition is suspended.
             batch = self._composer.compose(current.index_name, [], resumes=current.resumes)
             ids = [id_ for id_ in current.ids if current.results.get(id_) != "dead_lettered"]
             if batch.document is None or not ids:

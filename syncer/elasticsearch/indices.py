@@ -55,8 +55,6 @@ class Indices:
         self._client = client
         self._holdings = Holdings(client)
 
-    # Creation and settings
-
     def create(
         self,
         *,
@@ -231,8 +229,6 @@ class Indices:
         metadata = index_metadata(self._client, index_name, "mappings._doc._meta.syncer")
         return dict(metadata[index_name]["mappings"]["_doc"]["_meta"]["syncer"]) if index_name in metadata else {}
 
-    # Aliases
-
     def exists(self, target: Target, *, searched_as: str | None = None) -> bool:
         """Whether the index and its write alias exist, and it alone is found through the given search alias."""
         if searched_as is not None and self.searched(searched_as) != [target.index_name]:
@@ -390,11 +386,11 @@ class Indices:
     def _delete_scratch(self, client: Elasticsearch, target: Target, alias: str) -> None:
         for name in index_metadata(client, f"{alias}-syncer-plan-*", "state", expand_wildcards="all"):
             since = re.fullmatch(r".*-syncer-plan-(\d+)-\w+", name)
-            if name == target.index_name or (since and time.time() - int(since[1]) > _TRIAL_SECONDS_MAX):
-                tolerant = client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN))
-                if tolerant.indices.delete(index=name).meta.status == _FORBIDDEN:
-                    client.indices.put_settings(index=name, settings=dict.fromkeys(BLOCKS))
-                    client.indices.delete(index=name)
+            is_unused = name == target.index_name or (since and time.time() - int(since[1]) > _TRIAL_SECONDS_MAX)
+            tolerant = client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN))
+            if is_unused and tolerant.indices.delete(index=name).meta.status == _FORBIDDEN:  # it has a block
+                client.indices.put_settings(index=name, settings=dict.fromkeys(BLOCKS))
+                client.indices.delete(index=name)
 
 
 def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) -> None:

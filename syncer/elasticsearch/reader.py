@@ -81,8 +81,6 @@ def _shard(routing: str, number: int, routing_number: int) -> int:
     return mmh3.hash(routing.encode("utf-16-le"), 0, signed=True) % routing_number // (routing_number // number)
 
 
-# The JSON of responses
-
 _NO_SOURCE = msgspec.Raw(b"{}")
 
 

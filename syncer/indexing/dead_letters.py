@@ -101,8 +101,8 @@ def dead_letter(connection: Connection, index_name: str, version: int, failed: M
     except psycopg.Error as error:
         if decide(error) is not Action.DEAD_LETTER:
             raise
-        problem, hint = f"Documents of {index_name} cannot be dead-lettered: {kind_of(error)}", _DAMAGED
-        raise NotReadyError(problem, hint=hint, kind=kind_of(error)) from error
+        problem = f"Documents of {index_name} cannot be dead-lettered: {kind_of(error)}"
+        raise NotReadyError(problem, hint=_DAMAGED, kind=kind_of(error)) from error
 
 
 def _storable(text: str) -> str:

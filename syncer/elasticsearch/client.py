@@ -16,7 +16,6 @@ from syncer.base.retry import Backoff, answered
 from syncer.base.settings import ElasticsearchSettings
 
 OLDEST_SUPPORTED_VERSION = 8
-
 TIMEOUT_SECONDS = 60.0
 """How long a request may take."""
 _PATIENCE_SECONDS = 60.0

@@ -114,7 +114,7 @@ def _storable(text: str) -> str:
 
 def recorded(id_: str) -> str:
     """Return an id as a dead letter stores it; a longer one than Elasticsearch allows by its beginning and digest."""
-    if is_text(id_) and len(id_.encode()) <= ID_BYTES_MAX:
+    if is_text(id_) and len(id_.encode()) <= ID_BYTES_MAX:  # Postgres cannot index a text of any length
         return id_
     beginning = id_[:_LONG_ID_CHARACTERS].replace("\0", "").encode("utf-8", "replace").decode()
     return f"{beginning}… ({sha256(id_.encode('utf-8', 'surrogateescape')).hexdigest()})"

@@ -39,7 +39,12 @@ def init(
         typer.Option("--with", help="Add the rows of a table, or of a path of tables; can be repeated."),
     ] = None,
     from_select: Annotated[
-        Path | None, typer.Option(help="Derive the mapping of the SELECT in this file; keep what index.json says.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Derive the mapping of the SELECT in this file; keep what index.json says.",
+        ),
     ] = None,
     columns: Annotated[bool, flag("--columns", text="Take all columns of --table, and of what it shows.")] = False,
     force: Annotated[bool, flag("--force", text="Overwrite existing files of the document.")] = False,
@@ -67,6 +72,8 @@ def init(
         raise UsageError(f"{name!r} is not a valid document name. Use at most 63 letters, digits, _ and -.")
     if table and from_select:
         raise UsageError("--table and --from-select cannot be combined. Run init once for each.")
+    if table is None and (referring or columns):
+        raise UsageError("--with and --columns are for a draft of a table. Name it with --table.")
     with postgres.connect(loaded.postgres, name="init") as connection:
         drafter = Drafter(connection=connection, catalogue=Catalogue(connection), has_all_columns=columns)
         if from_select is not None:
@@ -85,7 +92,7 @@ def init(
                 files, more = _of_select(drafter, folder, folder / "select.sql")
                 remarks += more
         else:
-            readable = [name for name, may_read in drafter.catalogue.relations.items() if may_read]
+            readable = [name for name, t in drafter.catalogue.tables.items() if t.may_read and not t.is_partition]
             if not readable:
                 raise UsageError("The role can read no table. Check postgres.dsn, or run GRANT SELECT as their owner.")
             say("\n".join(readable))

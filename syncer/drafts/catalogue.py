@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+import re
+from dataclasses import dataclass, field
 
 import psycopg
 
@@ -19,7 +18,7 @@ from syncer.capture import install
 from syncer.drafts.shapes import ColumnType, Types
 
 _TABLES = """
-SELECT c.oid, format('%I.%I', n.nspname, c.relname), c.relname::text,
+SELECT c.oid, format('%I.%I', n.nspname, c.relname), c.relname::text, c.relispartition,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
        (SELECT json_agg(json_build_array(a.attname, a.atttypid::int8, a.atttypmod, a.attnotnull) ORDER BY a.attnum)
         FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
@@ -30,12 +29,13 @@ SELECT c.oid, format('%I.%I', n.nspname, c.relname), c.relname::text,
             JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.number
         ) AS columns
         WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL),
-       c.relispartition
+       array(SELECT pg_get_expr(i.indpred, c.oid) FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indpred IS NOT NULL)
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_(toast|temp)'
 ORDER BY n.nspname <> 'public', 2
 """
+# Those of few columns come first.
 _REFERENCES = """
 SELECT k.conrelid, k.confrelid,
        array(SELECT ARRAY[a.attname, b.attname]::text[]
@@ -48,10 +48,6 @@ WHERE k.contype = 'f' AND k.conparentid = 0
 ORDER BY cardinality(k.conkey), k.conkey, k.conname
 """
 _OID = "SELECT coalesce(to_regclass(quote_ident($1)), to_regclass($1))::oid"
-_PREDICATES = """
-SELECT DISTINCT pg_get_expr(indpred, indrelid) FROM pg_index
-WHERE indrelid = $1::regclass AND indpred IS NOT NULL ORDER BY 1
-"""
 _SUGGESTED_MAX = 20
 
 
@@ -84,7 +80,7 @@ class Reference:
         return frozenset(column for column, _ in self.pairs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Table:
     """A table: ``key`` is its primary key, else a unique index of columns that are never null; empty without one.
 
@@ -94,81 +90,47 @@ class Table:
     oid: int
     relation: str
     name: str
+    is_partition: bool
     may_read: bool
     columns: dict[str, Column]
     key: tuple[str, ...]
-    unique: tuple[frozenset[str], ...]
-    references: tuple[Reference, ...]
-    referring: tuple[Reference, ...]
-    guards: frozenset[Reference]
+    unique: list[frozenset[str]]
+    predicates: list[str]
+    references: list[Reference] = field(default_factory=list)
+    referring: list[Reference] = field(default_factory=list)
+    guards: list[Reference] = field(default_factory=list)
 
 
 class Catalogue:
-    """The tables of a database as they are now."""
+    """The tables of a database as they are now, by their names as SQL writes them, schema public first."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._types = Types(connection)
-        rows = connection.execute(_TABLES).fetchall()
-        # JSON comes as it is.
-        self._rows = {row[0]: (*row[:4], *(json.loads(part or "[]") for part in row[4:6]), row[6]) for row in rows}
-        self._by_relation = {row[1]: row[0] for row in self._rows.values()}
-        self._tables: dict[int, Table] = {}
-
-    @property
-    def relations(self) -> dict[str, bool]:
-        """The tables to choose from, as SQL names them, schema public first, and whether this role may read each."""
-        return {row[1]: row[3] for row in self._rows.values() if not row[6]}
-
-    @cached_property
-    def _references(self) -> list[Reference]:
-        references = []
-        for own, to, pairs, is_temporal in self._connection.execute(_REFERENCES):
-            if own in self._rows and to in self._rows:
-                columns = {column for column, _ in pairs}
-                references.append(
-                    Reference(
-                        relation=self._rows[own][1],
-                        to=self._rows[to][1],
-                        pairs=tuple((column, other) for column, other in pairs),
-                        is_unique=any(columns >= unique for unique in self._unique(own)),
-                        is_temporal=is_temporal,
-                    )
-                )
-        return references
-
-    def _unique(self, oid: int) -> list[set[str]]:
-        return [set(names) for _, names in self._rows[oid][5]]
-
-    def table(self, relation: str) -> Table:
-        """Return a table by its name as SQL writes it."""
-        oid = self._by_relation[relation]
-        if oid not in self._tables:
-            self._tables[oid] = self._read(oid)
-        return self._tables[oid]
-
-    def _read(self, oid: int) -> Table:
-        _, relation, name, may_read, columns, indexes, _ = self._rows[oid]
-        drawn = {
-            column: Column(name=column, type=self._types.of(type_, modifier), is_required=is_required)
-            for column, type_, modifier, is_required in columns
-        }
-        keys = [names for is_primary, names in indexes if is_primary or all(drawn[n].is_required for n in names)]
-        own = [reference for reference in self._references if reference.relation == relation]
-        return Table(
-            oid=oid,
-            relation=relation,
-            name=name,
-            may_read=may_read,
-            columns=drawn,
-            key=tuple(keys[0]) if keys else (),
-            unique=tuple(map(frozenset, self._unique(oid))),
-            references=tuple(_once(own)),
-            referring=tuple(_once(reference for reference in self._references if reference.to == relation)),
-            guards=frozenset(
-                one for one in own if any(one.columns < other.columns and one.to != other.to for other in own)
-            ),
-        )
+        types, by_oid = Types(connection), dict[int, Table]()
+        for oid, relation, name, is_partition, may_read, columns_json, indexes_json, predicates in connection.execute(
+            _TABLES
+        ).fetchall():
+            columns = {
+                column: Column(name=column, type=types.of(type_, modifier), is_required=is_required)
+                for column, type_, modifier, is_required in json.loads(columns_json or "[]")
+            }
+            indexes = json.loads(indexes_json or "[]")
+            keys = [names for is_primary, names in indexes if is_primary or all(columns[n].is_required for n in names)]
+            by_oid[oid] = Table(
+                oid=oid,
+                relation=relation,
+                name=name,
+                is_partition=is_partition,
+                may_read=may_read,
+                columns=columns,
+                key=tuple(keys[0]) if keys else (),
+                unique=[frozenset(names) for _, names in indexes],
+                predicates=predicates,
+            )
+        for oid, to_oid, pairs, is_temporal in connection.execute(_REFERENCES):
+            if oid in by_oid and to_oid in by_oid:
+                _refer(by_oid[oid], by_oid[to_oid], tuple((column, other) for column, other in pairs), is_temporal)
+        self.tables = {table.relation: table for table in by_oid.values()}
 
     def find(self, name: str) -> Table:
         """Find a table by its name, quoted or not; without its schema, by the search_path or as the only one.
@@ -186,24 +148,28 @@ class Catalogue:
         except (psycopg.ProgrammingError, psycopg.NotSupportedError):
             pass
         if oid is None:
-            named = [number for number, row in self._rows.items() if row[2] in (name, name.lower())]
-            if len(named) != 1:
-                raise SourceError(f"The database has no table {name or repr(name)}", hint=self._suggestion(name, named))
-            oid = named[0]
-        number = int(str(oid))
-        install.require_capturable(self._connection, number, "A draft of it")
-        if number not in self._rows:
+            homonyms = [table for table in self.tables.values() if table.name in (name, name.lower())]
+            if len(homonyms) != 1:
+                raise SourceError(
+                    f"The database has no table {name or repr(name)}",
+                    hint=self._suggestion(name, homonyms or [*self.tables.values()]),
+                )
+            oid = homonyms[0].oid
+        install.require_capturable(self._connection, int(str(oid)), "A draft of it")
+        table = next((table for table in self.tables.values() if table.oid == oid), None)
+        if table is None:
             raise without_key(name)
-        return self.readable(self.table(self._rows[number][1]))
+        return self.readable(table)
 
-    def _suggestion(self, name: str, named: list[int]) -> str:
-        relations = [self._rows[number][1] for number in named] or list(self.relations)
+    @staticmethod
+    def _suggestion(name: str, tables: list[Table]) -> str:
+        relations = [table.relation for table in tables if not table.is_partition]
         if not relations:
             return "It has no table at all. Check that this is the right database."
         if len(relations) > _SUGGESTED_MAX:
-            close = difflib.get_close_matches(name, [row[2] for row in self._rows.values()], _SUGGESTED_MAX, 0.5)
-            alike = ", ".join(row[1] for row in self._rows.values() if row[2] in close)
-            return f"Similar names: {alike or 'none'}. syncer init lists all {len(relations):,} tables."
+            similar_names = difflib.get_close_matches(name, [table.name for table in tables], _SUGGESTED_MAX, 0.5)
+            similar = ", ".join(table.relation for table in tables if table.name in similar_names)
+            return f"Similar names: {similar or 'none'}. syncer init lists all {len(relations):,} tables."
         return f"There are: {', '.join(relations)}"
 
     def readable(self, table: Table) -> Table:
@@ -218,9 +184,10 @@ class Catalogue:
             raise SourceError(f"This role may not read {table.relation}", hint=hint)
         return table
 
-    def predicates(self, table: Table) -> list[str]:
-        """Return the conditions of the table's partial indexes, as Postgres writes them."""
-        return [condition for (condition,) in self._connection.execute(_PREDICATES, (table.relation,))]
+
+def unquoted(name: str) -> str:
+    """Return a name that may have quoted parts, without the quotes."""
+    return re.sub(r'"((?:[^"]|"")+)"', lambda quoted: quoted[1].replace('""', '"'), name)
 
 
 def without_key(relation: str) -> DefinitionError:
@@ -231,13 +198,16 @@ def without_key(relation: str) -> DefinitionError:
     )
 
 
-def _once(references: Iterable[Reference]) -> list[Reference]:
-    """Leave out a reference whose columns include those of another one between the same tables."""
-    kept: list[Reference] = []
-    for reference in references:  # those of few columns come first
-        if not any(
-            (other.relation, other.to) == (reference.relation, reference.to) and other.columns <= reference.columns
-            for other in kept
-        ):
-            kept.append(reference)
-    return kept
+def _refer(table: Table, to: Table, pairs: tuple[tuple[str, str], ...], is_temporal: bool) -> None:
+    """Add a reference to both of its tables, unless a narrower one is there; what it guards is marked."""
+    columns = frozenset(column for column, _ in pairs)
+    is_unique = any(columns >= unique for unique in table.unique)
+    table.guards += [
+        narrower for narrower in table.references if narrower.columns < columns and narrower.to != to.relation
+    ]
+    if not any(other.to == to.relation and other.columns <= columns for other in table.references):
+        reference = Reference(
+            relation=table.relation, to=to.relation, pairs=pairs, is_unique=is_unique, is_temporal=is_temporal
+        )
+        table.references.append(reference)
+        to.referring.append(reference)

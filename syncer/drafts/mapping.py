@@ -12,10 +12,11 @@ What the existing mapping says is kept. An object in it that says what to do wit
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -25,7 +26,7 @@ from syncer.base.postgres import Connection, bounded
 from syncer.documents import queries
 from syncer.drafts import rules, shapes
 from syncer.drafts.rules import KEYS_ARE_DATA, KEYWORD, STORED, TEXT
-from syncer.drafts.shapes import ColumnType, Shape
+from syncer.drafts.shapes import Shape
 
 _FIELDS_MAX = 1000
 """How many fields an index has at most by default."""
@@ -34,8 +35,10 @@ _DIMENSIONS = range(2, 4097)
 _DEPTH_MAX = 20
 """How deep the objects of a flattened field are nested at most."""
 _SAMPLE_SECONDS = 5.0
-_SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
-_WITH_VALUE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d.{column}::text NOT IN ('[]', 'null') LIMIT 200"
+_SAMPLE_QUERY = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
+_WITH_VALUE_QUERY = (
+    "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d.{column}::text NOT IN ('[]', 'null') LIMIT 200"
+)
 
 EMPTY_BODY: Mapping[str, Any] = {
     "settings": {"number_of_shards": 1},
@@ -57,13 +60,12 @@ _SAYINGS = {
 """What to know of a field, by kind."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class Completed(NamedTuple):
     """An index.json, the fields that were added to it, and what to know of them, one line each."""
 
     body: dict[str, Any]
-    added: tuple[str, ...]
-    remarks: tuple[str, ...]
+    added: list[str]
+    remarks: list[str]
 
 
 def completed(connection: Connection, select: str, file: str, body: Mapping[str, Any]) -> Completed:
@@ -81,21 +83,17 @@ def completed(connection: Connection, select: str, file: str, body: Mapping[str,
     from syncer.lineage import catalog  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
 
     probe = catalog.probe(connection, select, file)
+    mapper = _Mapper(_Sample(connection, probe.canonical, probe.columns.get("_id", "text")))
     columns = shapes.of_select(connection, probe.canonical)
-    columns = {name: shape for name, shape in columns.items() if name not in ("_id", "_routing")}
-    mapped = _Mapped(sample=_Sample(connection, probe.canonical, probe.columns.get("_id", "text")))
-    derived = {name: mapped.field(name, shape, (name,)) for name, shape in columns.items()}
+    derived = {name: mapper.field((name,), columns[name]) for name in columns if name not in ("_id", "_routing")}
     mappings = body.get("mappings", {})
-    properties, added = mapped.united(mappings.get("properties", {}), derived, "")
+    properties, added = mapper.united(mappings.get("properties", {}), derived, "")
     number = _number_of_fields(properties)
     settings = body.get("settings", {})
     if number > _FIELDS_MAX:
         settings = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
-    return Completed(
-        body={**body, "settings": settings, "mappings": {**mappings, "properties": properties}},
-        added=tuple(added),
-        remarks=tuple(mapped.sayings(added)),
-    )
+    body = {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}
+    return Completed(body, added, [*mapper.remarks(added)])
 
 
 @dataclass
@@ -105,77 +103,67 @@ class _Sample:
     connection: Connection
     select: str
     id_type: str
-    _documents: list[dict[str, Any]] | None = None
 
-    @property
+    @cached_property
     def documents(self) -> list[dict[str, Any]]:
         """The documents; they are read once, if they are needed."""
-        if self._documents is None:
-            ids = queries.sampled_ids(self.connection, self.select, seconds=_SAMPLE_SECONDS)
-            query = sql.SQL(_SAMPLE).format(select=sql.SQL(self.select), id_type=sql.SQL(self.id_type))
-            self._documents = self._read(query, [ids])
-        return self._documents
+        ids = queries.sampled_ids(self.connection, self.select, seconds=_SAMPLE_SECONDS)
+        return self._read(sql.SQL(_SAMPLE_QUERY), ids)
 
     def values(self, path: tuple[str, ...]) -> list[Any]:
         """Return the values of a field that are not null, out of all arrays; if none has one, look for others."""
-        sampled = _inside(self.documents, path)
-        if not sampled:
-            column = sql.Identifier(path[0])
-            query = sql.SQL(_WITH_VALUE).format(select=sql.SQL(self.select), column=column)
-            sampled = _inside(self._read(query, []), path)
-        return sampled
+        return _values(self.documents, path) or _values(self._read(sql.SQL(_WITH_VALUE_QUERY), None, path[0]), path)
 
-    def _read(self, query: sql.Composed, parameters: list[Any]) -> list[dict[str, Any]]:
+    def _read(self, query: sql.SQL, ids: list[str] | None, column: str = "") -> list[dict[str, Any]]:
+        composed = query.format(
+            select=sql.SQL(self.select), id_type=sql.SQL(self.id_type), column=sql.Identifier(column or "_id")
+        )
         # A number in it may be too long for Python, and it may be nested too deeply.
         with (
             suppress(psycopg.DataError, psycopg.errors.QueryCanceled, ValueError, RecursionError),
             bounded(self.connection, seconds=_SAMPLE_SECONDS),
         ):
-            return [json.loads(document) for (document,) in self.connection.execute(query, parameters)]
+            rows = self.connection.execute(composed, () if ids is None else (ids,))
+            return [json.loads(document) for (document,) in rows]
         return []
 
 
 @dataclass
-class _Mapped:
+class _Mapper:
     """Maps shapes, and notes what to know of them: kinds of remarks, by the path of the field."""
 
     sample: _Sample
     notes: dict[str, str] = field(default_factory=dict)
 
-    def field(self, name: str, shape: Shape, path: tuple[str, ...]) -> dict[str, Any]:
+    def field(self, path: tuple[str, ...], shape: Shape) -> dict[str, Any]:  # noqa: PLR0911 - a branch for each kind of shape
         """Return the mapping of a field."""
-        dotted = ".".join(path)
+        dotted, type_ = ".".join(path), shape.type
         if shape.fields is not None:
-            return self._object(shape, path, dotted)
+            return self._object(path, shape.fields, dotted, is_array=shape.is_array)
         if shape.is_map:
-            self.notes[dotted] = "data"
-            return dict(KEYS_ARE_DATA)
-        if shape.type is None or shape.type.mapping is None:
-            return self._of_values(path, dotted)
-        mapping = shape.type.mapping
-        if mapping == TEXT and (shape.is_array or rules.KEYWORD_NAMES.search(name)):
+            return self._noted(dotted, "data", KEYS_ARE_DATA)
+        if type_ is None or type_.mapping is None:
+            return self._stored_json(path, dotted)
+        if type_.mapping == TEXT and (shape.is_array or rules.KEYWORD_NAMES.search(path[-1])):
             return dict(KEYWORD)
-        return self._of_type(shape.type, mapping, path, dotted)
-
-    def _of_type(
-        self, type_: ColumnType, mapping: Mapping[str, Any], path: tuple[str, ...], dotted: str
-    ) -> dict[str, Any]:
-        """Return the mapping of a type, adapted where the sampled values show that it has to be."""
-        if type_.name == "numeric" and mapping["type"] == "double":
+        if type_.name == "numeric" and type_.mapping["type"] == "double":
             self.notes[dotted] = "double"
         elif type_.name == "float4" and type_.is_array:
-            vectors = _inside(self.sample.documents, path, flat=False)
+            vectors = _values(self.sample.documents, path, flat=False)
             lengths = {None if None in vector else len(vector) for vector in vectors}
             if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
-                self.notes[dotted] = "vector"
-                return {"type": "dense_vector", "dims": lengths.pop()}
-        elif mapping == rules.DATE and not all(map(_is_date, _inside(self.sample.documents, path))):
-            self.notes[dotted] = "malformed"
-            return {**mapping, "ignore_malformed": True}
+                return self._noted(dotted, "vector", {"type": "dense_vector", "dims": lengths.pop()})
+        elif type_.mapping == rules.DATE and not all(map(_is_date, _values(self.sample.documents, path))):
+            return self._noted(dotted, "malformed", {**type_.mapping, "ignore_malformed": True})
+        return dict(type_.mapping)
+
+    def _noted(self, dotted: str, kind: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        self.notes[dotted] = kind
         return dict(mapping)
 
-    def _object(self, shape: Shape, path: tuple[str, ...], dotted: str) -> dict[str, Any]:
-        fields = shape.fields or {}
+    def _object(
+        self, path: tuple[str, ...], fields: Mapping[str, Shape], dotted: str, *, is_array: bool
+    ) -> dict[str, Any]:
         types = {(inner.type.mapping or {}).get("type", "") for inner in fields.values() if inner.type}
         if fields and fields.keys() <= rules.RANGE_BOUNDS and len(types) == 1 and types <= rules.RANGE_TYPES.keys():
             return {"type": rules.RANGE_TYPES[types.pop()]}
@@ -183,25 +171,20 @@ class _Mapped:
             return {"type": "geo_point", "ignore_malformed": True}
         # A dot in a key would be a step into an object.
         named = {name: inner for name, inner in fields.items() if name.strip() and "." not in name}
-        inside = {name: self.field(name, inner, (*path, name)) for name, inner in named.items()}
-        mapping: dict[str, Any] = {"type": "nested"} if shape.is_array else {}
+        mapping: dict[str, Any] = {"type": "nested"} if is_array else {}
         if len(named) < len(fields):
-            self.notes[dotted] = "open"
-            mapping["dynamic"] = False
-        return {**mapping, "properties": inside}
+            mapping |= self._noted(dotted, "open", {"dynamic": False})
+        return {**mapping, "properties": {name: self.field((*path, name), inner) for name, inner in named.items()}}
 
-    def _of_values(self, path: tuple[str, ...], dotted: str) -> dict[str, Any]:
+    def _stored_json(self, path: tuple[str, ...], dotted: str) -> dict[str, Any]:
         """Return a mapping for JSON that comes out of a column."""
         values = self.sample.values(path)
         kinds = {type(value) for value in values}
         if kinds == {dict} and not any(_is_deep(value) for value in values):
-            self.notes[dotted] = "data"
-            return dict(KEYS_ARE_DATA)
+            return self._noted(dotted, "data", KEYS_ARE_DATA)
         if kinds and dict not in kinds:
-            self.notes[dotted] = "values"
-            return dict(KEYWORD)
-        self.notes[dotted] = "stored"
-        return dict(STORED)
+            return self._noted(dotted, "values", KEYWORD)
+        return self._noted(dotted, "stored", STORED)
 
     def united(
         self, given: Mapping[str, Any], derived: Mapping[str, Any], path: str
@@ -212,51 +195,46 @@ class _Mapped:
         """
         properties, added = dict(given), list[str]()
         for name, mapping in derived.items():
-            dotted = f"{path}{name}"
-            if name not in given:
+            dotted, existing = f"{path}{name}", given.get(name)
+            if existing is None:
                 properties[name] = mapping
                 added.append(dotted)
-            elif given[name].get("type", "object") not in ("object", "nested") or given[name].keys() & {
-                "dynamic",
-                "enabled",
-            }:
+            elif existing.get("type", "object") not in ("object", "nested") or existing.keys() & {"dynamic", "enabled"}:
                 continue
             elif "properties" in mapping:
-                inside, more = self.united(given[name].get("properties", {}), mapping["properties"], f"{dotted}.")
-                if more:
-                    properties[name] = {**given[name], "properties": inside}
-                    added += more
+                inside, more = self.united(existing.get("properties", {}), mapping["properties"], f"{dotted}.")
+                properties[name] = {**existing, "properties": inside} if more else existing
+                added += more
             elif self.notes.get(dotted) in ("data", "stored"):
-                properties[name] = {**given[name], "dynamic": False}
-                self.notes[dotted] = "open"
+                properties[name] = {**existing, **self._noted(dotted, "open", {"dynamic": False})}
                 added.append(dotted)
         return properties, added
 
-    def sayings(self, added: list[str]) -> Iterable[str]:
+    def remarks(self, added: list[str]) -> Iterator[str]:
         """Yield what to know of the fields that were added, each kind once."""
-        sample = f"a sample of {amount(len(self.sample.documents), 'document')}"
         for kind, saying in _SAYINGS.items():
-            fields = [dotted for dotted, noted in self.notes.items() if noted == kind and _is_in(dotted, added)]
+            fields = [
+                dotted
+                for dotted, noted in self.notes.items()
+                if noted == kind and any(f"{dotted}.".startswith(f"{path}.") for path in added)
+            ]
             if fields:
+                sample = f"a sample of {amount(len(self.sample.documents), 'document')}"
                 yield f"{', '.join(fields)}: {saying.format(sample=sample)}"
 
 
-def _is_in(dotted: str, added: Iterable[str]) -> bool:
-    return any(dotted == path or dotted.startswith(f"{path}.") for path in added)
-
-
-def _inside(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any]:
+def _values(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any]:
     """Return the values at a path that are not null, out of all arrays on the way, and those at its end if flat."""
     if isinstance(value, list) and (path or flat):
-        return [inner for element in value for inner in _inside(element, path, flat=flat)]
+        return [inner for element in value for inner in _values(element, path, flat=flat)]
     if not path:
         return [] if value is None else [value]
-    return _inside(value.get(path[0]), path[1:], flat=flat) if isinstance(value, dict) else []
+    return _values(value.get(path[0]), path[1:], flat=flat) if isinstance(value, dict) else []
 
 
 def _is_deep(value: Any, depth: int = _DEPTH_MAX) -> bool:
     """Whether objects in a value are nested deeper than a flattened field may be."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth < 0 or any(_is_deep(element, depth - isinstance(value, dict)) for element in inner)
 
 

@@ -17,6 +17,7 @@ def _named(*patterns: str) -> re.Pattern[str]:
 
 PERSONAL = _named(
     r"passw|passphrase|passcode|secret|token|(api|private|access).?key|e.?mail|phone|passport|(tax|national|vat).?(id|n)"
+    r"|two_?fa|2fa|(backup|recovery)_?code|session_?state|^home_?(lat|lon|lng|loc|tile)|(^|_)pass_?(hash|crypt|key)"
     r"|card.?number|salary|birth|gender|religion|ethnic|(ip|remote).?addr|(^|_)ip$|(^|_)(sign_in|client)_ip"
     r"|street|post(al)?.?code|zip.?code|(^|_)address(_?(line)?_?\d)?$",
     r"(^|_)(pwd|salt|t?otp|pin|cvv|cvc|mobile|fax|msisdn|ssn|iban|born|dob)(_|$)",
@@ -31,8 +32,8 @@ BOOKKEEPING = _named(
 """What an application notes for itself, in any row."""
 CHANGED = _named(r"^(updated|modified|changed|last_modified)(_?(at|on|date|time))?$")
 """When a row was changed: shown of a document's own row, and of no other."""
-ADDED = _named("created|added|inserted|assigned")
-"""When a link was made: a link that says no more than that is a mere link."""
+NOTED_ON = _named("created|added|inserted|assigned", CHANGED.pattern)
+"""When a link was made or changed: a link that says no more than that is a mere link."""
 LABEL = _named(r"name$|title$|label$|^(login|code|number|slug|handle|symbol|sku|alt|url)$")
 """What names a row to a reader. A row that is referred to is shown by its key and these."""
 ORDER = _named(
@@ -40,7 +41,8 @@ ORDER = _named(
 )
 """Numbers by which rows are ordered."""
 LOCALE = _named(r"^_?(locale|language|lang|culture)(_?(code|id))?$")
-"""What tells translations apart."""
+KEY = _named(r"^(meta_?)?(k|key)$")
+"""What tells translations apart, and what values are stored by: such rows become one object."""
 DELETED_ON = _named(r"^(deleted|discarded|removed|trashed)_?(at|on|date)$")
 DELETED = _named(r"^(is_?)?(deleted|discarded|removed|trashed)$")
 PUBLISHED_ON = _named(r"^published_?(at|on)$")
@@ -54,7 +56,7 @@ KEYWORD_NAMES = re.compile(
     r"|filename|number|unit|key|timezone|color|icon)$|[a-z](Id|Uuid|Code|Status|State|Type|Kind|Url|Key)$"
 )
 """Texts that are found as a whole, and by no word in them."""
-KEY_SUFFIX = re.compile(r"(_id|_uuid|_key|_fk|(?<=[a-z])(Id|ID|Uuid|Key))$")
+KEY_SUFFIX = re.compile(r"(_id|_uuid|_key|_fk|_code|(?<=[a-z])(Id|ID|Uuid|Key|Code))$")
 """A reference is named by its column without this: ``user`` by ``user_id``."""
 LATITUDE, LONGITUDE = _named(r"^lat(itude)?$"), _named(r"^(lon|lng|long|longitude)$")
 

@@ -8,7 +8,7 @@ since the names of nodes change between versions. What Postgres does not know is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,27 +50,16 @@ WHERE pronamespace = 'pg_catalog'::regnamespace AND prorettype IN ('json'::regty
 """
 _LONG_DIGITS_MAX = 18
 _NUMERIC_HEADER, _SCALE_BITS = 4, 16
-_BOOLEAN, _RECORD = 16, 2249
-"""The oids of types; they never change."""
+_BOOLEAN = "16"
+"""Its oid, which never changes."""
 _CONSTRUCTORS = {"1": "build_object", "2": "build_array", "6": "to_json"}
 """By what the stored tree has for JSON_OBJECT, JSON_ARRAY and JSON_SCALAR: the functions that do the same."""
-_TYPE_FIELDS = frozenset(
-    {
-        *("vartype", "consttype", "paramtype", "aggtype", "wintype", "funcresulttype", "opresulttype", "resulttype"),
-        *(
-            "coalescetype",
-            "casetype",
-            "minmaxtype",
-            "array_typeid",
-            "row_typeid",
-            "refrestype",
-            "refelemtype",
-            "typeId",
-        ),
-        *("seqtypid",),
-    }
+_TYPE_FIELD = re.compile(
+    "(var|const|param|agg|win|funcresult|opresult|result|coalesce|case|minmax|refres|refelem)type|(array_|row_|seq)typeid"
+    "|seqtypid|typeId"
 )
 """The fields of nodes that name the type of an expression."""
+_TOKEN = re.compile(r"[(){}]|\[ (?:-?\d+ )*\]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 _VARLENA_HEADER = 4
 
 
@@ -112,13 +101,8 @@ class Types:
             mapping = {"type": "long"}
         elif mapping is TEXT and is_array:
             mapping = KEYWORD
-        return ColumnType(
-            name=name,
-            is_array=is_array,
-            mapping=None if name == "json" else dict(mapping),
-            relation=relation,
-            labels=tuple(labels),
-        )
+        shown = None if name == "json" else dict(mapping)
+        return ColumnType(name=name, is_array=is_array, mapping=shown, relation=relation, labels=tuple(labels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +120,8 @@ class Shape:
 
 
 _FREE, _MAP, _NOTHING = Shape(), Shape(is_map=True), Shape(is_nothing=True)
+_Node = Any
+"""A node of a stored tree is a dict, a list of nodes is a list, and all else is text."""
 
 
 def of_select(connection: Connection, select: str) -> dict[str, Shape]:
@@ -143,13 +129,13 @@ def of_select(connection: Connection, select: str) -> dict[str, Shape]:
     with connection.transaction(force_rollback=True):
         connection.execute(sql.SQL("CREATE TEMPORARY VIEW syncer_shape AS {}").format(sql.SQL(select)))
         [(oid,)] = connection.execute("SELECT 'pg_temp.syncer_shape'::regclass::oid")
-        walk, shapes = _Walk(connection), dict[str, Shape]()
-        for number, (name, type_, modifier) in enumerate(connection.execute(_ATTRIBUTES, (oid,)).fetchall(), 1):
-            shapes[name] = walk.of_type(walk.types.of(type_, modifier))
+        walk = _Walk(connection)
+        shapes = walk.row(oid)
+        for number, name in enumerate(shapes, 1):
             if shapes[name].type is None:
                 # A later version may store other trees: then a sample has to tell, as of JSON in columns.
                 with suppress(LookupError, TypeError, ValueError, RecursionError):
-                    shapes[name] = walk.column(_Query(tree=walk.view(oid)), number)
+                    shapes[name] = walk.column(_Query(walk.view(oid)), number)
         return shapes
 
 
@@ -158,7 +144,15 @@ class _Query:
     """A query within others."""
 
     tree: dict[str, Any]
-    around: tuple[_Query, ...] = ()
+    outer: tuple[_Query, ...] = ()
+
+    def inside(self, tree: _Node) -> _Query:
+        """Return a query within this one."""
+        return _Query(tree, (*self.outer, self))
+
+    def at(self, level: str) -> _Query:
+        """Return the query so many levels up."""
+        return self.outer[-int(level)] if int(level) else self
 
 
 @dataclass
@@ -176,212 +170,174 @@ class _Walk:
     def view(self, oid: int) -> dict[str, Any]:
         """Return the tree of a view's query."""
         [(text,)] = self.connection.execute(_TREE, (oid,))
-        tree: dict[str, Any] = _parsed(text)[0]
+        tree: dict[str, Any] = _parsed(text)[0][0]
         return tree
+
+    def row(self, relation: int) -> dict[str, Shape]:
+        """Return the shapes of a relation's columns, by their types."""
+        columns = self.connection.execute(_ATTRIBUTES, (relation,)).fetchall()
+        return {name: self.of_type(oid, modifier) for name, oid, modifier in columns}
+
+    def of_type(self, oid: int, modifier: int = -1) -> Shape:
+        """Return the shape of a type."""
+        type_ = self.types.of(oid, modifier)
+        if type_.mapping is not None:
+            return Shape(type=type_, is_array=type_.is_array)
+        return Shape(fields=self.row(type_.relation) if type_.relation else None, is_array=type_.is_array)
 
     def column(self, query: _Query, number: int) -> Shape:
         """Return the shape of a query's column."""
         if isinstance(query.tree["setOperations"], dict):
             branches = [entry["subquery"] for entry in query.tree["rtable"] if isinstance(entry.get("subquery"), dict)]
-            return self._united(self.column(_Query(branch, (*query.around, query)), number) for branch in branches)
+            return _united(self.column(query.inside(branch), number) for branch in branches)
         return self.shape(query.tree["targetList"][number - 1]["expr"], query)
 
-    def shape(self, node: Any, query: _Query) -> Shape:  # noqa: C901, PLR0911, PLR0912 - a branch for each kind of node
+    def shape(self, node: _Node, query: _Query) -> Shape:  # noqa: C901, PLR0911 - a branch for each kind of node
         """Return the shape of an expression in a query."""
         if not isinstance(node, dict):
             return _NOTHING
         if "varno" in node:
             return self._variable(node, query)
-        if "subLinkType" in node and isinstance(node["subselect"], dict) and node["subLinkType"] in ("4", "6"):
-            inner = self.column(_Query(node["subselect"], (*query.around, query)), 1)
-            return replace(inner, is_array=True) if node["subLinkType"] == "6" else inner
-        if "aggfnoid" in node:
-            arguments = [target["expr"] for target in _items(node["args"]) if target["resjunk"] == "false"]
-            return self._call(self.functions.get(node["aggfnoid"], ""), arguments, node, query)
-        if "funcid" in node and node["funcid"] in self.functions:
-            return self._call(self.functions[node["funcid"]], _items(node["args"]), node, query)
-        if "opfuncid" in node and node["opfuncid"] in self.functions:
-            return self._call(self.functions[node["opfuncid"]], node["args"], node, query)
-        if "coalescetype" in node:
-            return self._united(self.shape(argument, query) for argument in node["args"])
-        if "casetype" in node:
-            results = [*(when["result"] for when in node["args"]), node["defresult"]]
-            return self._united(self.shape(argument, query) for argument in results)
         if "consttype" in node:
             return self._constant(node)
-        if "returning" in node:  # JSON_OBJECT, JSON_ARRAYAGG and their like
-            is_call = isinstance(node.get("func"), dict)
-            name = _CONSTRUCTORS.get(node.get("type", ""), "")
-            return (
-                self.shape(node["func"], query) if is_call else self._call(name, _items(node.get("args")), node, query)
-            )
+        arguments = [inner.get("expr", inner) for inner in _items(node.get("args")) if inner.get("resjunk") != "true"]
+        function = next((node[name] for name in ("aggfnoid", "funcid", "opfuncid") if name in node), "")
+        if function in self.functions or ("returning" in node and "func" in node):
+            if isinstance(node.get("func"), dict):  # of JSON_OBJECT, JSON_ARRAYAGG and their like
+                return self.shape(node["func"], query)
+            name = self.functions.get(function) or _CONSTRUCTORS.get(node["type"], "")
+            return self._call(name, arguments, node, query)
+        if node.get("subLinkType") in ("4", "6"):  # a value, or ARRAY of a SELECT
+            inner = self.column(query.inside(node["subselect"]), 1)
+            return replace(inner, is_array=inner.is_array or node["subLinkType"] == "6")
+        if "casetype" in node:
+            return _united(self.shape(one, query) for one in [*(w["result"] for w in node["args"]), node["defresult"]])
+        if "coalescetype" in node:
+            return _united(self.shape(argument, query) for argument in arguments)
         if "elements" in node:
-            return replace(self._united(self.shape(argument, query) for argument in node["elements"]), is_array=True)
-        if "row_typeid" in node and int(node["row_typeid"]) == _RECORD:
-            names = [f"f{number + 1}" for number in range(len(node["args"]))]
-            return Shape(
-                fields={name: self.shape(argument, query) for name, argument in zip(names, node["args"], strict=True)}
-            )
-        if "arg" in node and "resulttype" in node and "fieldnum" not in node:
+            return replace(_united(self.shape(element, query) for element in node["elements"]), is_array=True)
+        typed = self._typed(node)
+        if typed == _FREE and "arg" in node and "fieldnum" not in node:  # json as jsonb
             inner = self.shape(node["arg"], query)
-            if inner.type is None and self._typed(node).type is None:
-                return inner  # json as jsonb
-        return self._typed(node)
+            return inner if inner.type is None else typed
+        return typed
 
-    def _typed(self, node: dict[str, Any]) -> Shape:
-        named = next((name for name in node if name in _TYPE_FIELDS), None)
+    def _typed(self, node: _Node) -> Shape:
+        type_field = next((name for name in node if _TYPE_FIELD.fullmatch(name)), None)
         modifier = next((int(node[name]) for name in node if name.endswith("typmod")), -1)
         # What tells no type is a condition, but for functions of the SQL standard on JSON.
-        oid = int(node[named] if named else node["returning"]["typid"] if "returning" in node else _BOOLEAN)
-        return self.of_type(self.types.of(oid, modifier))
+        oid = node[type_field] if type_field else node["returning"]["typid"] if "returning" in node else _BOOLEAN
+        return self.of_type(int(oid), modifier)
 
-    def of_type(self, type_: ColumnType) -> Shape:
-        """Return the shape of a type."""
-        if type_.mapping is not None:
-            return Shape(type=type_, is_array=type_.is_array)
-        if not type_.relation:
-            return replace(_FREE, is_array=type_.is_array)
-        return replace(self._row(type_.relation), is_array=type_.is_array)
-
-    def _row(self, relation: int) -> Shape:
-        rows = self.connection.execute(_ATTRIBUTES, (relation,)).fetchall()
-        return Shape(fields={name: self.of_type(self.types.of(oid, modifier)) for name, oid, modifier in rows})
-
-    def _variable(self, node: dict[str, Any], query: _Query) -> Shape:
-        level = int(node["varlevelsup"])
-        owner = query if level == 0 else query.around[-level]
-        entry, number = owner.tree["rtable"][int(node["varno"]) - 1], int(node["varattno"])
+    def _variable(self, node: _Node, query: _Query) -> Shape:
+        owner, number = query.at(node["varlevelsup"]), int(node["varattno"])
+        entry = owner.tree["rtable"][int(node["varno"]) - 1]
         inner: _Query | None = None
         if isinstance(entry.get("subquery"), dict):
-            inner = _Query(entry["subquery"], (*owner.around, owner))
+            inner = owner.inside(entry["subquery"])
         elif entry.get("relkind") == "v":
             inner = _Query(self.view(int(entry["relid"])))
         elif entry["rtekind"] == "6" and entry.get("self_reference") == "false":
-            inner = _cte(entry, owner)
+            home = owner.at(entry["ctelevelsup"])
+            tree = next(cte["ctequery"] for cte in home.tree["cteList"] if cte["ctename"] == entry["ctename"])
+            inner = home.inside(tree)
         if inner is not None:
             if number:
                 return self.column(inner, number)
             shown = [target for target in inner.tree["targetList"] if target["resjunk"] == "false"]
             return Shape(fields={_name(target["resname"]): self.shape(target["expr"], inner) for target in shown})
-        joined = entry.get("joinaliasvars") or entry.get("groupexprs")
-        if isinstance(joined, list) and 0 < number <= len(joined):
+        joined = _items(entry.get("joinaliasvars") or entry.get("groupexprs"))
+        if 0 < number <= len(joined):
             return self.shape(joined[number - 1], owner)
         if number == 0 and entry["rtekind"] == "0":
-            return self._row(int(entry["relid"]))
+            return Shape(fields=self.row(int(entry["relid"])))
         return self._typed(node)
 
-    def _call(  # noqa: PLR0911 - a branch for each kind of function
-        self, name: str, arguments: list[Any], node: dict[str, Any], query: _Query
-    ) -> Shape:
+    def _call(self, name: str, arguments: list[_Node], node: _Node, query: _Query) -> Shape:  # noqa: PLR0911 - a branch for each kind of function
         plain = name.removeprefix("jsonb_").removeprefix("json_").removesuffix("_strict").removesuffix("_unique")
         if plain == "build_object":
             if node.get("funcvariadic") == "true" or len(arguments) % 2 or any(map(_is_data, arguments[::2])):
                 return _MAP
             pairs = zip(arguments[::2], arguments[1::2], strict=True)
             return Shape(fields={_text(key): self.shape(argument, query) for key, argument in pairs})
-        if plain == "concat":  # a || b
-            return self._merged(self.shape(argument, query) for argument in arguments)
         if plain == "object_field":  # a -> 'key'
             outer = self.shape(arguments[0], query)
             return _FREE if _is_data(arguments[1]) else (outer.fields or {}).get(_text(arguments[1]), _FREE)
         if plain.startswith("object"):  # of arrays, or aggregated
             return _MAP
-        if plain in ("agg", "build_array", "array"):
-            return replace(self._united(self.shape(argument, query) for argument in arguments), is_array=True)
         if plain in ("to_json", "to_jsonb", "row_to_json", "array_to_json", "strip_nulls"):
             return self.shape(arguments[0], query)
+        if plain == "concat":  # a || b has the fields of both objects
+            shapes = [shape for argument in arguments if not (shape := self.shape(argument, query)).is_nothing]
+            if all(shape.fields is not None and not shape.is_array for shape in shapes):
+                return Shape(fields={name: inner for shape in shapes for name, inner in (shape.fields or {}).items()})
+            return _united(shapes)
+        if plain in ("agg", "build_array", "array"):
+            return replace(_united(self.shape(argument, query) for argument in arguments), is_array=True)
         return self._typed(node)
 
-    def _united(self, shapes: Iterable[Shape]) -> Shape:
-        """Return what takes the values of each: of alternatives, or of an array's elements."""
-        different = list({repr(shape): shape for shape in shapes if not shape.is_nothing}.values())
-        if not different:
-            return _NOTHING
-        is_array = any(shape.is_array for shape in different)
-        if all(shape.fields is not None for shape in different):
-            names = dict.fromkeys(name for shape in different for name in shape.fields or {})
-            inside = {
-                name: self._united((shape.fields or {}).get(name, _NOTHING) for shape in different) for name in names
-            }
-            return Shape(fields=inside, is_array=is_array)
-        if any(shape.is_map for shape in different):
-            return replace(_MAP, is_array=is_array)
-        if all(shape.type is not None for shape in different):
-            mappings = [shape.type.mapping for shape in different if shape.type]
-            same = all(mapping == mappings[0] for mapping in mappings)
-            type_ = different[0].type if same else ColumnType(name="", mapping=dict(KEYWORD))
-            return Shape(type=type_, is_array=is_array)
-        return replace(_FREE, is_array=is_array)
-
-    def _merged(self, shapes: Iterable[Shape]) -> Shape:
-        """Return the shape of ``a || b``: the fields of both objects, and the elements of both arrays."""
-        shown = [shape for shape in shapes if not shape.is_nothing]
-        if shown and all(shape.fields is not None and not shape.is_array for shape in shown):
-            return Shape(fields={name: inner for shape in shown for name, inner in (shape.fields or {}).items()})
-        return self._united(shown)
-
-    def _constant(self, node: dict[str, Any]) -> Shape:
+    def _constant(self, node: _Node) -> Shape:
         typed = self._typed(node)
         if typed.type is None and node["constisnull"] == "false":  # '[]' or '{}': the rest is seldom written
-            length = int(node["constvalue"][0]) if isinstance(node["constvalue"], list) else 0
-            return _NOTHING if length <= _VARLENA_HEADER * 2 else typed
+            return _NOTHING if int(node["constvalue"][0]) <= _VARLENA_HEADER * 2 else typed
         return _NOTHING if node["constisnull"] == "true" else typed
 
 
-def _cte(entry: dict[str, Any], owner: _Query) -> _Query | None:
-    level = int(entry["ctelevelsup"])
-    home = owner if level == 0 else owner.around[-level]
-    for cte in home.tree["cteList"]:
-        if cte["ctename"] == entry["ctename"]:
-            return _Query(cte["ctequery"], (*home.around, home))
-    return None
+def _united(shapes: Iterable[Shape]) -> Shape:
+    """Return what takes the values of each: of alternatives, or of an array's elements."""
+    different = [shape for shape in shapes if not shape.is_nothing]
+    if not different:
+        return _NOTHING
+    is_array = any(shape.is_array for shape in different)
+    if all(shape.fields is not None for shape in different):
+        names = dict.fromkeys(name for shape in different for name in shape.fields or {})
+        inside = {name: _united((shape.fields or {}).get(name, _NOTHING) for shape in different) for name in names}
+        return Shape(fields=inside, is_array=is_array)
+    if any(shape.is_map for shape in different):
+        return replace(_MAP, is_array=is_array)
+    types = [shape.type for shape in different if shape.type]
+    if len(types) < len(different):
+        return replace(_FREE, is_array=is_array)
+    is_same = all(type_.mapping == types[0].mapping for type_ in types)
+    return Shape(type=types[0] if is_same else ColumnType(name="", mapping=dict(KEYWORD)), is_array=is_array)
 
 
-def _items(nodes: Any) -> list[Any]:
+def _items(nodes: _Node) -> list[_Node]:
     return nodes if isinstance(nodes, list) else []
 
 
-def _is_data(node: Any) -> bool:
-    return not isinstance(node, dict) or "consttype" not in node or node["constisnull"] == "true"
+def _is_data(node: _Node) -> bool:
+    return not isinstance(node, dict) or node.get("constisnull") != "false"
 
 
-def _text(node: dict[str, Any]) -> str:
+def _text(node: _Node) -> str:
     """Return a constant text."""
-    value = bytes(int(byte) & 255 for byte in node["constvalue"][2:-1])
+    value = bytes(int(byte) & 255 for byte in node["constvalue"][1].split()[1:-1])
     # A text has a header; a literal whose type is yet unknown ends with a zero byte.
     return (value.rstrip(b"\0") if node["constlen"] == "-2" else value[_VARLENA_HEADER:]).decode()
 
 
-_TOKEN = re.compile(r"[(){}]|\[ (?:-?\d+ )*\]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
-
-
-def _parsed(text: str) -> list[Any]:
-    """Parse a stored tree: nodes become dicts, lists become lists, and all else stays text."""
-    stack: list[list[Any]] = [[]]
-    for token in _TOKEN.findall(text):
-        if token in ("(", "{"):
-            stack.append([token])
-        elif token in (")", "}"):
-            kind, *items = stack.pop()
-            stack[-1].append(dict(_fields(items)) if kind == "{" else items)
+def _parsed(text: str) -> list[_Node]:
+    """Parse a stored tree: each name after a colon is a field, of what follows until the next name."""
+    root: list[_Node] = []
+    nodes, values = list[dict[str, Any]](), [root]
+    for word in _TOKEN.findall(text):
+        if word in ("(", "{"):
+            inner: _Node = [] if word == "(" else {}
+            values[-1].append(inner)
+            values.append(inner if word == "(" else [])
+            nodes += [inner] if word == "{" else []
+        elif word in (")", "}"):
+            values.pop()
+            if word == "}":
+                node = nodes.pop()
+                node.update((name, items[0]) for name, items in node.items() if len(items) == 1)
+        elif word.startswith(":"):
+            values[-1] = nodes[-1][word[1:]] = []
         else:
-            stack[-1].append(token)
-    return stack[0][0] if isinstance(stack[0][0], list) else stack[0]
+            values[-1].append(word)
+    return root
 
 
-def _fields(items: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a node: a name after a colon, and what follows until the next name."""
-    name, values = "", list[Any]()
-    for item in [*items[1:], ":"]:
-        if isinstance(item, str) and item.startswith(":"):
-            if name:
-                yield name, values[0] if len(values) == 1 else values
-            name, values = item[1:], []
-        elif isinstance(item, str) and item.startswith("[ "):
-            values += item.split()
-        else:
-            values.append(item)
-
-
-def _name(token: Any) -> str:
-    return re.sub(r"\\(.)", r"\1", str(token), flags=re.DOTALL)
+def _name(token: str) -> str:
+    return re.sub(r"\\(.)", r"\1", token, flags=re.DOTALL)

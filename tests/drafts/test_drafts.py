@@ -133,3 +133,56 @@ def test_a_draft_of_a_generated_schema_is_followed(bare: World, seed: int) -> No
         rows.write(10)
         drafted(bare, "generated", *arguments)
         followed(bare, "generated", rows)
+
+
+REAL = """
+CREATE TABLE countries (code text PRIMARY KEY, name text); CREATE TABLE tags (id int PRIMARY KEY, label text);
+CREATE TABLE settings (id int PRIMARY KEY, a int, b int, c int, d int, e int, f int, g int, h int, i int);
+CREATE TABLE users (
+    id int PRIMARY KEY, pass_crypt text, twofa_key text, "twoFactorBackupCodes" text, home_lat float, has_2fa bool,
+    bypass text,
+    country_code text REFERENCES countries, setting_id int REFERENCES settings, latitude int, longitude int,
+    nick text
+);
+CREATE TABLE preferences (user_id int REFERENCES users, k text, v text, PRIMARY KEY (user_id, k));
+CREATE TABLE user_posts (id int PRIMARY KEY, user_id int REFERENCES users, title text);
+CREATE TABLE follows (user_id int REFERENCES users, post_id int REFERENCES user_posts, PRIMARY KEY (user_id, post_id));
+CREATE TABLE tags_users (
+    tag_id int REFERENCES tags, user_id int REFERENCES users, updated_at date, PRIMARY KEY (tag_id, user_id)
+);
+"""
+
+
+def test_what_real_schemas_taught(bare: World) -> None:
+    """Secrets of any name; keys with values; rows without a name; what refers before what is behind a link."""
+    bare.sql(REAL)
+    with closing(Rows(bare.dsn, Random(1))) as rows:
+        rows.write(10)
+        named = ("preferences", "posts", "tags")  # as the fields are named
+        drafted(bare, "users", "--table", "users", *(word for name in named for word in ("--with", name)))
+        followed(bare, "users", rows)
+    fields = json.loads((bare.config / "documents" / "users" / "index.json").read_text())["mappings"]["properties"]
+    assert [*fields] == [
+        *("has_2fa", "bypass", "setting_id", "latitude", "longitude", "nick", "country", "preferences", "posts", "tags")
+    ]
+    assert (fields["preferences"]["type"], *fields["tags"]["properties"]) == ("flattened", "id", "label")
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "field"),
+    [("hstore", "a=>1, b=>NULL", "flattened"), ("citext", "Ada", "text"), ("ltree", "a.b", "keyword")],
+)
+def test_the_types_of_an_extension(bare: World, type_: str, value: str, field: str) -> None:
+    """As a column, in an array, and in a row that refers."""
+    if not bare.sql("SELECT name FROM pg_available_extensions WHERE name = %s", type_):
+        pytest.skip(f"this Postgres has no {type_}")
+    bare.sql(f"CREATE EXTENSION {type_}; CREATE TABLE one (id int PRIMARY KEY, v {type_}, many {type_}[])")
+    bare.sql(f"CREATE TABLE two (id int PRIMARY KEY, one_id int REFERENCES one, v {type_})")
+    bare.sql(
+        f"INSERT INTO one VALUES (1, '{value}', ARRAY['{value}'::{type_}]); INSERT INTO two VALUES (1, 1, '{value}')"
+    )
+    with closing(Rows(bare.dsn, Random(1))) as rows:
+        drafted(bare, "one", "--table", "one", "--with", "two")
+        followed(bare, "one", rows)
+    fields = json.loads((bare.config / "documents" / "one" / "index.json").read_text())["mappings"]["properties"]
+    assert (fields["v"]["type"], fields["twos"]["properties"]["v"]["type"]) == (field, field)

@@ -78,6 +78,7 @@ GRANT USAGE ON SEQUENCE syncer.version TO syncer_worker, syncer_operator;
 
 -- Operators: activate definitions. Trust them as you trust the owner of the schema.
 GRANT INSERT, UPDATE, DELETE ON syncer.document, syncer.revision, syncer.job, syncer.orphan_index TO syncer_operator;
+GRANT USAGE ON SEQUENCE syncer.lost TO syncer_operator;
 
 -- Operators and readers: record the result of a verification, and add an event
 GRANT INSERT, UPDATE ON syncer.verification TO syncer_operator, syncer_reader;

@@ -21,6 +21,7 @@ from syncer.base.error_policy import is_of_data
 from syncer.base.lifecycle import clock
 from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection, bounded, value
+from syncer.documents.registry import TableUse
 
 SAMPLE_ROWS = 20
 """How many rows of a table are tried."""
@@ -95,6 +96,16 @@ def rows(connection: Connection, relation: str, columns: Collection[str]) -> lis
         rows=sql.Literal(SAMPLE_ROWS),
     )
     return [row for row in connection.execute(statement) if is_utf8(row[0])]
+
+
+def of_changes(
+    connection: Connection, document: str, use: TableUse
+) -> Iterator[tuple[str, Cost | None, list[MissingIndex]]]:
+    """Try the queries from changed rows of a table to a document on rows that it has; `measure` each."""
+    tries = rows(connection, use.relation, use.routing) if use.affected else []
+    for query in use.affected:
+        distinct = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
+        yield query, *measure(connection, distinct, tries, document=document, change_of=use.relation)
 
 
 def measure(

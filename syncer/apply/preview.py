@@ -13,7 +13,6 @@ from typing import Any
 
 import psycopg
 from elasticsearch import ApiError
-from psycopg import sql
 
 from syncer.apply import cost, plan, trial
 from syncer.apply.cost import Cost, MissingIndex
@@ -149,7 +148,7 @@ def read(
 
     With ``only``, do so for this document alone; with ``only_changed``, try only definitions that change. ``remove``
     names documents without a folder that are to be withdrawn, ``take_over`` those that replace another installation's
-    index.
+    index, or is ``*`` for all.
     """
     is_migrated = migrations.exists(connection)
     if is_migrated:
@@ -171,7 +170,7 @@ def read(
             with previewed.refusals(loaded.name):
                 definition.require_own_index(loaded, definitions)
             with previewed.refusals(loaded.name):
-                takes_over = loaded.name in take_over
+                takes_over = not {"*", loaded.name}.isdisjoint(take_over)
                 steps.append(plan.step(connection, indices, loaded, active, takes_over=takes_over))
     decided = plan.assemble(connection, steps, active, remove=remove)
     documents = {
@@ -255,13 +254,8 @@ class _Previewed:
 
     def _table(self, document: Document, use: TableUse) -> TablePreview:
         """Try the queries from changed rows of a table on rows that it has."""
-        rows = cost.rows(self.connection, use.relation, use.routing) if use.affected else []
         affects = []
-        for query in use.affected:
-            distinct = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
-            measured, missing = cost.measure(
-                self.connection, distinct, rows, document=document.name, change_of=use.relation
-            )
+        for query, measured, missing in cost.of_changes(self.connection, document.name, use):
             self.missing += missing
             affects.append(AffectsQuery(query=query, cost=measured))
         return TablePreview(

@@ -10,7 +10,7 @@ than its own, nor with a damaged one. No daemon works with a database that is st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from psycopg import sql
 
@@ -35,28 +35,41 @@ SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHE
        || ' syncer.' || c.relname AS object
 FROM pg_class AS c WHERE c.relnamespace = to_regnamespace('syncer') AND c.relkind NOT IN ('i', 'I', 't')
 UNION ALL
-SELECT format('column syncer.%s.%s', c.relname, a.attname)
+SELECT format('column syncer.%s.%s %s%s', c.relname, a.attname, format_type(a.atttypid, a.atttypmod),
+              CASE WHEN a.attnotnull THEN ' NOT NULL' END)
 FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
-WHERE c.relnamespace = to_regnamespace('syncer') AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
+WHERE c.relnamespace = to_regnamespace('syncer') AND c.relkind = 'r' AND NOT c.relispartition
+  AND a.attnum > 0 AND NOT a.attisdropped
 UNION ALL
 SELECT format('function syncer.%s', p.proname)
 FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace('syncer') AND p.prorettype <> 'trigger'::regtype
+UNION ALL
+SELECT unnest($1::text[])
 """
+_SHAPE = "SELECT unnest(syncer.outbox_shape())"
+_HAS_SHAPE = "SELECT to_regproc('syncer.outbox_shape') IS NOT NULL"
 _RECORD_OBJECTS = f"""
 UPDATE syncer.migration SET objects = ARRAY(SELECT o.object FROM ({_OBJECTS}) AS o)
 WHERE name = (SELECT max(name) FROM syncer.migration)
 """
-# Of a table that is gone, its columns are not named too. A schema of an earlier version has no list of its objects.
-_MISSING_OBJECTS = f"""
-WITH o (object) AS ({_OBJECTS}), gone (object) AS (
+# What is missing, and what the outbox has that makes it other than it was. Of a table that is gone, its columns are not
+# named too. A schema of an earlier version has no list of its objects.
+_DAMAGE = f"""
+WITH recorded (object) AS (
     SELECT jsonb_array_elements_text(to_jsonb(m) -> 'objects') FROM syncer.migration AS m
     WHERE name = (SELECT max(name) FROM syncer.migration) AND jsonb_typeof(to_jsonb(m) -> 'objects') = 'array'
-    EXCEPT SELECT object FROM o
+), gone (object) AS (
+    SELECT object FROM recorded EXCEPT ({_OBJECTS})
+), added (object) AS (
+    SELECT unnest($1::text[]) WHERE EXISTS (SELECT FROM recorded) EXCEPT SELECT object FROM recorded
 )
-SELECT object FROM gone AS g
-WHERE NOT EXISTS (SELECT FROM gone AS t WHERE g.object LIKE replace(t.object, 'table ', 'column ') || '.%')
-ORDER BY object !~ '^(table|view)', 1
+SELECT ARRAY(
+           SELECT object FROM gone AS g
+           WHERE NOT EXISTS (SELECT FROM gone AS t WHERE g.object LIKE replace(t.object, 'table ', 'column ') || '.%')
+           ORDER BY object !~ '^(table|view|function)', 1
+       ), ARRAY(SELECT object FROM added ORDER BY 1)
 """
+_IS_LOST = "SELECT is_called FROM syncer.lost"
 _APPLIED = "SELECT name, checksum FROM syncer.migration ORDER BY name"
 _EXISTS = "SELECT EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('syncer'))"
 _HAS_TABLE = "SELECT to_regclass($1) IS NOT NULL"
@@ -69,8 +82,9 @@ JOIN pg_proc AS p ON p.oid = t.tgfoid
 WHERE p.pronamespace = to_regnamespace('syncer') AND t.tgparentid = 0 ORDER BY 1
 """
 _NAMED_MAX = 3
+_TAKE_OVER = "syncer apply --take-over '*'"
 _START_OVER = (
-    "Start over: syncer migrate --anew && syncer apply\n"
+    f"Start over: syncer migrate --anew && {_TAKE_OVER}\n"
     "Every document is written again, to a new index. Until that is complete, searches find the one that is there."
 )
 
@@ -111,7 +125,7 @@ def migrate(
             connection.execute(content)
             connection.execute(_RECORD, (name, hashlib.sha256(content).hexdigest()))
         if missing:
-            connection.execute(_RECORD_OBJECTS)
+            connection.execute(_RECORD_OBJECTS, (_shape(connection),))
         else:
             require_current(connection)
         names[:] = missing
@@ -136,7 +150,8 @@ def require_current(connection: Connection) -> None:
     if not recorded and exists(connection):
         raise SourceError(
             "The syncer schema has no rows: a dump of definitions was restored, or every table was truncated",
-            hint="If a dump is being restored, wait until it is. Otherwise run: syncer migrate && syncer apply",
+            hint="If a dump is being restored, wait until it is. In a new database: syncer migrate && syncer apply\n"
+            f"If tables were truncated, replace the indices that are there: syncer migrate && {_TAKE_OVER}",
         )
     if not recorded:
         raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
@@ -145,11 +160,29 @@ def require_current(connection: Connection) -> None:
             f"The syncer schema is older than this program: {', '.join(missing)} not applied",
             hint="Run: syncer migrate",
         )
-    objects = [name for (name,) in connection.execute(_MISSING_OBJECTS)]
-    if not objects and not _has_rows(connection, "cluster_identity", default=True):
-        objects = ["the row of table syncer.cluster_identity"]
-    if objects:
-        raise _broken(objects)
+    require_whole(connection)
+
+
+def require_whole(connection: Connection) -> None:
+    """Check that nothing of the schema was dropped or altered, and that the triggers could write every change.
+
+    Raises:
+        SourceError: It is broken.
+    """
+    shape = _shape(connection)
+    [(missing, added)] = connection.execute(_DAMAGE, (shape,))
+    if not missing and not added and not _has_rows(connection, "cluster_identity", default=True):
+        missing = ["the row of table syncer.cluster_identity"]
+    if missing or added:
+        raise _broken(missing, added)
+    if shape and value(connection, _IS_LOST):
+        raise _broken([], ["lost changes that its triggers could not write"])
+
+
+def _shape(connection: Connection) -> list[str]:
+    """Whatever decides whether a trigger can write to the outbox; nothing if the schema cannot tell."""
+    rows: Iterable[tuple[str]] = connection.execute(_SHAPE) if value(connection, _HAS_SHAPE) else ()
+    return [item for (item,) in rows]
 
 
 def _has_rows(connection: Connection, table: str, *, default: bool) -> bool:
@@ -159,10 +192,13 @@ def _has_rows(connection: Connection, table: str, *, default: bool) -> bool:
     return bool(value(connection, f"SELECT EXISTS (SELECT FROM syncer.{table})"))
 
 
-def _broken(missing: list[str]) -> SourceError:
-    others = f" and {len(missing) - _NAMED_MAX} more" if len(missing) > _NAMED_MAX else ""
-    named = ", ".join(missing[:_NAMED_MAX])
-    return SourceError(f"The syncer schema is broken: it lacks {named}{others}", hint=_START_OVER)
+def _broken(missing: list[str], added: Sequence[str] = ()) -> SourceError:
+    faults = []
+    for verb, names in ("lacks", missing), ("has", added):
+        if names:
+            others = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+            faults.append(f"it {verb} {', '.join(names[:_NAMED_MAX])}{others}")
+    return SourceError(f"The syncer schema is broken: {'; '.join(faults)}", hint=_START_OVER)
 
 
 def exists(connection: Connection) -> bool:
@@ -221,6 +257,6 @@ def _missing(applied: Mapping[str, str]) -> dict[str, bytes]:
         raise SourceError(
             f"The database was migrated by another version of syncer: {', '.join(foreign)} is unknown here or differs",
             hint="Install the version of syncer that migrated it. If that was a development version, whose schema\n"
-            "cannot be upgraded, start over: syncer migrate --anew && syncer apply",
+            f"cannot be upgraded, start over: syncer migrate --anew && {_TAKE_OVER}",
         )
     return {name: content for name, content in files.items() if name not in applied}

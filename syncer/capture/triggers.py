@@ -50,15 +50,18 @@ GRANT EXECUTE ON FUNCTION {function}() TO {owner}
 # Postgres raises an error if a column is gone, or has another type than at the session's first change. Then the row is
 # a change, and has images if they can still be built. The subtransactions write nothing, so they never get an xid.
 #
-# No subtransaction protects the INSERT. So what it needs is locked before, once in a transaction; no session drops it
-# until that ends. If it is gone, nothing is captured, and `syncer.base.migrations` calls the schema broken. A session
-# that drops it may also wait for this table: the first deadlock is survived here, and the next ends that session.
+# No subtransaction protects the INSERT. So what it needs is locked and checked before, once in a transaction, and no
+# session alters it until that ends; only a snapshot of REPEATABLE READ may be older than an alteration. If it was
+# altered, a subtransaction protects the INSERT, and `syncer.base.migrations` calls the schema broken: for good, if a
+# change is lost. A session that drops the outbox may also wait for this table: the first deadlock is survived here, and
+# the next ends that session.
 _BODY = """
 DECLARE
     old_image pg_catalog.jsonb;
     new_image pg_catalog.jsonb;
     untouched bigint[];
     segment bigint;
+    may_fail boolean := false;
 BEGIN
     BEGIN
         IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN
@@ -82,23 +85,60 @@ BEGIN
         END;
         BEGIN
             {lock}
-        EXCEPTION WHEN undefined_table OR undefined_column OR internal_error THEN
-            RETURN NULL;
+        EXCEPTION WHEN {outage} THEN
+            RAISE;
+        WHEN OTHERS THEN
+            may_fail := true;
+            PERFORM pg_catalog.set_config('syncer.is_locked', 'no', true);
         END;
         segment := 0;
     END;
-    INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
-    VALUES (segment, {relation}, pg_catalog.left(TG_OP, 1), {old_image}, {new_image}, untouched);
+    IF may_fail THEN
+        BEGIN
+            {insert}
+        EXCEPTION WHEN {outage} THEN
+            RAISE;
+        WHEN OTHERS THEN
+            BEGIN
+                PERFORM pg_catalog.nextval('syncer.lost');
+            EXCEPTION WHEN OTHERS THEN
+                NULL;
+            END;
+        END;
+    ELSE
+        {insert}
+    END IF;
     RETURN NULL;
 END
 """
-# A local setting ends with the locks: with the transaction, or the savepoint that is rolled back. The value of the
-# sequence is of no use. The INSERT of nothing needs no more privileges than the one that follows, and gets no xid.
+_INSERT = """
+INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
+VALUES (segment, {relation}, pg_catalog.left(TG_OP, 1), {old_image}, {new_image}, untouched);
+"""
+# What may happen to an application's own statement as well.
+_OUTAGE = (
+    "transaction_rollback OR insufficient_resources OR lock_not_available OR operator_intervention OR system_error"
+)
+# Null means that the sequence has not been used yet. A function, because reading a table costs more.
+_SEGMENT = "coalesce(pg_catalog.pg_sequence_last_value('syncer.outbox_segment'), 0)"
+# A local setting ends with the locks: with the transaction, or the savepoint that is rolled back. The INSERT of nothing
+# needs no more privileges than the one that follows, and gets no xid. A segment may have a trigger of its own. The
+# sequence of ids, whose value is of no use, is locked after its table: as in a DROP.
 _LOCK = """
-IF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'yes' THEN NULL; ELSE
-    segment := pg_catalog.pg_sequence_last_value('syncer.outbox_id_seq');
+IF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'yes' THEN
+    NULL;
+ELSIF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'no' THEN
+    may_fail := true;
+ELSE
+    segment := {segment};
     INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
-    SELECT 0, '', 'I', old_image, new_image, untouched WHERE false;
+    SELECT 0, '', 'I', old_image, new_image, untouched
+    FROM pg_catalog.pg_class AS c
+    WHERE coalesce(syncer.is_intact(), syncer.require_outbox())
+      AND c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(pg_catalog.concat('syncer.outbox_', segment))
+      AND CASE WHEN c.relhastriggers OR c.relhasrules OR c.relchecks OPERATOR(pg_catalog.>) 0
+               THEN NOT syncer.require_outbox() END;
+    segment := pg_catalog.pg_sequence_last_value('syncer.outbox_id_seq');
     PERFORM pg_catalog.set_config('syncer.is_locked', 'yes', true);
 END IF;
 """
@@ -112,9 +152,6 @@ _IS_SAME = "ROW({old})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({new})::pg
 # Which sets of columns an update has left as they were; only where documents watch different ones.
 _UNTOUCHED = "pg_catalog.array_remove(ARRAY[{}]::bigint[], NULL)"
 _UNTOUCHED_SET = "CASE WHEN {is_same} THEN {digest}::bigint END"
-# Null means that the sequence has not been used yet. A function, because reading a table costs more.
-_SEGMENT = "coalesce(pg_catalog.pg_sequence_last_value('syncer.outbox_segment'), 0)"
-
 # The output of a type, not of a cast: a type's owner may define casts. The types here print little, or no more than
 # their size, and the same in every session. A column of another type, or whose type has changed since its function was
 # created, has the general form. None fetches or produces much more than an image may hold.
@@ -196,15 +233,19 @@ def body(capture: Capture, types: Types) -> sql.Composed:
         for columns in sorted(capture.watched, key=sorted)
     ]
     untouched = sql.SQL(_UNTOUCHED).format(_comma(sets)) if len(sets) > 1 else sql.SQL("NULL")
-    return sql.SQL(_BODY).format(
+    insert = sql.SQL(_INSERT).format(
         relation=sql.Literal(capture.relation),
-        lock=sql.SQL(_LOCK),
+        old_image=sql.SQL(_SMALL).format(sql.SQL("old_image")),
+        new_image=sql.SQL(_SMALL).format(sql.SQL("new_image")),
+    )
+    return sql.SQL(_BODY).format(
+        insert=insert,
+        outage=sql.SQL(_OUTAGE),
+        lock=sql.SQL(_LOCK).format(segment=sql.SQL(_SEGMENT)),
         segment=sql.SQL(_SEGMENT),
         is_same=_is_same(capture.routing.union(*capture.watched)),
         untouched=untouched,
         images=sql.SQL(_IMAGES).format(old=image("old"), new=image("new")),
-        old_image=sql.SQL(_SMALL).format(sql.SQL("old_image")),
-        new_image=sql.SQL(_SMALL).format(sql.SQL("new_image")),
     )
 
 

@@ -111,8 +111,8 @@ def migrate(
     The role needs CREATE on the database. Tables of yours are not changed: `syncer apply` adds
     the triggers. No application waits for it: a lock that is in use is given up and requested
     again, for a minute. With --anew, it drops the schema and all triggers first, and so forgets
-    definitions, jobs and progress: nothing is captured until `syncer apply --take-over DOCUMENT`
-    has built new indices.
+    definitions, jobs and progress: nothing is captured until `syncer apply --take-over '*'` has
+    built new indices.
     """
     if anew:
         confirm("Drop the syncer schema with everything in it, and the triggers?", yes=yes)

@@ -49,7 +49,9 @@ Remove = Annotated[
 
 TakeOver = Annotated[
     list[str] | None,
-    typer.Option(metavar="DOCUMENT", help="A document whose alias points at another database's index: replace that."),
+    typer.Option(
+        metavar="DOCUMENT", help="A document, or '*', whose alias points at another database's index: replace that."
+    ),
 ]
 
 

@@ -24,6 +24,7 @@ from confluent_kafka.admin._metadata import TopicMetadata
 from elastic_transport import TransportError
 from elasticsearch import ApiError, Elasticsearch
 
+from syncer.apply import cost
 from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain
 from syncer.base.errors import SourceError, SyncerError, TopicError
@@ -188,7 +189,7 @@ FROM pg_settings WHERE name = 'synchronous_commit' AND reset_val = 'off' AND NOT
 _FUNCTIONS = """
 SELECT format('%s, which owns the function %s, may not write the outbox', owner, name),
        format(E'GRANT USAGE ON SCHEMA syncer TO %1$s;\nGRANT INSERT ON syncer.outbox TO %1$s;\n'
-              'GRANT USAGE ON SEQUENCE syncer.outbox_segment TO %1$s;'
+              'GRANT USAGE ON SEQUENCE syncer.outbox_segment, syncer.lost TO %1$s;'
               '\nGRANT EXECUTE ON FUNCTION syncer.text_of(anyelement,integer) TO %1$s;', owner)
 FROM (
     SELECT p.oid::regprocedure AS name, p.proowner, quote_ident(r.rolname) AS owner
@@ -199,6 +200,7 @@ WHERE NOT (has_schema_privilege(proowner, 'syncer', 'USAGE')
            AND has_table_privilege(proowner, 'syncer.outbox', 'INSERT')
            AND (has_sequence_privilege(proowner, 'syncer.outbox_segment', 'USAGE')
                 OR has_sequence_privilege(proowner, 'syncer.outbox_segment', 'SELECT'))
+           AND has_sequence_privilege(proowner, 'syncer.lost', 'USAGE')
            AND has_function_privilege(proowner, 'syncer.text_of(anyelement,integer)', 'EXECUTE'))
 """
 # One privilege for each group role in docs/roles.sql that a daemon's role has; not every daemon needs all.
@@ -303,6 +305,16 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
     # A relay reads no table of an application.
     severity = None if deployment.rows(_IS_WORKER) == [(True,)] else CheckSeverity.CONSIDER
     yield from (Finding(found, fix, severity=severity) for found, fix in problems.items())
+
+
+def _indexes(deployment: Deployment) -> Iterator[Finding]:
+    uses = [(document.name, use) for document in deployment.documents for use in document.dependencies.tables.values()]
+    costs = [measured for name, use in uses for measured in cost.of_changes(deployment.schema, name, use)]
+    for missing in cost.ranked(index for *_, indexes in costs for index in indexes):
+        yield Finding(
+            f"Each change of {missing.change_of} reads a whole table to find its documents of {missing.document}",
+            missing.statement,
+        )
 
 
 # Kafka and Elasticsearch: settings
@@ -423,6 +435,7 @@ CHECKS: tuple[Check, ...] = (
     Check("postgres.functions", _FUNCTION, _SQL, _query(_FUNCTIONS)),
     Check("postgres.privileges", "The role may do what a daemon does, and is no superuser", _ADVICE, _may_use),
     Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
+    Check("postgres.indexes", "A changed row finds its documents by an index", _SQL, _indexes, _CONSIDER),
     Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
     Check("kafka.topic", "The topic keeps every change until it is handled", _SHELL, _topic),
     Check("elasticsearch.reach", "Elasticsearch answers", _ADVICE, _reach("elasticsearch")),

@@ -14,6 +14,8 @@ from syncer.apply.trial import Trial
 from syncer.base.model import Target
 from syncer.documents import queries
 from syncer.elasticsearch.bulk import Index
+from syncer.monitoring.doctor import CheckSeverity
+from tests.support import doctor
 from tests.support.world import BLOG_SCHEMA, World, planned
 
 POSTS = """
@@ -281,6 +283,34 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
     (made,) = look(blog, "pair").missing_indexes
     assert "lines (((((id)::text || ':'::text) || (entry)::text)));" in made.statement
     require_helpful(blog, "pair", made.statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP INDEX by_author",
+        "DROP INDEX by_code; CREATE INDEX ON entries (kind, code)",
+        "DROP INDEX by_author; CREATE INDEX ON entries ((author + 0))",
+    ],
+)
+def test_an_index_that_is_dropped_is_named_by_doctor(blog: World, statement: str) -> None:
+    """Also without a plan: it finds that changes read a whole table, and what it proposes can be run and helps."""
+    blog.sql(LARGE)
+    blog.sql("CREATE INDEX by_author ON entries (author); CREATE INDEX by_code ON entries (code); ANALYZE entries")
+    blog.define(
+        "entry",
+        """SELECT e.id AS _id, (SELECT a.name FROM authors AS a WHERE a.id = e.author) AS author,
+        (SELECT c.name FROM codes AS c WHERE c.code = e.code) AS code FROM entries AS e""",
+    )
+    blog.apply()
+    assert doctor.is_well(doctor.look(blog, "postgres.indexes"))
+    blog.sql(statement)
+    (finding,) = doctor.look(blog, "postgres.indexes")
+    column = "author" if "author" in statement else "code"
+    assert (finding.severity, f"public.{column}s" in finding.found) == (CheckSeverity.CONSIDER, True)
+    doctor.fix(blog, finding)
+    blog.sql("ANALYZE entries")
+    assert doctor.is_well(doctor.look(blog, "postgres.indexes"))
 
 
 def require_helpful(blog: World, name: str, *statements: str) -> None:

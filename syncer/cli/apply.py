@@ -185,9 +185,7 @@ def _show_document(document: DocumentPreview) -> None:
 def _facts(document: DocumentPreview) -> Iterator[tuple[Part, Part]]:
     """Why a document is suspended, its problems, and where a changed row of each table leads to, with the cost."""
     if document.suspended is not None:
-        is_said = document.errors or "syncer apply" in document.suspended
-        resumes = "" if is_said else "\nTo resume it: syncer apply"
-        yield ("suspended", "yellow"), Text.assemble(document.suspended, (resumes, "dim"))
+        yield ("suspended", "yellow"), document.suspended
     for problem in document.problems:
         action = f"\n{problem.action}" if problem.action else ""
         yield (problem.severity, _STYLES[problem.severity]), Text.assemble(problem.message, (action, "dim"))

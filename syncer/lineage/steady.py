@@ -158,7 +158,7 @@ def _require_no_names(connection: Connection, rules: Sequence[int], file: str) -
         raise DefinitionError(
             f"{file} uses a value of type {type_}, whose text changes without a commit of its table",
             hint="The text is a name in the catalogue. If that is renamed, no change tells that documents are old.\n"
-            "Cast the value to oid, or keep the name in a column of type text.",
+            "Keep the oid in a column of type oid, or the name in a column of type text.",
         )
 
 

@@ -321,7 +321,8 @@ def _record(connection: Connection, capture: Capture) -> None:
 def _body(connection: Connection, capture: Capture) -> str:
     """The body of a table's function."""
     types: triggers.Types = dict(connection.execute(_COLUMNS, (capture.relation,)).fetchall())
-    return triggers.body(capture, types).as_string(connection)
+    version = connection.info.server_version
+    return triggers.body(capture, types, server_version=version).as_string(connection)
 
 
 def disable(connection: Connection, relation: str, *, timeout_seconds: float, waiting: Callable[[str], None]) -> None:

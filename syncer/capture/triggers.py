@@ -149,6 +149,19 @@ _IMAGES = """
 _IMAGE = "pg_catalog.jsonb_object({names}, ARRAY[{texts}]::pg_catalog.text[])"
 _SMALL = f"CASE WHEN pg_catalog.pg_column_size({{0}}) OPERATOR(pg_catalog.<) {IMAGE_BYTES_MAX} THEN {{0}} END"
 _IS_SAME = "ROW({old})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({new})::pg_catalog.record"
+# To compare values that are stored apart is to fetch them. An UPDATE that does not set one leaves it where it is. In
+# parentheses: to PL/pgSQL, the first THEN outside of them ends a condition.
+_IS_SAME_WIDE = f"""
+(CASE WHEN pg_catalog.pg_column_toast_chunk_id({{old}})
+           OPERATOR(pg_catalog.=) pg_catalog.pg_column_toast_chunk_id({{new}}) THEN true ELSE {_IS_SAME} END)
+"""
+TELLS_CHUNKS = 170_000
+"""The version of Postgres from which on it tells where a value is stored."""
+_NARROW = {
+    *("bool", "int2", "int4", "int8", "float4", "float8", "oid", "name", "uuid", "date", "time", "timetz"),
+    *("timestamp", "timestamptz", "interval"),
+}
+"""Types whose values are never stored apart."""
 # Which sets of columns an update has left as they were; only where documents watch different ones.
 _UNTOUCHED = "pg_catalog.array_remove(ARRAY[{}]::bigint[], NULL)"
 _UNTOUCHED_SET = "CASE WHEN {is_same} THEN {digest}::bigint END"
@@ -220,17 +233,22 @@ def create_function(body: str, relation: str, owner: str) -> sql.Composed:
     return sql.SQL(_CREATE_FUNCTION).format(function=function(relation), body=sql.Literal(body), owner=sql.SQL(owner))
 
 
-def body(capture: Capture, types: Types) -> sql.Composed:
+def body(capture: Capture, types: Types, *, server_version: int) -> sql.Composed:
     """The body of the function of a table whose columns have these types."""
     routing = sorted(capture.routing)
+    columns = capture.routing.union(*capture.watched)
+    is_wide = server_version >= TELLS_CHUNKS
+    wide = frozenset(name for name in columns if is_wide and types.get(name) not in _NARROW)
 
     def image(row: str) -> sql.Composed:
         texts = _comma(_text(sql.Identifier(row, column), types.get(column, "")) for column in routing)
         return sql.SQL(_IMAGE).format(names=sql.Literal(routing), texts=texts)
 
     sets = [
-        sql.SQL(_UNTOUCHED_SET).format(is_same=_is_same(columns), digest=sql.Literal(str(watched_digest(columns))))
-        for columns in sorted(capture.watched, key=sorted)
+        sql.SQL(_UNTOUCHED_SET).format(
+            is_same=_is_same(watched, wide), digest=sql.Literal(str(watched_digest(watched)))
+        )
+        for watched in sorted(capture.watched, key=sorted)
     ]
     untouched = sql.SQL(_UNTOUCHED).format(_comma(sets)) if len(sets) > 1 else sql.SQL("NULL")
     insert = sql.SQL(_INSERT).format(
@@ -243,16 +261,22 @@ def body(capture: Capture, types: Types) -> sql.Composed:
         outage=sql.SQL(_OUTAGE),
         lock=sql.SQL(_LOCK).format(segment=sql.SQL(_SEGMENT)),
         segment=sql.SQL(_SEGMENT),
-        is_same=_is_same(capture.routing.union(*capture.watched)),
+        is_same=_is_same(columns, wide),
         untouched=untouched,
         images=sql.SQL(_IMAGES).format(old=image("old"), new=image("new")),
     )
 
 
-def _is_same(columns: Iterable[str]) -> sql.Composed:
-    """Whether the old and the new row have the same values in these columns."""
-    old, new = (_comma(sql.Identifier(row, column) for column in sorted(columns)) for row in ("old", "new"))
-    return sql.SQL(_IS_SAME).format(old=old, new=new)
+def _is_same(columns: frozenset[str], wide: frozenset[str]) -> sql.Composed:
+    """Whether the old and the new row have the same values in these columns, of which some may be stored apart."""
+    rows = [(_IS_SAME, columns - wide), *((_IS_SAME_WIDE, {name}) for name in sorted(columns & wide))]
+    return sql.SQL(" AND ").join(
+        sql.SQL(template).format(
+            **{row: _comma(sql.Identifier(row, name) for name in sorted(names)) for row in ("old", "new")}
+        )
+        for template, names in rows
+        if names or template is _IS_SAME
+    )
 
 
 def _text(value: sql.Identifier, type_: str) -> sql.Composed:

@@ -97,6 +97,39 @@ def test_a_value_of_any_type_comes_back_from_its_image(empty_world: World) -> No
     assert [value for value, is_same in zip(VALUES, found[1:], strict=True) if not is_same] == []
 
 
+# Of a value that Postgres stores apart, since it is long: its type, one value, and another.
+WIDE = [
+    ("text", "repeat(md5(random()::text), 60000)", "body || 'x'"),
+    ("jsonb", "jsonb_build_object('a', repeat(md5(random()::text), 60000))", "body || '{\"b\": 1}'"),
+    ("bytea", "convert_to(repeat(md5(random()::text), 60000), 'UTF8')", "body || '\\x00'"),
+    ("int[]", "ARRAY(SELECT (random() * 1e9)::int FROM generate_series(1, 50000))", "body || 7"),
+]
+
+
+@pytest.mark.parametrize(("type_", "made", "changed"), WIDE)
+def test_a_long_value_that_an_update_leaves_is_not_read(
+    empty_world: World, type_: str, made: str, changed: str
+) -> None:
+    """Neither where nothing that is shown changes, nor where another column does; a change of the value is noticed."""
+    empty_world.require_postgres(17, "a function that tells where a value is stored")
+    capture_only(
+        empty_world,
+        f"CREATE TABLE things (id int PRIMARY KEY, name text, seen int, body {type_});"
+        f"INSERT INTO things SELECT i, 'a', 0, {made} FROM generate_series(1, 3) AS i",
+        "SELECT id AS _id, name, left(body::text, 9) AS body FROM things",
+    )
+    forget(empty_world)
+    blocks = "SELECT toast_blks_read + toast_blks_hit FROM pg_statio_user_tables WHERE relname = 'things'"
+    before = empty_world.sql(blocks)
+    for statement in ("UPDATE things SET seen = seen + 1", "UPDATE things SET name = 'b' WHERE id = 1"):
+        empty_world.sql(f"{statement}; SELECT pg_stat_force_next_flush()")
+    assert empty_world.sql(blocks) == before
+    assert written(empty_world) == [UPDATED]
+    forget(empty_world)
+    empty_world.sql(f"UPDATE things SET body = {changed} WHERE id = 1")
+    assert written(empty_world) == [UPDATED]
+
+
 def test_a_value_that_equals_but_reads_differently_is_a_change(empty_world: World) -> None:
     """Values are compared byte by byte, since types have no equality, or one that hides what a document shows."""
     tables = """

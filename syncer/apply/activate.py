@@ -90,7 +90,7 @@ def carry_out(
             report(f"index {document.index_name} of {document.name} is dropped")
         with connection.transaction():
             for step in decided.steps:
-                if not step.is_new_revision and step.before and step.document.dependencies != step.before.dependencies:
+                if not step.is_new_revision and step.before and step.is_stored_anew:
                     registry.store(connection, step.document)
             initial_loads = [_activate(connection, step) for step in steps]
             occasion = "triggers were gone, and are there again"

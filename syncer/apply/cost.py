@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import psycopg
@@ -21,7 +22,8 @@ from syncer.base.error_policy import is_of_data
 from syncer.base.lifecycle import clock
 from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection, bounded, value
-from syncer.documents.registry import TableUse
+from syncer.documents import queries
+from syncer.documents.registry import Document, TableUse
 
 SAMPLE_ROWS = 20
 """How many rows of a table are tried."""
@@ -29,10 +31,16 @@ SECONDS_MAX = 2.0
 """How long one query may run; after that, no other row is tried."""
 _FEW_PAGES = 200
 """A query that reads fewer needs no index, nor does a smaller table."""
+_APART_PAGES_MAX = 1_000_000
+"""A build of one document that does not end in time is taken for one that reads so many."""
 _PAGES_PER_DOCUMENT = 100
 """To read so many takes about as long as to write a document: an index does not help a change that leads to many."""
 
 _SAMPLE = "SELECT jsonb_build_array(to_jsonb(r.*))::text FROM (SELECT {columns} FROM {relation} LIMIT {rows}) AS r"
+_MOST = """
+SELECT tried.number FROM unnest($1::jsonb[]) WITH ORDINALITY AS tried (image, number)
+ORDER BY (SELECT count(*) FROM ({query}) AS touched) DESC, 1 LIMIT 1
+"""
 _EXPLAIN = "EXPLAIN (FORMAT JSON, VERBOSE{analyze}) {query}"
 _PREFER_INDEXES = """
 SELECT set_config(name, 'off', true) FROM unnest('{enable_seqscan,enable_hashjoin,enable_mergejoin}'::text[]) AS name
@@ -104,8 +112,24 @@ def of_changes(
     """Try the queries from changed rows of a table to a document on rows that it has; `measure` each."""
     tries = rows(connection, use.relation, use.routing) if use.affected else []
     for query in use.affected:
-        distinct = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
-        yield query, *measure(connection, distinct, tries, document=document, change_of=use.relation)
+        distinct = f"SELECT DISTINCT * FROM ({query}) AS touched"
+        most = _leading_most(connection, distinct, tries)
+        yield query, *measure(connection, sql.SQL(distinct), most, document=document, change_of=use.relation)
+
+
+def _leading_most(
+    connection: Connection, query: str, tries: Sequence[tuple[object, ...]]
+) -> Sequence[tuple[object, ...]]:
+    """Return the one of these changed rows that a query leads to the most documents from; all if that fails."""
+    each = sql.SQL(_MOST).format(query=sql.SQL(query.replace("$1::jsonb", "tried.image")))
+    try:
+        with bounded(connection, seconds=SECONDS_MAX):
+            most = connection.execute(each, ([image for (image,) in tries],)).fetchone()
+    except psycopg.Error as error:
+        if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
+            raise
+        return tries
+    return [tries[most[0] - 1]] if most else tries
 
 
 def measure(
@@ -119,23 +143,22 @@ def measure(
     """Return what a query costs, and the indexes that it lacks if it is slow; None if there is nothing to try."""
     costs: list[Cost] = []
     began = clock()
-    for parameters in tries:
-        try:
-            with bounded(connection, seconds=SECONDS_MAX):
-                plan = _explain(connection, query, parameters, ", ANALYZE, TIMING OFF, BUFFERS")
-        except psycopg.Error as error:
-            if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
-                raise
-            expected = int(_explain(connection, query, parameters)["Plan"]["Plan Rows"])
-            failure = str(error.diag.message_primary) if is_of_data(error) else ""
-            costs = [Cost(documents=expected, seconds=None, is_slow=not failure, failure=failure)]
-            break
-        root = plan["Plan"]
-        documents, pages = int(root["Actual Rows"]), root["Shared Hit Blocks"] + root["Shared Read Blocks"]
-        is_slow = pages >= max(_FEW_PAGES, documents * _PAGES_PER_DOCUMENT)
-        costs.append(Cost(documents=documents, seconds=plan["Execution Time"] / 1000, is_slow=is_slow))
-        if clock() - began >= SECONDS_MAX:
-            break
+    parameters = tries[0] if tries else ()
+    try:
+        with bounded(connection, seconds=SECONDS_MAX):
+            for parameters in tries:
+                root = (plan := _explain(connection, query, parameters, ", ANALYZE, TIMING OFF, BUFFERS"))["Plan"]
+                documents, pages = int(root["Actual Rows"]), root["Shared Hit Blocks"] + root["Shared Read Blocks"]
+                is_slow = pages >= max(_FEW_PAGES, documents * _PAGES_PER_DOCUMENT)
+                costs.append(Cost(documents=documents, seconds=plan["Execution Time"] / 1000, is_slow=is_slow))
+                if clock() - began >= SECONDS_MAX:
+                    break
+    except psycopg.Error as error:
+        if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
+            raise
+        expected = int(_explain(connection, query, parameters)["Plan"]["Plan Rows"])
+        failure = str(error.diag.message_primary) if is_of_data(error) else ""
+        costs = [Cost(documents=expected, seconds=None, is_slow=not failure, failure=failure)]
     cost = max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)
     if cost is None or not cost.is_slow:
         return cost, []
@@ -143,6 +166,34 @@ def measure(
         MissingIndex, document=document, change_of=change_of, documents=cost.documents, seconds=cost.seconds
     )
     return cost, [missing(statement=found[0], condition=found[1]) for found in _lacking(connection, query, tries[0])]
+
+
+def apart_max(connection: Connection, document: Document, id_: str) -> int | None:
+    """Try up to how many documents are built with fewer pages if each is looked up by itself; None if that fails.
+
+    That is so where Postgres computes a subquery or view for all documents before it joins it to some.
+    """
+    pages: list[float] = []
+    for apart in (0, 1):
+        query = queries.query_of(queries.BUILD, replace(document, apart_max=apart), documents=1)
+        try:
+            with bounded(connection, seconds=SECONDS_MAX):
+                plan = _explain(connection, query, ([id_],), ", ANALYZE, TIMING OFF, BUFFERS")["Plan"]
+        except psycopg.Error as error:
+            if is_of_data(error):
+                return None
+            if not isinstance(error, pg.QueryCanceled):
+                raise
+            pages.append(inf)
+        else:
+            pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+        if not apart and pages[0] < _FEW_PAGES:
+            return 0
+    together, each = pages
+    if each == inf:
+        return None if together == inf else 0
+    ratio = int(min(together, _APART_PAGES_MAX) / max(1, each))
+    return ratio if ratio > 1 else 0
 
 
 def _lacking(

@@ -71,6 +71,12 @@ class Step:
         """Whether the definition, its index or its suspension changes."""
         return self.change in (*NEEDS_INDEX, PlannedChange.CHANGED)
 
+    @property
+    def is_stored_anew(self) -> bool:
+        """Whether the same definition leads to other queries than those that are stored."""
+        before, after = self.before, self.document
+        return before is None or (before.dependencies, before.apart_max) != (after.dependencies, after.apart_max)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -96,7 +102,11 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        unchanged = all(step.change is PlannedChange.UNCHANGED for step in self.steps)
+        unchanged = all(
+            step.change is PlannedChange.UNCHANGED
+            and not (step.before and bool(step.before.apart_max) != bool(step.document.apart_max))
+            for step in self.steps
+        )
         return unchanged and not (
             self.captures or self.released or self.abandoned or self.active.orphan_indices or self.removed
         )

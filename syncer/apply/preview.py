@@ -6,7 +6,7 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from syncer.elasticsearch.indices import Indices
 
 # Errors of one definition; a failing connection is none of these.
 _REFUSALS = (SyncerError, ApiError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
-_BUILD = "SELECT to_jsonb(d.*) FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
+_BUILDS = 3
+"""How many documents are built apart, to see what one costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,7 @@ def read(
             with previewed.refusals(loaded.name):
                 takes_over = not {"*", loaded.name}.isdisjoint(take_over)
                 steps.append(plan.step(connection, indices, loaded, active, takes_over=takes_over))
+    steps = [previewed.formed(step) for step in steps]
     decided = plan.assemble(connection, steps, active, remove=remove)
     documents = {
         step.document.name: previewed.document(step, is_tried=step.is_new_revision or not only_changed)
@@ -217,6 +219,17 @@ class _Previewed:
             problem = PlanProblem(severity=PlanSeverity.REFUSED, message=shown.message, action=shown.hint)
             self.refused.setdefault(name, []).append(problem)
 
+    def formed(self, step: Step) -> Step:
+        """Try which form of the query builds documents with less work; what is refused is said by `document`."""
+        apart_max = None
+        with suppress(*_REFUSALS):
+            select = step.document.dependencies.canonical_select
+            # Of the smallest ids, a merge of two sorted sides would read the least.
+            id_ = queries.greatest_id(self.connection, select, seconds=cost.SECONDS_MAX)
+            apart_max = None if id_ is None else cost.apart_max(self.connection, step.document, id_)
+        document = step.document if apart_max is None else replace(step.document, apart_max=apart_max)
+        return replace(step, document=document)
+
     def document(self, step: Step, *, is_tried: bool) -> DocumentPreview:
         """Try a definition and its queries, unless nothing of it changes."""
         document, tried, tables = step.document, None, list[TablePreview]()
@@ -225,8 +238,8 @@ class _Previewed:
             with self.refusals(document.name):
                 tried = trial.attempt(self.connection, self.index, self.indices, step)
                 problems += tried.problems
-                samples = [([id_],) for id_ in list(tried.sample)[: cost.SAMPLE_ROWS]]
-                build = queries.query_of(_BUILD, document)
+                samples = [([id_],) for id_ in list(tried.sample)[:_BUILDS]]
+                build = queries.query_of(queries.BUILD, document, documents=1)
                 self.missing += cost.measure(self.connection, build, samples, document=document.name)[1]
             with self.refusals(document.name):
                 tables = [self._table(document, use) for _, use in sorted(document.dependencies.tables.items())]

@@ -29,6 +29,7 @@ from syncer.base.postgres import SESSION, Connection, bounded
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
+from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index, Rejection
 from syncer.elasticsearch.indices import Indices
 from syncer.elasticsearch.reader import Copy
@@ -60,7 +61,7 @@ _SETTINGS = {
     ),
 }
 """The settings to try, with other values than syncer's, and what to write instead of what depends on them."""
-_SET = "SELECT pg_catalog.set_config($1, $2, true)"
+_SET = "SELECT pg_catalog.set_config($1, $2, true), pg_catalog.set_config($3, $4, true)"
 _INSTANT = re.compile(r"\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d){0,2}( BC)?")
 
 # Postgres calls them as the role that plans or casts, whatever the SELECT names. A superuser needs no such way.
@@ -188,20 +189,23 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     size, began = 1, clock()
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
-    while ids and sum(len(row.source) for row in sample.values()) < BYTES_MAX and clock() - began < SECONDS_MAX:
+    while ids:
         try:
-            rows = _in_time(connection, partial(queries.current, connection, document, ids[:size]))
+            with bounded(connection, seconds=SECONDS_MAX), reading(connection, document):
+                while ids and sum(len(row.source) for row in sample.values()) < BYTES_MAX:
+                    if clock() - began >= SECONDS_MAX:
+                        break
+                    sample |= queries.rows(connection, document, ids[:size])
+                    ids, size = ids[size:], size * 2
+            break
+        except pg.QueryCanceled:
+            break
         except DocumentError as error:
             message = _message(error)
-            if size > 1:
-                size = 1
-                continue
-            failures[ids[0]] = message
-            rows = {}
-        if rows is None:
-            break
-        sample |= rows
-        ids, size = ids[size:], size * 2
+            if size == 1:
+                failures[ids[0]] = message
+                ids = ids[1:]
+            size = 1
     return sample, failures
 
 
@@ -289,15 +293,17 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
 
 def _depending(connection: Connection, document: Document, ids: list[str]) -> Iterator[tuple[str, set[str]]]:
     """Yield the fields of these documents that differ with another value of a setting, in one snapshot."""
-    with bounded(connection, seconds=SECONDS_MAX):  # beside writers, two snapshots differ as well
-        pinned = _fields(queries.current(connection, document, ids))
-        for setting, (others, _) in _SETTINGS.items():
-            for other in others:
-                connection.execute(_SET, (setting, other))
-                with suppress(DocumentError):
-                    built = _fields(queries.current(connection, document, ids))
-                    yield setting, {key[1] for key, content in pinned.items() if built.get(key, content) != content}
-            connection.execute(_SET, (setting, SESSION[setting]))
+    tries = [(setting, other) for setting, (others, _) in _SETTINGS.items() for other in others]
+    while tries:
+        # Beside writers, two snapshots differ as well. If the SELECT fails under a setting, the rest has another one.
+        with suppress(DocumentError), bounded(connection, seconds=SECONDS_MAX), reading(connection, document):
+            pinned, before = dict[tuple[str, str], str](), tries[0][0]
+            while tries:
+                setting, other = tries.pop(0)
+                pinned = pinned or _fields(queries.rows(connection, document, ids))
+                connection.execute(_SET, (before, SESSION[before], setting, other))
+                built, before = _fields(queries.rows(connection, document, ids)), setting
+                yield setting, {key[1] for key, content in pinned.items() if built.get(key, content) != content}
 
 
 def _fields(rows: Mapping[str, Row]) -> dict[tuple[str, str], str]:

@@ -377,7 +377,12 @@ def locking(lock: Sequence[str]) -> sql.Composed:
 
 @contextmanager
 def snapshot(
-    connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0, stores: bool = False
+    connection: Connection,
+    *,
+    lock: Sequence[str] = (),
+    lock_seconds: float = 0,
+    stores: bool = False,
+    statement_seconds: float = 0,
 ) -> Iterator[None]:
     """Open a read-only transaction whose statements share one snapshot, taken by the first of them.
 
@@ -389,6 +394,7 @@ def snapshot(
         lock_seconds: How long to wait for the locks. 0 for no limit; all of them are released between attempts.
         stores: Whether the transaction may write. Then each statement sees a snapshot of its own, so that a concurrent
             update of a row is no serialization failure.
+        statement_seconds: How long a statement may run. 0 for no other limit than the session's.
 
     Raises:
         psycopg.errors.LockNotAvailable: A relation is being altered for longer than that.
@@ -397,6 +403,9 @@ def snapshot(
     begin: list[sql.Composable] = [sql.SQL("SET TRANSACTION ISOLATION LEVEL {}").format(mode)]
     if lock:
         begin += [lock_timeout(lock_seconds or LOCK_SECONDS_MAX, local=True), locking(lock)]
+    if statement_seconds:
+        limit = sql.Literal(max(1, int(statement_seconds * 1000)))
+        begin.append(sql.SQL("SET LOCAL statement_timeout = {}").format(limit))
     has_begun = False
     while not has_begun:
         try:
@@ -413,9 +422,7 @@ def snapshot(
 @contextmanager
 def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
     """As `snapshot`, with a timeout: a statement that runs longer raises psycopg.errors.QueryCanceled."""
-    with snapshot(connection):
-        limit = sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(max(1, int(seconds * 1000))))
-        connection.execute(limit)
+    with snapshot(connection, statement_seconds=seconds):
         yield
 
 

@@ -73,8 +73,10 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         )
     relations, id_type = {read.name: read.relation for read in found.reads}, found.columns["_id"]
     affects = _affects(connection, definition, relations.values())
-    keys = {name: routes.unique_keys(connection, relation) for name, relation in relations.items()}
-    types = {name: routes.column_types(connection, relation) for name, relation in relations.items()}
+    unique_keys = routes.unique_keys(connection, *relations.values())
+    column_types = routes.column_types(connection, *relations.values())
+    keys = {name: unique_keys[relation] for name, relation in relations.items()}
+    types = {name: column_types[relation] for name, relation in relations.items()}
     graph = read_graph(found.tree, types, found.views, found.equalities) if found.tree else Graph()
     root = root_key = None
     if len(graph.ids) == 1 and isinstance(id_ := graph.ids[0], exp.Column):

@@ -30,11 +30,19 @@ from syncer.documents.snapshot import reading
 from syncer.lineage.routes import unique_keys
 
 _DOCUMENTS = """
-SELECT d._id::text, '{{' || array_to_string(ARRAY[{fields}]::text[], ',') || '}}', {routing} FROM ({select}) AS d
+SELECT d._id::text, '{{' || array_to_string(ARRAY[{fields}]::text[], ',') || '}}', {routing} FROM
 """
 _FIELD = "{name} || coalesce(to_json({column})::text, 'null')"
-_COMPOSE = _DOCUMENTS + "WHERE d._id = ANY ($1::text[]::{id_type}[])"
-_EXISTING = "SELECT d._id::text, {routing} FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
+BUILD = "SELECT to_jsonb(d.*) FROM {wanted}"
+"""Builds documents, for a trial."""
+_COMPOSE = _DOCUMENTS + "{wanted}"
+_EXISTING = "SELECT d._id::text, {routing} FROM {wanted}"
+_TOGETHER = "({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
+# Postgres pushes no array of ids into a grouping or a window, but it does push a single one. Two texts may be one id.
+_APART = """
+(SELECT DISTINCT asked.id FROM unnest($1::text[]::{id_type}[]) AS asked (id)) AS k
+CROSS JOIN LATERAL (SELECT * FROM ({select}) AS d WHERE d._id = k.id OFFSET 0) AS d
+"""
 _COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _DUPLICATE = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id HAVING count(*) > 1 LIMIT 1
@@ -42,11 +50,12 @@ SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id H
 _Result = TypeVar("_Result")
 _ROUTING = sql.SQL("coalesce(d._routing::text, '')")
 _NO_ROUTING = sql.SQL("NULL::text")
-_IN_RANGE = _DOCUMENTS + "WHERE {condition}"
+_IN_RANGE = _DOCUMENTS + "({select}) AS d WHERE {condition}"
 
 _SOME_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1"
 SAMPLE_MAX = 200
 """How many documents a sample has at most."""
+_GREATEST_ID = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY d._id DESC LIMIT $1"
 _FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
 
 # The order must be the one that Postgres itself defines for `<`: that of an operator class of a user's may be another.
@@ -140,7 +149,7 @@ def twice(
 ) -> ComposeError:
     """Return the error for a SELECT whose ids are not unique, such as these."""
     root, key = document.dependencies.root, document.dependencies.root_key
-    if root and key and frozenset({key}) not in unique_keys(connection, root):
+    if root and key and frozenset({key}) not in unique_keys(connection, root)[root]:
         return ComposeError(
             f"The SELECT of {document.name} returns {which} more than once: {root}.{key} is no longer unique",
             hint="Its primary key or unique index is gone. Remove the rows that are there twice, and add it again, as\n"
@@ -157,7 +166,8 @@ def twice(
 
 def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[Place]:
     """Return the places of those ids that the SELECT returns, in the caller's snapshot."""
-    rows = connection.execute(query_of(_EXISTING, document), (castable(connection, document, ids),), prepare=True)
+    query = query_of(_EXISTING, document, documents=len(ids))
+    rows = connection.execute(query, (castable(connection, document, ids),), prepare=True)
     return {Place.of(id_, routing) for id_, routing in rows}
 
 
@@ -313,11 +323,20 @@ def sampled_ids(connection: Connection, select: str, *, seconds: float) -> list[
 
     There is none if no document can be read in time.
     """
-    for template in (_SOME_IDS, _FIRST_IDS):
+    return _ids(connection, select, (_SOME_IDS, _FIRST_IDS), seconds, limit=SAMPLE_MAX)
+
+
+def greatest_id(connection: Connection, select: str, *, seconds: float) -> str | None:
+    """Return the greatest id of a SELECT, or another if that takes too long; None if there is none in time."""
+    return next(iter(_ids(connection, select, (_GREATEST_ID, _FIRST_IDS), seconds, limit=1)), None)
+
+
+def _ids(connection: Connection, select: str, templates: Sequence[str], seconds: float, *, limit: int) -> list[str]:
+    for template in templates:
         query = sql.SQL(template).format(select=sql.SQL(select))
         try:
             with bounded(connection, seconds=seconds):
-                return [row[0] for row in connection.execute(query, (SAMPLE_MAX,))]
+                return [row[0] for row in connection.execute(query, (limit,))]
         except psycopg.Error as error:
             if not (isinstance(error, psycopg.errors.QueryCanceled) or is_of_data(error)):
                 raise
@@ -328,12 +347,16 @@ def current(
     connection: Connection, document: Document, ids: Sequence[str], *, lock_seconds: float = 0
 ) -> dict[str, Row]:
     """Return these documents as the SELECT returns them now. Without a version: to compare, never to write."""
-    query = query_of(_COMPOSE, document)
     with reading(connection, document, lock_seconds=lock_seconds):
-        rows = connection.execute(query, (castable(connection, document, ids),), prepare=True).fetchall()
+        return rows(connection, document, ids)
+
+
+def rows(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:
+    """Return these documents in the caller's snapshot, within `reading`."""
+    query = query_of(_COMPOSE, document, documents=len(ids))
     return {
         id_: Row(source=one_line(source.encode("utf-8", "surrogateescape")), routing=routing)
-        for id_, source, routing in rows
+        for id_, source, routing in connection.execute(query, (castable(connection, document, ids),), prepare=True)
     }
 
 
@@ -347,8 +370,10 @@ def one_line(source: bytes) -> bytes:
     return source.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
-def query_of(template: str, document: Document, **more: sql.Composable) -> sql.Composed:
-    """Fill in a query template for a definition."""
+def query_of(
+    template: str, document: Document, *, documents: int | None = None, **more: sql.Composable
+) -> sql.Composed:
+    """Fill in a query template for a definition; ``wanted`` are so many documents, of the ids in ``$1``, as ``d``."""
     found = document.dependencies
     columns: list[sql.Composable] = [sql.Identifier("d", field) for field in found.fields]
     if template.startswith(_DOCUMENTS):
@@ -356,10 +381,11 @@ def query_of(template: str, document: Document, **more: sql.Composable) -> sql.C
             sql.SQL(_FIELD).format(name=sql.Literal(f"{msgspec.json.encode(field).decode()}:"), column=column)
             for field, column in zip(found.fields, columns, strict=True)
         ]
+    parts = {"select": sql.SQL(found.canonical_select), "id_type": sql.SQL(found.id_type)}  # by Postgres
     return sql.SQL(template).format(  # template is a constant of this package
         fields=sql.SQL(", ").join(columns),
         routing=_ROUTING if found.has_routing else _NO_ROUTING,
-        select=sql.SQL(found.canonical_select),  # deparsed by Postgres
-        id_type=sql.SQL(found.id_type),  # named by Postgres
+        wanted=sql.SQL(_APART if documents and documents <= document.apart_max else _TOGETHER).format(**parts),
+        **parts,
         **more,
     )

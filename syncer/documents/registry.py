@@ -183,6 +183,7 @@ class Document:
         is_loaded: Whether every document has been written once under this revision.
         suspended: If suspended, the reason and the hint.
         accepted: What it relies on, if that differs from what was applied and is no obstacle.
+        apart_max: Up to so many documents are looked up each by itself, which plan has found to read less.
     """
 
     name: str
@@ -195,6 +196,7 @@ class Document:
     is_loaded: bool = False
     suspended: str | None = None
     accepted: dict[str, Shape] | None = None
+    apart_max: int = 0
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -214,7 +216,7 @@ class Document:
 
 _DOCUMENT = TypeAdapter(Document)
 _SHAPES = TypeAdapter(dict[str, Shape])
-_STORED = {"index", "index_body", "dependencies"}
+_STORED = {"index", "index_body", "dependencies", "apart_max"}
 _COLUMNS = ("name", "revision", "role", "is_loaded", "suspended", "accepted")
 
 

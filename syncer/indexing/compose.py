@@ -41,7 +41,7 @@ SELECT id, CASE WHEN pg_column_size(source) <= {bytes_max} THEN source END,
        CASE WHEN pg_column_size(source) > {bytes_max} THEN pg_column_size(source) END, routing
 FROM (SELECT d._id::text AS id, (SELECT row_to_json(fields.*) FROM (SELECT {fields}) AS fields) AS source,
              {routing} AS routing
-      FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[]) OFFSET 0) AS built
+      FROM {wanted} OFFSET 0) AS built
 """
 # The row without an id holds the state of the definition in the snapshot.
 _CHECK = """
@@ -83,10 +83,10 @@ class Batch:
 
 
 class _Plan(NamedTuple):
-    """What is prepared to read documents; the statement that locks the relations, and their fingerprint as applied."""
+    """What is prepared to read few documents, and more; what locks the relations, and their fingerprint as applied."""
 
     document: Document
-    name: str
+    names: tuple[str, str]
     lock: str
     fingerprint: str
 
@@ -171,7 +171,7 @@ class Composer:
         """Assign a version with a snapshot, and read in it, in one round trip."""
         # Rule: the-revision-is-read-in-the-snapshot. So is everything else that decides on what is written.
         literal = sql.Literal(castable(self.connection, plan.document, ids)).as_string(self.connection)
-        read = f"EXECUTE {plan.name}({literal}, {bytes_max})"
+        read = f"EXECUTE {plan.names[len(ids) > plan.document.apart_max]}({literal}, {bytes_max})"
         planning = []
         if len(ids) <= _FEW_IDS:
             planning.append(_FOR_ANY)
@@ -237,6 +237,7 @@ class Composer:
         """Prepare the statement of a definition, after checking that its relations are those that it was applied to."""
         self._forget(document.index_name)
         name = f"syncer_{next(self._numbers)}"
+        names = (name, f"{name}_many" if document.apart_max else name)
         fingerprint = lineage_fingerprint.fingerprint_query(document.shapes)
         check = sql.SQL(_CHECK).format(
             state=sql.SQL(registry.STATE_COLUMNS),
@@ -246,15 +247,17 @@ class Composer:
         )
         with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
             applied = str(value(self.connection, fingerprint))
-            documents = query_of(_BUILD, document, bytes_max=sql.SQL("$2"))
-            prepare = sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)
-            self.connection.execute(prepare)
+            for name, few in zip(dict.fromkeys(names), (document.apart_max, None), strict=False):
+                documents = query_of(_BUILD, document, documents=few, bytes_max=sql.SQL("$2"))
+                prepare = sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)
+                self.connection.execute(prepare)
         lock = locking(lineage_fingerprint.lockable(document.dependencies.shapes))
-        plan = self._plans[document.index_name] = _Plan(document, name, lock.as_string(self.connection), applied)
+        plan = self._plans[document.index_name] = _Plan(document, names, lock.as_string(self.connection), applied)
         return plan
 
     def _forget(self, index_name: str) -> None:
         """Drop the prepared statement; the next use prepares it again."""
         plan = self._plans.pop(index_name, None)
         if plan is not None and not self.connection.closed:
-            self.connection.execute(sql.SQL("DEALLOCATE {name}").format(name=sql.Identifier(plan.name)))
+            for name in set(plan.names):
+                self.connection.execute(sql.SQL("DEALLOCATE {name}").format(name=sql.Identifier(name)))

@@ -60,22 +60,24 @@ LEFT JOIN pg_collation AS k ON k.oid = y.collated LEFT JOIN pg_namespace AS n ON
 """
 
 _UNIQUE_KEYS = """
-SELECT array(SELECT a.attname::text FROM pg_attribute AS a
+SELECT asked.relation, array(SELECT a.attname::text FROM pg_attribute AS a
              WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1]))
-FROM pg_index AS i
-WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+FROM unnest($1::text[]) AS asked (relation) JOIN pg_index AS i ON i.indrelid = asked.relation::regclass
+WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
 """
 # A non-deterministic collation treats different texts as equal, so its columns get no type name. A changed row has no
 # value for a virtual generated column. As JSON, it also loses an array's lower bound and details of composite values.
 # The values of a domain are those of its base type.
 _TYPES = """
-WITH RECURSIVE type (name, oid, collated) AS (
-    SELECT attname, atttypid, attcollation FROM pg_attribute
-    WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated <> 'v'
+WITH RECURSIVE type (relation, name, oid, collated) AS (
+    SELECT asked.relation, attname, atttypid, attcollation
+    FROM unnest($1::text[]) AS asked (relation) JOIN pg_attribute ON attrelid = asked.relation::regclass
+    WHERE attnum > 0 AND NOT attisdropped AND attgenerated <> 'v'
     UNION ALL
-    SELECT y.name, t.typbasetype, y.collated FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'
+    SELECT y.relation, y.name, t.typbasetype, y.collated
+    FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'
 )
-SELECT y.name::text, CASE WHEN c.collisdeterministic IS FALSE THEN '' WHEN t.typtype = 'e' THEN 'enum'
+SELECT y.relation, y.name::text, CASE WHEN c.collisdeterministic IS FALSE THEN '' WHEN t.typtype = 'e' THEN 'enum'
                           ELSE format_type(y.oid, -1) END
 FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd' AND t.typcategory NOT IN ('A', 'C')
 LEFT JOIN pg_collation AS c ON c.oid = y.collated
@@ -180,11 +182,17 @@ def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
     return path.id, path.hops
 
 
-def unique_keys(connection: Connection, relation: str) -> frozenset[frozenset[str]]:
-    """Return the sets of columns of a table that are unique."""
-    return frozenset(frozenset(row[0]) for row in connection.execute(_UNIQUE_KEYS, (relation,)).fetchall())
+def unique_keys(connection: Connection, *relations: str) -> dict[str, frozenset[frozenset[str]]]:
+    """Return the sets of columns that are unique, by table."""
+    keys: dict[str, set[frozenset[str]]] = {relation: set() for relation in relations}
+    for relation, columns in connection.execute(_UNIQUE_KEYS, (list(relations),)):
+        keys[relation].add(frozenset(columns))
+    return {relation: frozenset(sets) for relation, sets in keys.items()}
 
 
-def column_types(connection: Connection, relation: str) -> dict[str, str]:
-    """Return the types of the columns of a table that can lead to documents; ``enum`` stands for every enum."""
-    return dict(connection.execute(_TYPES, (relation,)).fetchall())
+def column_types(connection: Connection, *relations: str) -> dict[str, dict[str, str]]:
+    """Return the types of the columns that can lead to documents, by table; ``enum`` stands for every enum."""
+    types: dict[str, dict[str, str]] = {relation: {} for relation in relations}
+    for relation, name, type_ in connection.execute(_TYPES, (list(relations),)):
+        types[relation][name] = type_
+    return types

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from syncer.apply import activate, preview, trial
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview
 from syncer.apply.trial import Trial
 from syncer.base.model import Target
-from syncer.documents import queries
+from syncer.documents import queries, registry
 from syncer.elasticsearch.bulk import Index
 from syncer.monitoring.doctor import CheckSeverity
 from tests.support import doctor
@@ -320,6 +322,62 @@ def require_helpful(blog: World, name: str, *statements: str) -> None:
             connection.execute(statement.encode())
     blog.sql("ANALYZE")
     assert look(blog, name).missing_indexes == ()
+
+
+_MARKED = "SELECT i.id AS _id, i.name, m.* FROM items AS i {} AS m ON m.item_id = i.id"
+WHOLE = {
+    "a grouped view": _MARKED.format("JOIN counted"),
+    "the first of each": _MARKED.format(
+        "LEFT JOIN (SELECT DISTINCT ON (item_id) item_id, v FROM marks ORDER BY item_id, id)"
+    ),
+    "a window": _MARKED.format(
+        "JOIN (SELECT item_id, v, row_number() OVER (PARTITION BY item_id ORDER BY id) AS n FROM marks)"
+    )
+    + " AND m.n = 2",
+    "a set": _MARKED.format(
+        "LEFT JOIN (SELECT item_id FROM marks WHERE v = 3 UNION SELECT id FROM items WHERE id < 9)"
+    ),
+}
+"""SELECTs with what Postgres computes for all documents before it joins some."""
+
+
+def test_a_build_reads_what_its_documents_need(empty_world: World) -> None:
+    """Whatever is grouped, made distinct, numbered or united: plan tries two forms, and apply stores the better one."""
+    world = empty_world
+    world.sql(
+        """
+        CREATE TABLE items (id int PRIMARY KEY, name text);
+        CREATE TABLE marks (id int PRIMARY KEY, item_id int, v int);
+        CREATE VIEW counted AS SELECT item_id, count(*) AS marks FROM marks GROUP BY item_id;
+        INSERT INTO items SELECT i, 'item' FROM generate_series(1, 600) AS i;
+        INSERT INTO marks SELECT i, i % 600 + 1, i / 600 % 5 FROM generate_series(1, 60000) AS i;
+        CREATE INDEX ON marks (item_id); ANALYZE items, marks;
+        """
+    )
+    world.migrate()
+    world.use()
+    single = "SELECT i.id AS _id, (SELECT count(*) FROM marks AS m WHERE m.item_id = i.id) AS n FROM items AS i"
+    selects = dict(enumerate([single, *WHOLE.values()]))
+    world.documents = tuple(f"items{number}" for number in selects)
+    for number, select in selects.items():
+        world.define(f"items{number}", select)
+    assert world.syncer("apply", "--yes").returncode == 0
+    with world.connect() as connection:
+        active = registry.current(connection)
+        assert [active[name].apart_max > 1 for name in world.documents] == [False, *[True] * len(WHOLE)]
+        for document in active.values():
+            query = sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {}").format(
+                queries.query_of(queries.BUILD, document, documents=1)
+            )
+            ((explained,),) = connection.execute(query, (["590"],)).fetchall()
+            root = json.loads(explained)[0]["Plan"]
+            assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 150
+            assert queries.current(connection, document, ["7", "07"]).keys() == {"7"}
+    world.daemon()
+    world.sql("UPDATE items SET name = 'other' WHERE id IN (3, 7); DELETE FROM items WHERE id = 8")
+    world.sql("UPDATE marks SET v = 3 WHERE item_id = 11; DELETE FROM marks WHERE item_id = 12")
+    world.wait_until_level()
+    assert "Nothing to do" in world.syncer("apply", "--yes").stdout
 
 
 def test_a_cast_that_fails_on_other_rows_is_a_warning(blog: World) -> None:

@@ -117,6 +117,8 @@ class Rows:
             return "90 minutes"
         if type_ == "uuid":
             return f"00000000-0000-4000-8000-{self._number:012}"
+        if type_ in ("hstore", "ltree"):
+            return f'"key {self._number}"=>"x", b=>NULL' if type_ == "hstore" else f"a.b{self._number}"
         if type_ == "bytea":
             return b"\0\xff"
         text = f"k{self._number}" if is_key else self._random.choice(_TEXTS)

@@ -168,20 +168,15 @@ def test_what_real_schemas_taught(bare: World) -> None:
     assert (fields["preferences"]["type"], *fields["tags"]["properties"]) == ("flattened", "id", "label")
 
 
-@pytest.mark.parametrize(
-    ("type_", "value", "field"),
-    [("hstore", "a=>1, b=>NULL", "flattened"), ("citext", "Ada", "text"), ("ltree", "a.b", "keyword")],
-)
-def test_the_types_of_an_extension(bare: World, type_: str, value: str, field: str) -> None:
+@pytest.mark.parametrize(("type_", "field"), [("hstore", "flattened"), ("citext", "text"), ("ltree", "keyword")])
+def test_the_types_of_an_extension(bare: World, type_: str, field: str) -> None:
     """As a column, in an array, and in a row that refers."""
     if not bare.sql("SELECT name FROM pg_available_extensions WHERE name = %s", type_):
         pytest.skip(f"this Postgres has no {type_}")
     bare.sql(f"CREATE EXTENSION {type_}; CREATE TABLE one (id int PRIMARY KEY, v {type_}, many {type_}[])")
     bare.sql(f"CREATE TABLE two (id int PRIMARY KEY, one_id int REFERENCES one, v {type_})")
-    bare.sql(
-        f"INSERT INTO one VALUES (1, '{value}', ARRAY['{value}'::{type_}]); INSERT INTO two VALUES (1, 1, '{value}')"
-    )
     with closing(Rows(bare.dsn, Random(1))) as rows:
+        rows.write(5)
         drafted(bare, "one", "--table", "one", "--with", "two")
         followed(bare, "one", rows)
     fields = json.loads((bare.config / "documents" / "one" / "index.json").read_text())["mappings"]["properties"]

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -236,18 +236,20 @@ def fix_rows(world: World) -> None:
 
 
 @contextmanager
-def _command(soak: Soak, *arguments: str) -> Iterator[preloaded.Command]:
-    """A command that runs beside the block, and is interrupted after it."""
+def _command(soak: Soak, *arguments: str, ends: signal.Signals = signal.SIGINT) -> Iterator[preloaded.Command]:
+    """A command that runs beside the block, and gets a signal after it."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as nothing:
         environment = {**soak.world.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console"}
         process = preloaded.Command(arguments, environment=environment, streams=[nothing, output, output])
         try:
             yield process
         finally:
-            _end(soak, process, arguments, signal.SIGINT)
+            ended = _end(process, ends)
             output.seek(0)
             text = output.read().decode(errors="replace")
-            soak.record.note("command ended", command=arguments, code=process.returncode, output=text[-4000:])
+            if not ended:
+                soak.record.find(f"{arguments} does not end when it is interrupted\n{text[-6000:]}")
+            soak.record.note("command ended", command=arguments, code=process.returncode, output=text[-400:])
             if "Traceback" in text:  # it may fail, but it explains why
                 soak.record.find(f"{arguments} shows a traceback\n{text[-3000:]}")
 
@@ -259,24 +261,23 @@ def _run(soak: Soak, dice: random.Random, *arguments: str) -> None:
         RefusedError: It failed.
     """
     ends = dice.choice((None, None, None, signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
-    with _command(soak, *arguments) as process:
-        try:
-            process.wait(_COMMAND_SECONDS if ends is None else dice.uniform(0.5, 5))
-        except subprocess.TimeoutExpired:
-            _end(soak, process, arguments, ends or signal.SIGINT)
+    command = _command(soak, *arguments, ends=ends or signal.SIGINT)
+    with command as process, suppress(subprocess.TimeoutExpired):
+        process.wait(_COMMAND_SECONDS if ends is None else dice.uniform(0.5, 5))
     if process.returncode == 1:
         raise RefusedError(" ".join(arguments))
 
 
-def _end(soak: Soak, process: preloaded.Command, arguments: Sequence[str], how: signal.Signals) -> None:
-    """Send a command a signal, and wait until it has ended."""
+def _end(process: preloaded.Command, how: signal.Signals) -> bool:
+    """Send a command a signal, and wait until it has ended; if it does not, it is aborted and prints where it stood."""
     process.send_signal(how)
     try:
         process.wait(_COMMAND_SECONDS)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # it prints where its threads are
+        process.send_signal(signal.SIGABRT)
         process.wait()
-        soak.record.find(f"{arguments} does not end when it is interrupted; see 'command ended' in {soak.record.file}")
+        return False
+    return True
 
 
 DECKS: dict[str, dict[str, Disturbance]] = {

@@ -121,7 +121,7 @@ class AffectedReader:
             for change in relevant
             if lead.follows(change)
             for image in change.images
-            if (id_ := lead.id_of(image)) is not None
+            if (id_ := image.get(lead.id_column)) is not None
         }
         try:
             few, many = self._found(document, used)

@@ -296,10 +296,10 @@ def _table_use(
     routing = frozenset[str]()
     for route, watched in derived:
         column, query = route.id_column or "", "" if route.id_column else route.query
-        lead = Lead(watched=watched | route.columns, query=query, id_column=column, only=route.only if column else {})
+        lead = Lead(watched=watched | route.columns, query=query, id_column=column)
         # Equal queries are one, for what any of them watches.
-        same = leads.setdefault(f"{column} {lead.only} {query}", lead)
-        leads[f"{column} {lead.only} {query}"] = replace(same, watched=same.watched | lead.watched)
+        same = leads.setdefault(column + query, lead)
+        leads[column + query] = replace(same, watched=same.watched | lead.watched)
         routing |= route.columns
     canonical = None
     if affects is not None:

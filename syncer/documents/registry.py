@@ -12,14 +12,14 @@ share name and alias.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from psycopg.types.json import Jsonb
 from pydantic import TypeAdapter
 
 from syncer.base.errors import DefinitionError
-from syncer.base.model import Change, Image, Role, Target, watched_digest
+from syncer.base.model import Change, Role, Target, watched_digest
 from syncer.base.postgres import Connection, value
 from syncer.lineage.fingerprint import Shape
 
@@ -99,21 +99,15 @@ class Lead:
         watched: An UPDATE that leaves all of these columns as they were changes no document that this way leads to.
         query: Over the changed rows, ``$1::jsonb``; it may repeat ids. Empty if there is a column.
         id_column: The column whose value is the id of an affected document.
-        only: A row leads to that document only if each of these columns has one of these texts; None stands for null.
     """
 
     watched: frozenset[str]
     query: str = ""
     id_column: str = ""
-    only: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
 
     def follows(self, change: Change) -> bool:
         """Whether a change may have touched documents that this way leads to."""
         return watched_digest(self.watched) not in change.untouched
-
-    def id_of(self, image: Image) -> str | None:
-        """Return the id that a changed row has in the column; None if it leads to no document."""
-        return image.get(self.id_column) if all(image.get(name) in texts for name, texts in self.only.items()) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

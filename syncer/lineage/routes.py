@@ -24,11 +24,9 @@ from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, value
 from syncer.lineage.catalog import TableName
 from syncer.lineage.graph import Hop, Node, Path
-from syncer.lineage.scope import PLAIN_TYPES, is_carried, is_not_null, type_of
+from syncer.lineage.scope import PLAIN_TYPES, is_carried, type_of
 
 _PLAIN = frozenset(PLAIN_TYPES.values())
-_LISTED = {"text": ("text", "varchar"), "enum": ("userdefined",)}
-"""Types of which a value is equal to a constant only if it has the same text; the constant is cast to one of these."""
 ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 """Placeholder for the changed rows until a query is run; deparsing preserves it literally."""
 
@@ -93,14 +91,13 @@ def changed_rows(connection: Connection, relation: str, columns: Collection[str]
 class Route:
     """Finds documents from the changed rows of one reading of a table, by a query over ``$1::jsonb``.
 
-    ``columns`` are those that it reads of the changed rows. ``id_column`` is set if one of them is the id. Then a row
-    matters only if each column in ``only`` has one of these texts; None is null.
+    ``columns`` are those that it reads of the changed rows. ``id_column`` is set if one of them is the id, whatever the
+    others are.
     """
 
     query: str
     columns: frozenset[str]
     id_column: str | None
-    only: dict[str, tuple[str | None, ...]]
 
 
 def route(connection: Connection, relations: Mapping[TableName, str], node: Node, path: Path, id_type: str) -> Route:
@@ -116,11 +113,13 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
         names[f"n{joined.number}"] = f"n{place}"
         equal = " AND ".join(_renamed(condition, names) for condition in (*conditions, *tests))
         joins += f"\nJOIN {relations[joined.table]} AS n{place} ON {equal}"
-    tests = tuple(test for test in path.tests if is_carried(test) and all(map(type_of, test.find_all(exp.Column))))
-    read = (id_, *(condition for _, conditions, _ in hops for condition in conditions), *tests)
     # The cast to the id's type is needed only if the text may differ. A wider type may hold values that it rejects.
     is_id = isinstance(id_, exp.Column) and type_of(id_) in _PLAIN and type_of(id_) == PLAIN_TYPES.get(id_type)
     as_id = "" if is_id else f"::{id_type}"
+    tests = tuple(test for test in path.tests if is_carried(test) and all(map(type_of, test.find_all(exp.Column))))
+    if is_id and not path.hops:
+        tests = ()  # the row is a document itself, or was one: its id is at hand without a query
+    read = (id_, *(condition for _, conditions, _ in hops for condition in conditions), *tests)
     columns = frozenset(place.name for part in read for place in part.find_all(exp.Column) if place.table == own)
     # Names of relations come from Postgres, conditions from its deparsed SQL.
     rows = changed_rows(connection, relations[node.table], columns)
@@ -138,27 +137,8 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
     return Route(
         query=query.replace(ROWS_MARK, "$1::jsonb"),
         columns=columns,
-        id_column=id_.name if is_id and not hops else None,
-        only=dict(filter(None, map(_texts, tests))),
+        id_column=id_.name if is_id and not hops and not tests else None,
     )
-
-
-def _texts(test: exp.Expr) -> tuple[str, tuple[str | None, ...]] | None:
-    """Return the column that a test is about, with the texts of the values that pass; None if these are not listed."""
-    test = test.unnest()
-    column = next(test.find_all(exp.Column))
-    if isinstance(test, exp.Is) and not is_not_null(test):
-        return column.name, (None,)
-    kinds = _LISTED.get(type_of(column)) if isinstance(test, exp.EQ) else None
-    constants = list(test.expression.find_all(exp.Literal)) if kinds else []
-    is_listed = len(constants) == 1 if not test.find(exp.Any) else bool(test.find(exp.Array))
-    if (
-        kinds
-        and is_listed
-        and all(isinstance(part.parent, exp.Cast) and part.parent.is_type(*kinds) for part in constants)
-    ):
-        return column.name, tuple(part.name for part in constants)
-    return None
 
 
 def _renamed(expression: exp.Expr, names: Mapping[str, str]) -> str:

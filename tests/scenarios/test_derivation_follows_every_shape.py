@@ -245,10 +245,13 @@ NARROW = {
         "UPDATE r SET v = 9 WHERE id = 1",
         "UPDATE r SET n = 9",
     ),
-    "documents that are not deleted, and the numbers of a view": (
-        "SELECT y.id AS _id, s.d FROM m y LEFT JOIN kept s ON s.c = y.of_id WHERE y.gone IS NULL AND y.v = 0",
+    "grouped, of one kind and not gone": (
+        (
+            "SELECT x.id AS _id, s.d FROM r x LEFT JOIN (SELECT y.of_id AS c, max(y.v) AS d FROM m y "
+            "WHERE y.gone IS NULL AND y.kind = 'r' GROUP BY y.of_id) s ON s.c = x.id"
+        ),
         "UPDATE m SET gone = 1 WHERE id = 0",
-        "UPDATE m SET of_id = 3 WHERE v <> 0; UPDATE m SET kind = 'x'",
+        "UPDATE m SET v = 9 WHERE kind = 'a' OR gone IS NOT NULL",
     ),
 }
 

@@ -120,7 +120,7 @@ class Judge:
             for lead in use.leads:
                 images = [image for change in own if lead.follows(change) for image in change.images]
                 if lead.id_column:
-                    ids |= {id_ for image in images if (id_ := lead.id_of(image)) is not None}
+                    ids |= {id_ for image in images if (id_ := image[lead.id_column]) is not None}
                 elif images:
                     ids |= {row[0] for row in self.connection.execute(lead.query, (dump_images(images),))}
         return ids

@@ -64,6 +64,26 @@ def test_an_index_that_somebody_adds_to_the_alias_is_taken_out(world: World, ext
     assert daemon.stop() == 0
 
 
+@pytest.mark.parametrize("changed", [[], ["2"], ["1", "2", "3"]], ids=["none differs", "one differs", "all differ"])
+def test_a_load_that_writes_nothing_is_a_success_only_if_nothing_differs(world: World, changed: list[str]) -> None:
+    """Rule: "already newer" for every document of a load proves nothing. The hint replaces an index that differs."""
+    add_posts(world, 3)
+    world.backfill()
+    with world.elasticsearch() as client:
+        for id_, document in world.held().items():
+            source = {**document, "title": "foreign"} if id_ in changed else document
+            client.index(index=world.index_of(), id=id_, document=source, version=1 << 60, version_type="external")
+    world.sql("UPDATE syncer.document SET loaded_at = NULL")
+    applied = world.syncer("apply", "--yes")
+    assert "3 already newer" in applied.stdout + applied.stderr
+    assert applied.returncode == bool(changed), applied.stderr
+    if changed:
+        assert "the index has newer versions, which differ from it" in applied.stderr
+        assert "syncer index rebuild blogpost" in applied.stderr
+        assert world.syncer("index", "rebuild", "blogpost").returncode == 0
+    assert world.differences() == []
+
+
 BLOCKS = {
     "index.blocks.write": "backfill blogpost",
     "index.blocks.metadata": "plan",

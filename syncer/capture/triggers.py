@@ -122,22 +122,17 @@ _OUTAGE = (
 # Null means that the sequence has not been used yet. A function, because reading a table costs more.
 _SEGMENT = "coalesce(pg_catalog.pg_sequence_last_value('syncer.outbox_segment'), 0)"
 # A local setting ends with the locks: with the transaction, or the savepoint that is rolled back. The INSERT of nothing
-# needs no more privileges than the one that follows, and gets no xid. A segment may have a trigger of its own. The
-# sequence of ids, whose value is of no use, is locked after its table: as in a DROP.
+# needs no more privileges than the one that follows, and gets no xid. The sequence of ids, whose value is of no use, is
+# locked after its table: as in a DROP.
 _LOCK = """
 IF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'yes' THEN
     NULL;
 ELSIF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'no' THEN
     may_fail := true;
 ELSE
-    segment := {segment};
     INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
     SELECT 0, '', 'I', old_image, new_image, untouched
-    FROM pg_catalog.pg_class AS c
-    WHERE coalesce(syncer.is_intact(), syncer.require_outbox())
-      AND c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(pg_catalog.concat('syncer.outbox_', segment))
-      AND CASE WHEN c.relhastriggers OR c.relhasrules OR c.relchecks OPERATOR(pg_catalog.>) 0
-               THEN NOT syncer.require_outbox() END;
+    WHERE NOT coalesce(syncer.is_intact(), syncer.require_outbox());
     segment := pg_catalog.pg_sequence_last_value('syncer.outbox_id_seq');
     PERFORM pg_catalog.set_config('syncer.is_locked', 'yes', true);
 END IF;
@@ -259,7 +254,7 @@ def body(capture: Capture, types: Types, *, server_version: int) -> sql.Composed
     return sql.SQL(_BODY).format(
         insert=insert,
         outage=sql.SQL(_OUTAGE),
-        lock=sql.SQL(_LOCK).format(segment=sql.SQL(_SEGMENT)),
+        lock=sql.SQL(_LOCK),
         segment=sql.SQL(_SEGMENT),
         is_same=_is_same(columns, wide),
         untouched=untouched,

@@ -148,10 +148,10 @@ ALTERED = {
         "ALTER TABLE syncer.outbox DROP tenant",
         "it has column syncer.outbox.tenant integer NOT NULL",
     ),
-    "a value required in a segment": (
-        "TRUNCATE syncer.outbox; ALTER TABLE syncer.outbox_0 ADD CHECK (untouched IS NOT NULL)",
-        "ALTER TABLE syncer.outbox_0 DROP CONSTRAINT outbox_0_untouched_check",
-        "it has constraint outbox_0_untouched_check of syncer.outbox_0",
+    "a value required": (
+        "TRUNCATE syncer.outbox; ALTER TABLE syncer.outbox ADD CHECK (untouched IS NOT NULL)",
+        "ALTER TABLE syncer.outbox DROP CONSTRAINT outbox_untouched_check",
+        "it has constraint outbox_untouched_check of syncer.outbox",
     ),
     "a rule": (
         "CREATE RULE fan AS ON INSERT TO syncer.outbox DO INSTEAD SELECT new.id / 0",

@@ -24,9 +24,9 @@ CREATE SCHEMA IF NOT EXISTS syncer;
 CREATE TABLE IF NOT EXISTS syncer.migration (
     name text PRIMARY KEY,
     checksum text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT now()
-);
-ALTER TABLE syncer.migration ADD COLUMN IF NOT EXISTS objects text[]
+    applied_at timestamptz NOT NULL DEFAULT now(),
+    objects text[]
+)
 """
 _RECORD = "INSERT INTO syncer.migration (name, checksum) VALUES ($1, $2)"
 # Functions of triggers come and go with the definitions.
@@ -53,7 +53,7 @@ UPDATE syncer.migration SET objects = ARRAY(SELECT o.object FROM ({_OBJECTS}) AS
 WHERE name = (SELECT max(name) FROM syncer.migration)
 """
 # What is missing, and what the outbox has that makes it other than it was. Of a table that is gone, its columns are not
-# named too. A schema of an earlier version has no list of its objects.
+# named too.
 _DAMAGE = f"""
 WITH recorded (object) AS (
     SELECT jsonb_array_elements_text(to_jsonb(m) -> 'objects') FROM syncer.migration AS m

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from psycopg import errors
 from syncer.base import migrations as base_migrations, settings
 from syncer.base.errors import SourceError
 from syncer.base.postgres import AdvisoryLock
-from syncer.recovery import backlog
-from tests.support.capture import forget, install, is_installed, written
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
 FILES = sorted(settings.shipped("migrations").glob("*.sql"))
 SHIPPED = [file.stem for file in FILES]
@@ -45,51 +42,35 @@ def migrations(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-EARLIER = """
-INSERT INTO syncer.capture (relation, key, watched, routing, aggregate, aggregate_column)
-VALUES ('public.posts', '{id}', '{title}', '{id}', 'public.posts', 'id');
-CREATE FUNCTION syncer."capture_public.posts"() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog
-AS $$ BEGIN
-    INSERT INTO syncer.outbox (segment, relation, operation, old, new)
-    SELECT 0, 'public.posts', 'U', jsonb_build_object('id', id::text), jsonb_build_object('id', id::text) FROM new_rows
-    WHERE NOT syncer.is_gone(title);
-    RETURN NULL;
-END $$;
-CREATE TRIGGER syncer_update AFTER UPDATE ON posts REFERENCING NEW TABLE AS new_rows
-FOR EACH STATEMENT EXECUTE FUNCTION syncer."capture_public.posts"();
-INSERT INTO users (id, name, email) VALUES (1, 'John', '');
-INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'old', '');
-UPDATE posts SET title = 'read';
-"""
-SAVE_CURSOR = """
-INSERT INTO syncer.relay_cursor (number, system_identifier, snapshot)
-SELECT 1, system_identifier, pg_current_snapshot() FROM pg_control_system()
-"""
+def shown(text: str) -> dict[str, list[str]]:
+    """The tables that a person reads in a migration, and their columns."""
+    tables = re.findall(r"^CREATE TABLE (syncer\.\w+) \($(.*?)^\)", text, re.DOTALL | re.MULTILINE)
+    return {table: re.findall(r"^ {4}([a-z]\w*) ", body, re.MULTILINE) for table, body in tables}
 
 
-def test_what_waits_in_an_earlier_schema_is_read_after_the_upgrade(empty_world: World, migrations: Path) -> None:
-    """Outbox, cursor and triggers are those of 0.1.0: none of its changes is lost, and apply renews the triggers."""
-    world, (first, *later) = empty_world, FILES
-    shutil.copy(first, migrations)
-    world.sql(BLOG_SCHEMA.read_text())
-    migrate(world)
-    world.sql(EARLIER)
-    world.sql(SAVE_CURSOR)
-    world.sql("UPDATE posts SET title = 'waits'")
-    for file in later:
+def in_the_catalogue(world: World) -> dict[str, list[str]]:
+    """The tables that there are, and their columns."""
+    columns = world.sql(
+        "SELECT c.oid::regclass::text, a.attname FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid "
+        "WHERE c.relnamespace = 'syncer'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition "
+        "AND c.relname <> 'migration' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY 1, a.attnum"
+    )
+    tables: dict[str, list[str]] = {}
+    for table, column in columns:
+        tables.setdefault(table, []).append(column)
+    return tables
+
+
+def test_the_first_migration_shows_the_schema(empty_world: World, migrations: Path) -> None:
+    """Rule: one file shows every table and column. A later migration that adds one does not go unnoticed."""
+    for file in FILES:
         shutil.copy(file, migrations)
-    with pytest.raises(SourceError, match=f"{later[0].stem}, .* not applied"):
-        require_current(world)
-    assert migrate(world) == [file.stem for file in later]
-    world.sql("UPDATE posts SET title = 'after the upgrade'")
-    with closing(backlog.reader(world.connect, bytes_max=10**9)) as reader:
-        assert reader.lead()
-        assert len(reader.read(rows_max=10).rows) == 2
-    install(world)
-    assert is_installed(world, "public.posts")
-    forget(world)
-    world.sql("UPDATE posts SET title = 'captured once'")
-    assert written(world) == [("public.posts", "U", {"id": "2"}, {"id": "2"})]
+    migrate(empty_world)
+    read = shown(FILES[0].read_text("utf-8"))
+    assert read == in_the_catalogue(empty_world)
+    (migrations / "9999.later.sql").write_text("ALTER TABLE syncer.job ADD COLUMN later int;")
+    migrate(empty_world)
+    assert read != in_the_catalogue(empty_world)
 
 
 def test_two_that_migrate_at_once_both_succeed(empty_world: World) -> None:

@@ -60,7 +60,8 @@ def ensure_topic(settings: KafkaSettings) -> bool:
             raise
         raise TopicError(
             f"Kafka has no topic {settings.topic}, and syncer is not allowed to create it: {error.args[0].str()}",
-            hint=f"Create it with {settings.partitions} partitions, or grant syncer CREATE on it.",
+            hint=f"Create it with {settings.partitions} partitions. Or let syncer create it: grant it CREATE, or set\n"
+            "kafka.partitions and kafka.replication_factor as the policy of the brokers asks.",
         ) from error
     return True
 

@@ -179,11 +179,12 @@ GARBAGE = (
 )
 
 
-def put(world: World, *values: bytes, installation: str) -> None:
+def put(world: World, *values: bytes, installation: str | None) -> None:
     """Put records into the topic that the relay did not publish."""
     client = Producer({"bootstrap.servers": world.settings.kafka.bootstrap_servers})
-    for each in values:
-        client.produce(world.settings.kafka.topic, each, partition=0, headers=[(INSTALLATION, installation)])
+    headers: list[tuple[str, str | bytes | None]] = [] if installation is None else [(INSTALLATION, installation)]
+    for value in values:
+        client.produce(world.settings.kafka.topic, value, partition=0, headers=headers)
     client.flush()
 
 
@@ -214,6 +215,53 @@ def test_records_of_another_database_are_refused(blog: World) -> None:
     create_anew(blog)
     with following(blog):
         require_holds(blog)
+
+
+def use_another_topic(world: World) -> None:
+    """Name another topic, and apply."""
+    world.worker_settings["SYNCER_KAFKA_TOPIC"] = world.settings.kafka.topic + ".own"
+    assert world.syncer("apply", "--yes").returncode == 0
+
+
+def add_two_partitions(world: World) -> None:
+    """Add as many as the hint says."""
+    client, name = admin(world), world.settings.kafka.topic
+    client.create_partitions([NewPartitions(name, 4)])[name].result()
+
+
+HINTS: dict[str, tuple[Callable[[World], None], str, Callable[[World], None]]] = {
+    "a record that syncer did not publish": (
+        lambda world: put(world, b"hello", installation=None),
+        "Then delete the topic and start the",
+        delete,
+    ),
+    "a record of another database": (
+        lambda world: put(world, b"hello", installation=str(UUID(int=0))),
+        "Each database needs a topic of its own",
+        use_another_topic,
+    ),
+    "fewer partitions than configured": (
+        lambda world: create_anew(world, partitions=2),
+        "--partitions 4",
+        add_two_partitions,
+    ),
+}
+
+
+@pytest.mark.parametrize(("happens", "hint", "follow"), HINTS.values(), ids=HINTS)
+def test_a_hint_leads_on(
+    blog: World, happens: Callable[[World], None], hint: str, follow: Callable[[World], None]
+) -> None:
+    """Rule: what a message about the topic says to do ends the trouble, and no document is stale."""
+    happens(blog)
+    blog.sql(NEW)
+    daemon = blog.daemon(until="daemon.started")
+    wait_until(lambda: hint in daemon.log_file.read_text() + blog.syncer("status").stdout, what="it is hinted at")
+    follow(blog)
+    if daemon.process.poll() is not None:
+        blog.daemon()
+    require_holds(blog)
+    wait_until(lambda: blog.syncer("status").returncode == 0, what="all is well")
 
 
 # A client that fetches nothing

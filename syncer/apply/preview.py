@@ -21,6 +21,7 @@ from syncer.apply.trial import PlanProblem, PlanSeverity
 from syncer.base import migrations
 from syncer.base.error_policy import explain
 from syncer.base.errors import DefinitionError, SyncerError
+from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection
 from syncer.documents import definition, queries
 from syncer.documents.definition import Definition
@@ -226,7 +227,8 @@ class _Previewed:
             select = step.document.dependencies.canonical_select
             # Of the smallest ids, a merge of two sorted sides would read the least.
             id_ = queries.greatest_id(self.connection, select, seconds=cost.SECONDS_MAX)
-            apart_max = None if id_ is None else cost.apart_max(self.connection, step.document, id_)
+            if id_ is not None and is_utf8(id_):
+                apart_max = cost.apart_max(self.connection, step.document, id_)
         document = step.document if apart_max is None else replace(step.document, apart_max=apart_max)
         return replace(step, document=document)
 

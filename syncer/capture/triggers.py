@@ -123,17 +123,17 @@ _OUTAGE = (
 _SEGMENT = "coalesce(pg_catalog.pg_sequence_last_value('syncer.outbox_segment'), 0)"
 # A local setting ends with the locks: with the transaction, or the savepoint that is rolled back. The INSERT of nothing
 # needs no more privileges than the one that follows, and gets no xid. The sequence of ids, whose value is of no use, is
-# locked after its table: as in a DROP.
+# locked before its table: as in a DROP SCHEMA.
 _LOCK = """
 IF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'yes' THEN
     NULL;
 ELSIF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'no' THEN
     may_fail := true;
 ELSE
+    segment := pg_catalog.pg_sequence_last_value('syncer.outbox_id_seq');
     INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
     SELECT 0, '', 'I', old_image, new_image, untouched
     WHERE NOT coalesce(syncer.is_intact(), syncer.require_outbox());
-    segment := pg_catalog.pg_sequence_last_value('syncer.outbox_id_seq');
     PERFORM pg_catalog.set_config('syncer.is_locked', 'yes', true);
 END IF;
 """

@@ -123,7 +123,7 @@ _OUTAGE = (
 _SEGMENT = "coalesce(pg_catalog.pg_sequence_last_value('syncer.outbox_segment'), 0)"
 # A local setting ends with the locks: with the transaction, or the savepoint that is rolled back. The INSERT of nothing
 # needs no more privileges than the one that follows, and gets no xid. The sequence of ids, whose value is of no use, is
-# locked before its table: as in a DROP SCHEMA.
+# locked before its table: as in a DROP SCHEMA, and not in a DROP TABLE.
 _LOCK = """
 IF pg_catalog.current_setting('syncer.is_locked', true) OPERATOR(pg_catalog.=) 'yes' THEN
     NULL;

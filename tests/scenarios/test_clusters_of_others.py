@@ -306,7 +306,7 @@ def test_nothing_is_written_to_the_index_of_another(world: World, case: str) -> 
 
 
 def test_a_restored_copy_does_not_join_the_write_alias(world: World) -> None:
-    """Elasticsearch refuses a copy under another name that brings the aliases along; without them, it is nobody's."""
+    """Elasticsearch refuses a copy that brings the aliases along; without them, nothing is written to it."""
     world.backfill()
     copy: dict[str, Any] = {"rename_pattern": "(.+)", "rename_replacement": "$1-copy", "wait_for_completion": True}
     where: dict[str, Any] = {"repository": world.name, "snapshot": "one"}

@@ -167,7 +167,7 @@ def test_every_answer_forbids_what_the_page_does_not_need() -> None:
     ],
 )
 def test_the_library_of_the_charts_is_as_released(name: str, checksum: str) -> None:
-    """The files are those of the npm package uplot 1.6.32, in its folder dist, and its licence: nobody edits them."""
+    """The files are those of the npm package uplot 1.6.32, in its folder dist, and its licence, unchanged."""
     assert sha256(CLIENT.get(f"/static/{name}").data).hexdigest() == checksum
 
 

@@ -237,6 +237,20 @@ def test_a_broken_schema_is_made_anew_without_a_gap(filled: World, damage: str) 
     require_holds(filled)
 
 
+def test_an_earlier_version_starts_over_from_the_schema_of_a_later_one(filled: World) -> None:
+    """It refuses what it does not know, and replaces it: searches find every document throughout."""
+    filled.sql("""
+        INSERT INTO syncer.migration (name, checksum) VALUES ('0002.of-a-later-version', 'x');
+        ALTER TABLE syncer.job ADD later int NOT NULL DEFAULT 0; CREATE TABLE syncer.later (); DROP VIEW syncer.handled
+    """)
+    refused = filled.syncer("migrate")
+    assert (refused.returncode, "0002.of-a-later-version is unknown" in refused.stderr) == (1, True)
+    start_over(filled, "--anew", "--yes")
+    filled.daemon()
+    filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
+    require_holds(filled)
+
+
 def test_a_schema_that_is_dropped_is_none(filled: World) -> None:
     """DROP SCHEMA: no write fails, though it may have to wait for a pause of the writers; the index is taken over."""
     under_writers(filled, "DROP SCHEMA syncer CASCADE")

@@ -64,6 +64,8 @@ def test_every_alert_is_in_the_manual_and_no_other() -> None:
         assert [part in text for part in ("**Meaning.**", "**Check.**", "**Action.**")] == [True] * 3
         assert ALERTS[name]["annotations"]["runbook"] == f"docs/operating.md#{name.lower()}"
     assert set(re.findall(r"`(syncer_\w+)`", MANUAL)) <= CATALOGUE.keys()
+    critical = [name for name, rule in ALERTS.items() if rule["labels"]["severity"] == "critical"]
+    assert re.findall(r"^\| \[(\w+)\]", MANUAL, flags=re.MULTILINE) == critical
 
 
 def test_every_alert_is_raised_when_it_should_be() -> None:

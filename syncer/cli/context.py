@@ -30,6 +30,7 @@ def flag(*names: str, text: str) -> Any:
 
 DocumentName = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Document name.")]
 AnyDocument = Annotated[str | None, typer.Argument(metavar="DOCUMENT", help="Document name (default: all).")]
+OpenSearch = Annotated[str | None, typer.Option(help="2 or 3: run OpenSearch in the place of Elasticsearch.")]
 NoKafka = Annotated[bool, flag("--no-kafka", text="Run without Kafka: one daemon at a time handles changes.")]
 AsJson = Annotated[bool, flag("--json", text="Print JSON.")]
 Yes = Annotated[bool, flag("--yes", "-y", text="Do not ask for confirmation.")]

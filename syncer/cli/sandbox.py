@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from syncer.cli import render
-from syncer.cli.context import AsJson, NoKafka
+from syncer.cli.context import AsJson, NoKafka, OpenSearch
 from syncer.cli.render import say
 
 app = typer.Typer(help="Run a local Postgres, Kafka and Elasticsearch.", no_args_is_help=True)
@@ -28,6 +28,7 @@ def start(
     postgres: Annotated[str | None, _version("14 to 18", "18")] = None,
     kafka: Annotated[str | None, _version("3.9, 4.1 or 4.4", "4.1")] = None,
     elasticsearch: Annotated[str | None, _version("8 or 9", "8")] = None,
+    opensearch: OpenSearch = None,
     no_kafka: NoKafka = False,
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +38,7 @@ def start(
     """
     from syncer.sandbox import Sandbox, Versions  # noqa: PLC0415 - its packages are an extra
 
-    versions = Versions(postgres=postgres, kafka=kafka, elasticsearch=elasticsearch)
+    versions = Versions(postgres=postgres, kafka=kafka, elasticsearch=elasticsearch, opensearch=opensearch)
     sandbox = Sandbox(folder, versions=versions, console=render.err)
     environment = sandbox.start(with_kafka=not no_kafka).environment()
     say(f"psql: {sandbox.postgres.bin_folder / 'psql'}", to=render.err)

@@ -1,7 +1,7 @@
-"""Real Postgres, Kafka and Elasticsearch, without Docker and without installing anything.
+"""Real Postgres, Kafka and Elasticsearch or OpenSearch, without Docker and without installing anything.
 
 For the demo, the tests and your first hour. The servers come from Python packages (Postgres, a Java runtime) and from
-Maven coordinates (Kafka, Elasticsearch, other versions of Postgres). The first start downloads some 190 MB.
+Maven coordinates (Kafka, Elasticsearch, OpenSearch, other versions of Postgres). The first start downloads some 190 MB.
 
     sandbox = Sandbox()             # Postgres 18, Kafka 4.1, Elasticsearch 8; or Versions(postgres="14", ...)
     endpoints = sandbox.start()     # reuses servers that are running
@@ -23,6 +23,7 @@ Not guaranteed: any user of this machine can read and change what is in Elastics
 connection string as an argument shows the password to ``ps``.
 
     servers     Postgres, Kafka, Elasticsearch
+    opensearch  OpenSearch, in the place of Elasticsearch
     server      what the three have in common
     process     finding, pausing and killing processes
     cache       the account that servers run as, and their files on this disk
@@ -45,6 +46,7 @@ try:
     import platformdirs
 
     from syncer.sandbox.cache import Cache
+    from syncer.sandbox.opensearch import OpenSearchServer
     from syncer.sandbox.server import EmbeddedServer, start
     from syncer.sandbox.servers import ElasticsearchServer, KafkaServer, PostgresServer
 except ModuleNotFoundError as missing:
@@ -75,6 +77,7 @@ class Versions:
     postgres: str | None = None
     kafka: str | None = None
     elasticsearch: str | None = None
+    opensearch: str | None = None
 
 
 class Sandbox:
@@ -94,6 +97,12 @@ class Sandbox:
         self.postgres = PostgresServer(self.folder, self._cache, version=versions.postgres)
         self.kafka = KafkaServer(self.folder, self._cache, version=versions.kafka)
         self.elasticsearch = ElasticsearchServer(self.folder, self._cache, version=versions.elasticsearch)
+        opensearch = OpenSearchServer(self.folder, self._cache, version=versions.opensearch)
+        if versions.opensearch or opensearch.folder.exists():
+            if versions.elasticsearch or self.elasticsearch.folder.exists():
+                hint = "Name another folder for the other one: syncer sandbox start --folder FOLDER"
+                raise SandboxError("A sandbox has one search server: Elasticsearch or OpenSearch", hint=hint)
+            self.elasticsearch = opensearch
 
     @property
     def servers(self) -> tuple[EmbeddedServer, ...]:

@@ -139,14 +139,14 @@ class Cache:
 
     def fetched(self, name: str, version: str) -> Path:
         """Return the folder of a server or library, downloaded on first use; read-only to servers."""
-        versions = read_lock()[name]
+        versions, shown = read_lock()[name], "OpenSearch" if name == "opensearch" else name.capitalize()
         if version not in versions:
             choices = [*versions, PACKAGED_POSTGRES] if name == "postgres" else versions
             raise SandboxError(
-                f"There is no {name.capitalize()} {version} for the sandbox",
+                f"There is no {shown} {version} for the sandbox",
                 hint=f"Choose one of {', '.join(choices)}.",
             )
-        artifacts, label = versions[version], f"{name.capitalize()} {version}"
+        artifacts, label = versions[version], f"{shown} {version}"
 
         def make(work_folder: Path) -> Path:
             downloads, content = work_folder / "downloads", work_folder / "content"

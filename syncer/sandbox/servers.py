@@ -11,6 +11,7 @@ import signal
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import psycopg
@@ -195,6 +196,7 @@ class ElasticsearchServer(EmbeddedServer):
 
     name = "Elasticsearch"
     default_version = "8"
+    settings_file: ClassVar[str] = "elasticsearch.yml"
     ports_needed = 2  # for clients, and for the transport between nodes, which cannot be disabled
     ready_seconds = 300.0
     java_options: tuple[str, ...] = BRIEF_JAVA
@@ -226,11 +228,18 @@ class ElasticsearchServer(EmbeddedServer):
         return f"http://{LOOPBACK}:{self.port}"
 
     def _prepare(self) -> None:
-        for folder in (self.config_folder, self.data_folder, self.folder / "tmp"):
-            self._account.own(folder)
+        self._write_settings()
         for file in (self._working_folder / "config").iterdir():
             if not (self.config_folder / file.name).exists():
                 self._account.write(self.config_folder / file.name, file.read_text("utf-8"))
+        # The distribution's own options require a module that the runtime lacks, and log into its home.
+        options = [*self._options(), *([] if self.version == "8" else self._module_options())]
+        self._account.write(self.config_folder / "jvm.options", "".join(f"{option}\n" for option in options))
+
+    def _write_settings(self) -> None:
+        """Make the folders, and write the settings with the ports and folders."""
+        for folder in (self.config_folder, self.data_folder, self.folder / "tmp"):
+            self._account.own(folder)
         http_port, transport_port = self._ports
         own = {
             "http.port": str(http_port),
@@ -240,9 +249,11 @@ class ElasticsearchServer(EmbeddedServer):
         }
         # JSON strings are valid YAML.
         lines = [f"{name}: {json.dumps(value)}\n" for name, value in (self.settings | own).items()]
-        self._account.write(self.config_folder / "elasticsearch.yml", "".join(lines))
-        # The distribution's own options require a module that the runtime lacks, and log into its home.
-        options = [
+        self._account.write(self.config_folder / self.settings_file, "".join(lines))
+
+    def _options(self) -> list[str]:
+        """Return options of Java."""
+        return [
             "-Xms512m",
             "-Xmx512m",
             *self.java_options,
@@ -252,9 +263,7 @@ class ElasticsearchServer(EmbeddedServer):
             # The runtime's own locale data is trimmed; without these, no index can be created.
             f"-Xbootclasspath/a:{self._cache.class_path('icu4j', LOCALES_VERSION)}",
             "-Djava.locale.providers=CLDR,SPI",
-            *([] if self.version == "8" else self._module_options()),
         ]
-        self._account.write(self.config_folder / "jvm.options", "".join(f"{option}\n" for option in options))
 
     def _module_options(self) -> list[str]:
         """Let version 9 run on a Java runtime that lacks two modules and locale data."""

@@ -37,16 +37,33 @@ def test_folder_keeps_the_version_of_its_first_start(folder: Path) -> None:
     assert "--folder" in raised.value.hint
 
 
-@pytest.mark.parametrize("name", ["postgres", "kafka", "elasticsearch"])
+@pytest.mark.parametrize("name", ["postgres", "kafka", "elasticsearch", "opensearch"])
 def test_unknown_version_is_refused_before_anything_is_made(folder: Path, name: str) -> None:
     """The error names the versions that there are, and the folder keeps none."""
     sandbox = Sandbox(folder, versions=Versions(**{name: "1.0"}))
-    wanted = getattr(sandbox, name)
+    [wanted] = [server for server in sandbox.servers if server.name.lower() == name]
     with pytest.raises(SandboxError, match=rf"no {wanted.name} 1\.0") as raised:
         wanted.start()
     assert wanted.default_version in raised.value.hint
     assert not wanted.folder.exists()
     assert Sandbox(folder).postgres.version == "18"
+
+
+@pytest.mark.parametrize(
+    ("used", "versions"),
+    [
+        ("elasticsearch", Versions(opensearch="3")),
+        ("opensearch", Versions(elasticsearch="8")),
+        ("kafka", Versions(elasticsearch="9", opensearch="2")),
+    ],
+)
+def test_sandbox_has_one_search_server(folder: Path, used: str, versions: Versions) -> None:
+    """Both are in the same place of the settings; a folder keeps the one that it has data of."""
+    (folder / used).mkdir()
+    with pytest.raises(SandboxError, match="one search server") as raised:
+        Sandbox(folder, versions=versions)
+    assert "--folder" in raised.value.hint
+    assert Sandbox(folder).elasticsearch.name.lower() == ("opensearch" if used == "opensearch" else "elasticsearch")
 
 
 def test_missing_extra_is_explained() -> None:

@@ -1,16 +1,20 @@
 """The ``syncer`` schema in Postgres: numbered SQL files, applied in one transaction.
 
+After the first, a file is ``NNNN.pre.words.sql``, beside which the daemons of the previous version go on, or
+``NNNN.post.words.sql``, which is applied once they are gone: without it, those of the new version go on.
+
 Owns ``syncer.migration``, which records each applied file with its checksum, and the objects that the last one left.
 
 Guarantees: a migration is applied once and completely, even if two processes migrate at the same time, and no
-application waits for it longer than `syncer.base.postgres.without_blocking` does. No program works with a schema other
-than its own, nor with a damaged one. No daemon works with a database that is still being restored.
+application waits for it longer than `syncer.base.postgres.without_blocking` does. No program works with a schema that
+is not made for it, nor with a damaged one. No daemon works with a database that is still being restored.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from psycopg import sql
 
@@ -96,12 +100,14 @@ def migrate(
     connection: Connection,
     *,
     anew: bool = False,
+    has_other_daemons: Callable[[Connection], bool] = lambda _: False,
     timeout_seconds: float = 60,
     waiting: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Apply all missing migrations in one transaction, or none; return their names.
 
     A schema without any row is dropped first, as every one is if it is to be made ``anew``: with all triggers.
+    If it ``has_other_daemons``, of another version, those from the first *post* on are left out: see `postponed`.
     ``waiting`` is called with the holder of a lock after each failed request.
 
     Raises:
@@ -119,6 +125,8 @@ def migrate(
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(tables))
             connection.execute("DROP SCHEMA syncer CASCADE")
         missing = _missing(recorded)
+        if recorded and has_other_daemons(connection):
+            missing = dict(takewhile(lambda file: not _is_post(file[0]), missing.items()))
         if missing:
             connection.execute(_CREATE)
         for name, content in missing.items():
@@ -140,8 +148,13 @@ def migrate(
     return names
 
 
+def postponed(connection: Connection) -> list[str]:
+    """Return the migrations that are still to be applied, once no daemon of another version runs."""
+    return list(_missing(applied(connection)))
+
+
 def require_current(connection: Connection) -> None:
-    """Check that the schema is the one of this program, and whole.
+    """Check that the schema is one that this program can use, and whole.
 
     Raises:
         SourceError: The schema is missing, emptied or broken, or belongs to another version.
@@ -155,7 +168,7 @@ def require_current(connection: Connection) -> None:
         )
     if not recorded:
         raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
-    if missing := _missing(recorded):
+    if missing := [name for name in _missing(recorded) if not _is_post(name)]:
         raise SourceError(
             f"The syncer schema is older than this program: {', '.join(missing)} not applied",
             hint="Run: syncer migrate",
@@ -249,14 +262,23 @@ def _missing(applied: Mapping[str, str]) -> dict[str, bytes]:
     """Return the migrations that are still to be applied, in order.
 
     Raises:
-        SourceError: One was applied that this program does not have, or has in another form.
+        SourceError: One was applied that this program has in another form, or does not have and cannot work beside.
     """
     files = {file.stem: file.read_bytes() for file in sorted(base_settings.shipped("migrations").glob("*.sql"))}
     checksums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    if foreign := [name for name, checksum in applied.items() if checksums.get(name) != checksum]:
+    relevant = {name: checksum for name, checksum in applied.items() if name in checksums or not _is_pre(name)}
+    if foreign := [name for name, checksum in relevant.items() if checksums.get(name) != checksum]:
         raise SourceError(
             f"The database was migrated by another version of syncer: {', '.join(foreign)} is unknown here or differs",
             hint="Install the version of syncer that migrated it. If that was a development version, whose schema\n"
             f"cannot be upgraded, start over: syncer migrate --anew && {_TAKE_OVER}",
         )
     return {name: content for name, content in files.items() if name not in applied}
+
+
+def _is_pre(name: str) -> bool:
+    return ".pre." in name
+
+
+def _is_post(name: str) -> bool:
+    return ".post." in name

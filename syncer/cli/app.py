@@ -29,6 +29,7 @@ from syncer.base.lifecycle import Stop, Stopping
 from syncer.cli import apply, detach, init, jobs, load, locks, render, sandbox, status, verify
 from syncer.cli.context import NoKafka, UsageError, Yes, confirm, flag
 from syncer.cli.render import say
+from syncer.monitoring import daemons
 
 _EXIT_SECONDS = 5.0
 """How long the process may take to exit once its components have stopped."""
@@ -117,10 +118,13 @@ def migrate(
     if anew:
         confirm("Drop the syncer schema with everything in it, and the triggers?", yes=yes)
     with postgres.connect(settings.load().postgres, name="migrate") as connection:
-        applied = migrations.migrate(connection, anew=anew, waiting=say)
+        applied = migrations.migrate(connection, anew=anew, has_other_daemons=daemons.has_others, waiting=say)
+        postponed = migrations.postponed(connection)
     for name in applied:
         say(f"applied {name}")
-    if not applied:
+    for name in postponed:
+        say(f"{name} waits until no daemon of another version runs: then run `syncer migrate` again")
+    if not applied and not postponed:
         say("The syncer schema is current.")
 
 

@@ -23,7 +23,7 @@ from psycopg.types.json import Jsonb
 from syncer.base import metrics, retry
 from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import Stop
-from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, Link
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, Link, value
 from syncer.base.retry import CurrentTrouble
 from syncer.base.timeline import TIMELINE
 from syncer.capture.reader import LEADS
@@ -108,6 +108,12 @@ def reporting(connection: Connection) -> list[str]:
         f"SELECT d.host, d.process FROM ({DAEMONS}) AS d WHERE d.silent_seconds < {SILENT_SECONDS}"
     )
     return [f"{host}:{process}" for host, process in rows]
+
+
+def has_others(connection: Connection) -> bool:
+    """Whether a daemon of another version reports."""
+    query = f"SELECT EXISTS (SELECT FROM ({DAEMONS}) AS d WHERE d.version <> $1)"
+    return bool(value(connection, query, (version("syncer-cdc"),)))
 
 
 class Reporter:

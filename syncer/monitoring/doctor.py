@@ -266,6 +266,10 @@ def _is_usable(deployment: Deployment) -> Iterator[Finding]:
         migrations.require_current(deployment.server("postgres"))
     except SourceError as error:
         yield Finding(error.message, error.hint)
+        return
+    fix = "Once no daemon of an earlier version runs: syncer migrate"
+    for name in migrations.postponed(deployment.server("postgres")):
+        yield Finding(f"The migration {name} is not applied", fix, severity=CheckSeverity.CONSIDER)
 
 
 def _triggers(deployment: Deployment) -> Iterator[Finding]:

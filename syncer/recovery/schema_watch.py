@@ -4,7 +4,7 @@ Guarantees, within one turn, and even if no change ever comes of it:
 
 - Documents are suspended that read a table that is replaced, renamed or without its triggers, one that is made unlogged
   or gets a partition that is unlogged or foreign, or a column or a view that changes.
-- A daemon ends whose schema syncer was altered: its triggers may have lost changes.
+- A daemon ends whose schema syncer was altered, since its triggers may have lost changes, or upgraded beyond it.
 - A table that was written anew, and partitions that come or go with their rows, become a change.
 
 A suspended document that could be written goes on by itself: see `resume`, and `syncer.documents.suspend`.
@@ -71,7 +71,7 @@ class Watch:
     def run_once(self) -> WatchReport:
         """Note tables that were written anew, and suspend each document whose tables have changed."""
         with self._link.used() as connection:
-            migrations.require_whole(connection)
+            migrations.require_current(connection)
             noted = install.note(connection)
             if noted:
                 structlog.get_logger().info("watch.files_noted", relations=noted)

@@ -16,6 +16,7 @@ from syncer.base import migrations as base_migrations, settings
 from syncer.base.errors import SourceError
 from syncer.base.postgres import AdvisoryLock
 from tests.support.world import DEADLINE_SECONDS, REPOSITORY, World, wait_until
+from tests.support.writers import at_work, write_until
 
 FILES = sorted(settings.shipped("migrations").glob("*.sql"))
 SHIPPED = [file.stem for file in FILES]
@@ -107,6 +108,59 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty_world: World, migrat
     broken.write_text("CREATE TABLE syncer.half (id bigint);")
     with pytest.raises(SourceError, match=r"0002\.broken is unknown here or"):
         require_current(empty_world)
+
+
+@pytest.fixture
+def later(world: World) -> dict[str, str]:
+    """The environment of a later version of this program, which has two migrations more."""
+    tree = world.folder / "later"
+    shutil.copytree(REPOSITORY / "syncer", tree / "syncer", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "migrations", tree / "migrations")
+    (tree / "migrations" / "0002.pre.later.sql").write_text("ALTER TABLE syncer.job ADD later int NOT NULL DEFAULT 0;")
+    (tree / "migrations" / "0003.post.later.sql").write_text("ALTER TABLE syncer.job DROP COLUMN later;")
+    (tree / "syncer_cdc-99.0.dist-info").mkdir()
+    (tree / "syncer_cdc-99.0.dist-info" / "METADATA").write_text("Name: syncer-cdc\nVersion: 99.0\n")
+    return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+
+
+def test_an_upgrade_makes_no_pause(world: World, later: dict[str, str]) -> None:
+    """Rule: beside *pre*, daemons of the version before go on; *post* waits for their end, and keeps them out then.
+
+    Writes go on all the time, and reach the index while either version runs.
+    """
+    program = ("syncer.__main__",)
+    earlier = world.daemon()
+
+    def migrate_later() -> str:
+        return world.syncer("migrate", environment=later, program=program).stdout
+
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+    with at_work(world, [write_until] * 2):
+        assert migrate_later().splitlines() == [
+            "applied 0002.pre.later",
+            "0003.post.later waits until no daemon of another version runs: then run `syncer migrate` again",
+        ]
+        require_current(world)
+        world.daemon().stop()  # another of the earlier version starts, too
+        successor = world.daemon(environment=later, program=program)
+        assert migrate_later().startswith("0003.post.later waits")
+        earlier.stop()
+        assert "0003.post.later is not applied" in world.syncer("doctor", environment=later, program=program).stdout
+        assert migrate_later() == "applied 0003.post.later\n"
+    refused = world.syncer("run")
+    assert (refused.returncode, "another version of syncer" in refused.stderr) == (1, True)
+    assert world.syncer("migrate", environment=later, program=program).stdout == "The syncer schema is current.\n"
+    world.wait_until_level()
+    assert world.differences() == []
+    assert successor.stop() == 0
+
+
+def test_a_daemon_ends_that_an_upgrade_has_left_behind(world: World) -> None:
+    """One that did not report while *post* was applied does not go on with a schema that it does not know."""
+    daemon = world.daemon()
+    world.sql("INSERT INTO syncer.migration (name, checksum) VALUES ('0002.pre.later', 'x'), ('0003.post.later', 'x')")
+    assert daemon.exit_code() == 1
+    assert "0003.post.later is unknown here" in daemon.log_file.read_text()
 
 
 DUTIES = ("relay", "worker", "operator", "reader")

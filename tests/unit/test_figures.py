@@ -20,15 +20,16 @@ PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
 
 
 def kept(benchmark: str, what: str, column: str, unit: str) -> float:
-    """What a mark names, in this unit."""
-    run, scale = json.loads((RESULTS / f"{benchmark}.json").read_text())[-1], 1.0
+    """What a mark names, in this unit, of the last kept run that measured it: a run may leave contestants out."""
+    runs, scale = json.loads((RESULTS / f"{benchmark}.json").read_text()), 1.0
     if column:
-        rows = run.get("rows") or {**run["runs"], **run.get("first_fill", {})}
-        cells = [cells for name, cells in rows[what].items() if name.endswith(column)]
+        rows = [run.get("rows") or {**run.get("runs", {}), **run.get("first_fill", {})} for run in runs]
+        last = next(named[what] for named in reversed(rows) if what in named)
+        cells = [cells for name, cells in last.items() if name.endswith(column)]
         assert cells, f"{benchmark}::{what} has no column {column}"
         value = float(sum(median(cell) if isinstance(cell, list) else cell for cell in cells))
     else:
-        figure = next(figure for figure in run["figures"] if figure["what"] == what)
+        figure = next(figure for run in reversed(runs) for figure in run["figures"] if figure["what"] == what)
         value, column = float(figure["value"]), figure["unit"]
     if unit == "s" and column.endswith("ms"):
         scale = 0.001

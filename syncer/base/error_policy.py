@@ -1,19 +1,12 @@
-"""The error policy: one table from error to action, for every component.
+"""The error policy: one table from error to action, for every component. Also turns errors into messages with hints.
 
     RETRY        a server is unavailable: wait with backoff and repeat; nothing is skipped
-    DEAD_LETTER  one row's document is at fault: it becomes a dead letter, the others continue. What Elasticsearch
-                 refuses is first tried alone, and compared with others: see `syncer.indexing.writer`
-    SUSPEND      a definition, its tables or its index is at fault: only that document waits; see
-                 `syncer.documents.suspend`
+    DEAD_LETTER  one row's document is at fault: it becomes a dead letter, the others continue
+    SUSPEND      a definition, its tables or its index is at fault: only its documents wait
     FATAL        the set-up is at fault: the daemon ends with a hint; nothing is lost
 
 Within the work for one document (`at_work_for`), what is FATAL elsewhere is SUSPEND. A DEAD_LETTER error is SUSPEND
 too, unless the caller finds the row at fault.
-
-A refused login is retried because `syncer.elasticsearch.client.connect` and `syncer.daemon` check it when a component
-starts. Later, the cause is a change that an operator made and may revert; waiting loses nothing.
-
-This module also turns errors into messages with hints.
 """
 
 from __future__ import annotations
@@ -61,7 +54,8 @@ NO_ROOM = 429
 """The status with which Elasticsearch refuses what it has no memory or no place in a queue for."""
 _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
 _FORBIDDEN = frozenset({401, 403})
-_RETRIED_STATUSES = _RETRIED_ITEMS | _FORBIDDEN  # a login or a privilege may be given back
+# A login is checked when a component starts. What is refused later, an operator has changed, and may revert.
+_RETRIED_STATUSES = _RETRIED_ITEMS | _FORBIDDEN
 _PRODUCT = "x-elastic-product"
 ITEM_FAILED = 500
 """The status of a document at which Elasticsearch failed: it is retried some times, and then counts as refused."""
@@ -77,14 +71,10 @@ OF_DOCUMENT = frozenset(
 """The kinds of errors with which Elasticsearch refuses what one document holds."""
 _ALIAS_GONE = re.compile(r"no such index \[[^]]+-syncer-write\]")
 
-# Rights and settings. A missing topic is retried: the component that starts over detects and creates it.
-_FATAL_KAFKA = frozenset(
-    {
-        *("_AUTHENTICATION", "_INVALID_ARG", "SASL_AUTHENTICATION_FAILED"),
-        *("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
-    }
-)
-_KAFKA_AWAY = frozenset({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT"})
+_KAFKA_DENIED = {"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
+# A missing topic is retried: the component that starts over detects and creates it.
+_FATAL_KAFKA = {"_AUTHENTICATION", "_INVALID_ARG", "SASL_AUTHENTICATION_FAILED", *_KAFKA_DENIED}
+_KAFKA_AWAY = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_MSG_TIMED_OUT"}
 
 
 def decide(error: BaseException) -> Action:
@@ -111,10 +101,9 @@ def decide_item(status: int, kind: str, reason: str = "") -> Action:
 
     DEAD_LETTER means that the document or the index is at fault, or another document of the request. Which one shows
     once the document is refused alone, and others are not: see `syncer.indexing.writer`.
-
-    ``reason`` distinguishes a block of the index from one of the cluster, set during the request.
     """
     if kind in OF_INDEX or _ALIAS_GONE.search(reason):
+        # A block of the cluster may be set during the request.
         return Action.RETRY if "cluster read-only" in reason else Action.SUSPEND
     if status in _RETRIED_ITEMS:
         return Action.RETRY
@@ -227,7 +216,7 @@ def explain_select(error: psycopg.Error, document: str) -> SyncerError:
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
-            f"Postgres does not let syncer read all that {document} shows: {message}{_where(error)}",
+            f"Postgres does not let syncer read all that {document} shows: {message}{_in_function(error)}",
             hint=f"{_needed(message)}\nThen run: syncer apply",
         )
     return explain_unqualified(error, f"the SELECT of {document}") or ComposeError(
@@ -239,13 +228,13 @@ def explain_select(error: psycopg.Error, document: str) -> SyncerError:
 def _explain_postgres(error: psycopg.Error) -> SourceError:
     if is_of_data(error):  # its message may quote a row
         return SourceError(
-            f"Postgres fails on the data: {kind(error)}{_where(error)}",
+            f"Postgres fails on the data: {kind(error)}{_in_function(error)}",
             hint="With --debug, the traceback says on which.",
         )
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
-            f"Postgres refuses: {message}{_where(error)}",
+            f"Postgres refuses: {message}{_in_function(error)}",
             hint=f"{_needed(message)}\nWhat the role of postgres.dsn needs for each command is in docs/roles.sql.",
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and _OUR_SCHEMA.search(
@@ -284,8 +273,7 @@ def _needed(message: str) -> str:
     return next((hint for words, hint in _NEEDED if words in message), "The role of postgres.dsn lacks a privilege.")
 
 
-def _where(error: psycopg.Error) -> str:
-    """Name the function in which an error was raised, as an addition to its message."""
+def _in_function(error: psycopg.Error) -> str:
     caller = _CALLER.search(error.diag.context or "")
     return f" (in the function {caller[1]})" if caller else ""
 
@@ -310,9 +298,9 @@ def explain_unqualified(error: psycopg.Error, query: str) -> ComposeError | None
 
 def explain_refusal(document: str, cause: str) -> IndexingError:
     """Explain an index that accepts no documents."""
-    if gone := re.search(r"no such index \[([^]]+?)(-syncer-write)?\]", cause):
+    if missing := re.search(r"no such index \[([^]]+?)(-syncer-write)?\]", cause):
         return IndexingError(
-            f"The index {gone[1]} of {document}{', or its write alias,' if gone[2] else ''} is gone",
+            f"The index {missing[1]} of {document}{', or its write alias,' if missing[2] else ''} is gone",
             hint="Was it deleted? To make it again and write every document, run: syncer apply",
         )
     return IndexingError(
@@ -391,24 +379,18 @@ def reason(error: elasticsearch.ApiError) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a server's words without what ends their sentence."""
     return " ".join(text.split()).rstrip("; .")
 
 
-_AWAY = "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."
-_KAFKA = (
+_KAFKA: tuple[tuple[set[str], str, str], ...] = (
     ({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}, "Kafka has no such topic", "A daemon that may create it does."),
-    (
-        {"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"},
-        "Kafka refuses a privilege",
-        "docs/security.md lists the ACLs of each duty.",
-    ),
-    ({"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"}, "Kafka cannot be reached", _AWAY),
+    (_KAFKA_DENIED, "Kafka refuses a privilege", "docs/security.md lists the ACLs of each duty."),
     (
         {"_MSG_TIMED_OUT"},
         "Kafka does not acknowledge records: it is away, or too few replicas are in sync",
         "Check that all brokers are up: min.insync.replicas of them must have what is written to each partition.",
     ),
+    (_KAFKA_AWAY, "Kafka cannot be reached", "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."),
     (
         {"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"},
         "Kafka refuses the size of a record, or of a batch of them",

@@ -33,9 +33,9 @@ def elapsed(seconds: float) -> str:
     return f"{seconds // _HOUR} h {seconds % _HOUR // _MINUTE} min"
 
 
-def amount(many: int, noun: str) -> str:
+def amount(number: int, noun: str) -> str:
     """Format a number with its noun, in the plural unless it is 1."""
-    return f"{many:,} {noun}{'' if many == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shortened(value: object) -> object:
@@ -43,8 +43,8 @@ def shortened(value: object) -> object:
     if isinstance(value, str):
         return min(value, f"{value[:_LONG_TEXT]}… ({len(value):,} characters)", key=len)
     if isinstance(value, list):
-        rest = [f"… {len(value) - _LONG_LIST:,} more"] if len(value) > _LONG_LIST else []
-        return [shortened(item) for item in value[:_LONG_LIST]] + rest
+        omitted = [f"… {len(value) - _LONG_LIST:,} more"] if len(value) > _LONG_LIST else []
+        return [shortened(item) for item in value[:_LONG_LIST]] + omitted
     if isinstance(value, dict):
         return {name: shortened(item) for name, item in value.items()}
     return value
@@ -52,7 +52,7 @@ def shortened(value: object) -> object:
 
 def visible(text: str) -> str:
     """Return a text with what a terminal may obey, or cannot show, written as JSON escapes it; line breaks stay."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
 def shown_id(id_: str) -> str:
@@ -69,12 +69,12 @@ def without_values(reason: str) -> str:
     if (of_field := _FIELD.fullmatch(reason)) is None:
         return reason
     field, cause = of_field.groups()
-    before, *quoted = _PREVIEW.split(cause, maxsplit=1)
+    explanation, *quoted = _PREVIEW.split(cause, maxsplit=1)
     if quoted:
         value, cause = quoted
-        cause = before.removesuffix(".") + re.sub(rf"(?<=[\[\"'(]){re.escape(value)}(?=[\]\"')])", "…", cause)
-    where, colon, cause = cause.partition(":")
-    return field + where + colon + _DELIMITED.sub("…", cause)
+        cause = explanation.removesuffix(".") + re.sub(rf"(?<=[\[\"'(]){re.escape(value)}(?=[\]\"')])", "…", cause)
+    context, colon, cause = cause.partition(":")
+    return field + context + colon + _DELIMITED.sub("…", cause)
 
 
 def plain(value: object) -> Any:

@@ -23,8 +23,6 @@ STOPPED_SECONDS = 5.0
 
 
 class _Pulse:
-    """When this process was last seen to run, and when it last went on after it had been stopped."""
-
     at = math.inf
     resumed_at = -math.inf
 

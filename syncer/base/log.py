@@ -1,4 +1,4 @@
-"""Logging: renders log lines and decides which of them are logged; `Repeated` counts what may recur for ever.
+"""Logging: renders log lines and decides which of them are logged.
 
 An event is named ``component.past_tense``, and a field ends with its unit. No line contains row values or secrets;
 document ids and column names may appear. A line with a ``timeline``, one sentence, is also noted in the timeline,
@@ -36,11 +36,7 @@ def batch_level(seconds: float) -> int:
 
 
 def _note(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Note the line in the timeline if it has a sentence for it, whatever is logged, as a structlog processor.
-
-    Raises:
-        structlog.DropEvent: It is not logged.
-    """
+    """Note a line that has a sentence for the timeline, whatever is logged. A processor of structlog's."""
     if (message := line.pop("timeline", None)) is not None:
         TIMELINE.note(line["event"], level, message)
     if LEVELS[level] < _least:  # type: ignore[index]  # structlog uses the same level names
@@ -49,7 +45,7 @@ def _note(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[
 
 
 def _visible(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Make controls in values visible, as a structlog processor."""
+    """Make controls in values visible. A processor of structlog's."""
     return {name: visible(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
@@ -83,10 +79,7 @@ def is_json() -> bool:
 
 
 class Repeated:
-    """Says when to log what may recur for ever: its first occurrence at once, and a count now and then.
-
-    Safe to share between threads.
-    """
+    """Says when to log what may recur for ever: at once, and a count now and then. Safe to share between threads."""
 
     def __init__(self, *, seconds: float = _QUIET_SECONDS) -> None:
         self._seconds = seconds
@@ -100,10 +93,10 @@ class Repeated:
         with self._turn:
             if key not in self._counts and len(self._counts) >= _KNOWN_MAX:
                 self._counts.clear()
-            logged_at, before = self._counts.get(key, (-math.inf, 0))
-            is_due = now - logged_at >= self._seconds
-            self._counts[key] = (now, 0) if is_due else (logged_at, before + number)
-            return before + number if is_due else 0
+            logged_at, unlogged = self._counts.get(key, (-math.inf, 0))
+            is_due, number = now - logged_at >= self._seconds, unlogged + number
+            self._counts[key] = (now, 0) if is_due else (logged_at, number)
+            return number if is_due else 0
 
 
 class _LibraryLog(logging.Handler):

@@ -107,9 +107,9 @@ _measured(
 ).labels(version("syncer-cdc")).set(1)
 
 
-def count(source: str, written: WriteReport) -> None:
+def count(source: str, report: WriteReport) -> None:
     """Count documents that were written for ``live`` changes, or for a ``job``."""
-    for outcome, number in written.outcomes.items():
+    for outcome, number in report.outcomes.items():
         if number:
             _WRITTEN.labels(source, outcome).inc(number)
 

@@ -13,7 +13,7 @@ is not made for it, nor with a damaged one. No daemon works with a database that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 from psycopg import sql
@@ -186,16 +186,15 @@ def require_whole(connection: Connection) -> None:
     [(missing, added)] = connection.execute(_DAMAGE, (shape,))
     if not missing and not added and not _has_rows(connection, "cluster_identity", default=True):
         missing = ["the row of table syncer.cluster_identity"]
+    if not missing and not added and shape and value(connection, _IS_LOST):
+        added = ["lost changes that its triggers could not write"]
     if missing or added:
         raise _broken(missing, added)
-    if shape and value(connection, _IS_LOST):
-        raise _broken([], ["lost changes that its triggers could not write"])
 
 
 def _shape(connection: Connection) -> list[str]:
     """Whatever decides whether a trigger can write to the outbox; nothing if the schema cannot tell."""
-    rows: Iterable[tuple[str]] = connection.execute(_SHAPE) if value(connection, _HAS_SHAPE) else ()
-    return [item for (item,) in rows]
+    return [item for (item,) in connection.execute(_SHAPE)] if value(connection, _HAS_SHAPE) else []
 
 
 def _has_rows(connection: Connection, table: str, *, default: bool) -> bool:
@@ -209,8 +208,8 @@ def _broken(missing: list[str], added: Sequence[str] = ()) -> SourceError:
     faults = []
     for verb, names in ("lacks", missing), ("has", added):
         if names:
-            others = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
-            faults.append(f"it {verb} {', '.join(names[:_NAMED_MAX])}{others}")
+            unnamed = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+            faults.append(f"it {verb} {', '.join(names[:_NAMED_MAX])}{unnamed}")
     return SourceError(f"The syncer schema is broken: {'; '.join(faults)}", hint=_START_OVER)
 
 

@@ -100,23 +100,23 @@ class Change:
         try:
             is_valid = True
             try:
-                read = _RECORD.decode(record)
+                decoded = _RECORD.decode(record)
             except UnicodeDecodeError:
-                is_valid, read = False, _RECORD.decode(record.decode("utf-8", "replace"))
+                is_valid, decoded = False, _RECORD.decode(record.decode("utf-8", "replace"))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"not a change: {error}") from error
         # Rule: both-images.
-        images = tuple([image for image in (read.old, read.new) if image is not None])
+        images = tuple([image for image in (decoded.old, decoded.new) if image is not None])
         if _NUL in record and any("\0" in (text or "") for image in images for item in image.items() for text in item):
             raise ValueError("not a change: it has a zero byte, which no text of Postgres has")
         return cls(
-            id=read.id,
-            changed_at=read.changed_at,
-            relation=read.relation,
-            operation=read.operation,
+            id=decoded.id,
+            changed_at=decoded.changed_at,
+            relation=decoded.relation,
+            operation=decoded.operation,
             # If an image could not be built or is not UTF-8, the change counts as one of any row.
-            images=() if not is_valid or (read.operation is Operation.UPDATE and len(images) == 1) else images,
-            untouched=frozenset(read.untouched or ()),
+            images=() if not is_valid or (decoded.operation is Operation.UPDATE and len(images) == 1) else images,
+            untouched=frozenset(decoded.untouched or ()),
         )
 
     def without_images(self) -> bytes:
@@ -140,8 +140,8 @@ _ID = re.compile(rb'\{"id" ?: ?([0-9]+),')
 
 def id_in(record: bytes) -> int:
     """Return the id of the change in a record without parsing the rest; 0 if the relay did not write the record."""
-    found = _ID.match(record)
-    return int(found[1]) if found else 0
+    id_match = _ID.match(record)
+    return int(id_match[1]) if id_match else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class WriteReport:
         """The number of documents by outcome."""
         return {name: getattr(self, name) for name in OUTCOMES}
 
-    def add(self, other: WriteReport) -> None:
+    def add(self, report: WriteReport) -> None:
         """Add another report to this one."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(report, counter.name))

@@ -109,8 +109,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 class _BytesLoader(Loader):
     """Returns the bytes of a ``json`` value unparsed."""
 
-    def load(self, data: Buffer) -> bytes:
-        return bytes(data)
+    def load(self, buffer: Buffer) -> bytes:
+        return bytes(buffer)
 
 
 class _AnyTextLoader(TextLoader):
@@ -119,8 +119,8 @@ class _AnyTextLoader(TextLoader):
     Postgres holds such texts: "char" in Postgres 14 is any byte, and some functions of 17 and 18 make them by mistake.
     """
 
-    def load(self, data: Buffer) -> str:
-        return bytes(data).decode("utf-8", "surrogateescape")
+    def load(self, buffer: Buffer) -> str:
+        return bytes(buffer).decode("utf-8", "surrogateescape")
 
 
 def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
@@ -161,7 +161,6 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
 
 
 def _opened(settings: PostgresSettings, name: str) -> Connection:
-    """Open a connection with the session settings of the server, the role and the connection string."""
     return psycopg.connect(
         settings.conninfo,
         autocommit=True,
@@ -177,70 +176,55 @@ def _opened(settings: PostgresSettings, name: str) -> Connection:
 
 
 def _own_process(connection: Connection, settings: PostgresSettings) -> int:
-    """Return the server process that runs the session of this connection, and no other's.
-
-    A pooler that shares sessions hands out the one that was returned last, or the one idle longest. If other clients
-    connect in between, one attempt can miss it.
-
-    Raises:
-        SourceError: A pooler shares the session among its clients, or does not support transactions.
-    """
-    own, others = set[int](), set[int]()
-
-    def process(asked: Connection) -> int:
-        # Never prepared: behind a pooler, the next execution may meet a session that does not have the statement.
-        return int(asked.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchall()[0][0])
-
-    with _opened(settings, "pooler") as other:
+    """Return the server process that runs the session of this connection, and no other's; raise if others share it."""
+    # A pooler that shares sessions hands out the one that was returned last, or the one idle longest. If other clients
+    # connect in between, one attempt can miss it.
+    processes, foreign_processes = set[int](), set[int]()
+    with _opened(settings, "pooler") as second:
         try:
             for _ in range(_POOLER_ATTEMPTS):
-                own |= {process(connection), process(connection)}
-                with other.transaction():
-                    others.add(process(other))
-                    own.add(process(connection))
+                processes |= {_process(connection), _process(connection)}
+                with second.transaction():
+                    foreign_processes.add(_process(second))
+                    processes.add(_process(connection))
         except psycopg.errors.ProtocolViolation:  # PgBouncer's error in statement mode
-            own.clear()
-    if len(own) != 1 or own & others:
+            processes.clear()
+    if len(processes) != 1 or processes & foreign_processes:
         raise SourceError(
             "Postgres is behind a pooler that shares sessions among its clients",
             hint="Use session pooling (PgBouncer: pool_mode = session) for syncer's database and role, or let\n"
             "SYNCER_POSTGRES_DSN name the server itself.",
         )
     _require_reset(settings)
-    return own.pop()
+    return processes.pop()
 
 
 def _require_reset(settings: PostgresSettings) -> None:
     """Refuse a pooler that hands out sessions as their last client left them.
 
-    Another client would get syncer's settings and locks, and syncer its prepared statements. A pooler hands out the
-    session that was returned last, as a rule; if it hands out another one each time, this cannot tell.
-
-    Raises:
-        SourceError: The next client finds what the last one has set.
+    Another client would get syncer's settings and locks, and syncer its prepared statements.
     """
+    # The session that was returned last is handed out, as a rule. Of a pooler that rotates them, this cannot tell.
     for _ in range(_POOLER_ATTEMPTS):
-        with _opened(settings, "pooler") as last:
-            last_process, _ = _left(last)
-            last.execute("SELECT pg_catalog.set_config('syncer.is_left', 'yes', false)", prepare=False)
-        with _opened(settings, "pooler") as following:
-            process, is_left = _left(following)
-            if is_left:
-                following.execute("DISCARD ALL", prepare=False)
+        with _opened(settings, "pooler") as earlier:
+            process = _process(earlier)
+            earlier.execute("SELECT pg_catalog.set_config('syncer.is_left', 'yes', false)", prepare=False)
+        with _opened(settings, "pooler") as later:
+            is_same_process = _process(later) == process
+            if row(later, "SELECT pg_catalog.current_setting('syncer.is_left', true)") == ("yes",):
+                later.execute("DISCARD ALL", prepare=False)
                 raise SourceError(
                     "Postgres is behind a pooler that does not reset a session before another client gets it",
                     hint="PgBouncer: server_reset_query = DISCARD ALL. Odyssey: pool_discard yes. Or let\n"
                     "SYNCER_POSTGRES_DSN name the server itself.",
                 )
-        if process == last_process:
+        if is_same_process:
             return
 
 
-def _left(connection: Connection) -> tuple[int, bool]:
-    """Return the process of a session, and whether it has the setting of an earlier client."""
-    query = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('syncer.is_left', true)"
-    process, setting = row(connection, query)
-    return process, setting == "yes"
+def _process(connection: Connection) -> int:
+    # Never prepared: behind a pooler, the next execution may meet a session that does not have the statement.
+    return int(connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchall()[0][0])
 
 
 def require_supported(server_version: int, encoding: str | None = "UTF8", *, database: str = "") -> None:
@@ -275,10 +259,10 @@ def row(connection: Connection, query: str | sql.Composed, parameters: Sequence[
     Raises:
         SourceError: It returns none.
     """
-    found = connection.execute(query, parameters).fetchone()
-    if found is None:
+    only_row = connection.execute(query, parameters).fetchone()
+    if only_row is None:
         raise SourceError("The syncer schema lacks a row that it always has", hint="Run: syncer migrate")
-    return found
+    return only_row
 
 
 def value(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> object:
@@ -330,9 +314,10 @@ def without_blocking(
             with connection.transaction():
                 connection.execute(lock_timeout(_BRIEFLY_SECONDS_MAX, local=True))
                 change()
+                return
         except psycopg.errors.LockNotAvailable as error:
-            row = connection.execute(_BLOCKERS, (list(relations),)).fetchone()
-            blocker = f", held by {row[0]}" if row else ""
+            blocking = connection.execute(_BLOCKERS, (list(relations),)).fetchone()
+            blocker = f", held by {blocking[0]}" if blocking else ""
             if time.monotonic() > deadline:
                 raise SourceError(
                     f"{subject} is in use: its lock was not to be had in {timeout_seconds:.0f} s{blocker}",
@@ -340,8 +325,6 @@ def without_blocking(
                 ) from error
             waiting(f"waiting for {subject}{blocker}")
             time.sleep(_PAUSE_SECONDS)
-        else:
-            return
 
 
 @contextmanager
@@ -350,10 +333,8 @@ def names_as_written(connection: Connection) -> Iterator[None]:
     with connection.transaction():
         connection.execute("SET LOCAL search_path TO DEFAULT")
         yield
-        connection.execute(_PIN)  # the block may be part of a longer transaction
-
-
-_PIN = sql.SQL("SET LOCAL search_path = {}").format(sql.SQL(SESSION["search_path"]))
+        # The block may be part of a longer transaction.
+        connection.execute(f"SET LOCAL search_path = {SESSION['search_path']}")
 
 
 LOCK_SECONDS_MAX = 0.5

@@ -1,9 +1,8 @@
 """Retry: repeats an action with backoff until it succeeds, fails for good, or is told to stop. Logs what lasts.
 
-What each thread of a component fails at now is one entry. What the daemon reports as `troubles`, the log, and the
-outages in the timeline follow from these entries. An outage is what errors of one server and kind have in common,
-whichever components meet them: it lasts from the first failure to the first success, and is logged once. If a server is
-away, only its answer is a success.
+What each thread of a component fails at now is one entry, from which `troubles`, the log and the timeline follow. An
+outage is what errors of one server and kind have in common, whichever components meet them: it lasts from the first
+failure to the first success, and is logged once. If a server is away, only its answer is a success.
 """
 
 from __future__ import annotations
@@ -174,8 +173,8 @@ def give_up(component: str) -> None:
     """Record that this thread no longer tries what it failed at."""
     with _turn:
         _failing.pop((component, threading.get_ident()), None)
-        left = {(trouble.server, trouble.kind) for trouble, _ in _failing.values()}
-        for of_kind in _outages.keys() - left:  # no thread is left that would note its end
+        still_failing = {(trouble.server, trouble.kind) for trouble, _ in _failing.values()}
+        for of_kind in _outages.keys() - still_failing:  # no thread is left that would note its end
             del _outages[of_kind]
 
 
@@ -186,9 +185,9 @@ def answered(server: str, *, seconds: float = 0) -> None:
     """
     now = monotonic()
     with _turn:
-        before = _answered_at.get(server, -math.inf)
-        if now - before >= _SLOW_SECONDS:
-            _silences[server] = before, now
+        answered_before = _answered_at.get(server, -math.inf)
+        if now - answered_before >= _SLOW_SECONDS:
+            _silences[server] = answered_before, now
         _answered_at[server] = now
         silent_from, silent_until = _silences.get(server, (now, now))
         waited = silent_until - max(silent_from, now - seconds, resumed_at())
@@ -204,12 +203,12 @@ def _end_outage(server: str, kind: str, *, component: str = "", waited: float = 
     if lasted >= _BRIEF_SECONDS:
         _logged_at.pop((server, kind), None)  # the next one is logged at once; what comes and goes, once a minute
     if is_outage or is_logged:
-        what = f"{component} was held up" if component else f"{server.title()} did not answer"
+        outage = f"{component} was held up" if component else f"{server.title()} did not answer"
         structlog.get_logger().info(
             "component.recovered" if component else "server.recovered",
             **({"component": component} if component else {"server": server}),
             outage_seconds=round(lasted, 3),
-            timeline=f"{what} for {elapsed(lasted)}{error and ': '}{error}" if is_outage else None,
+            timeline=f"{outage} for {elapsed(lasted)}{error and ': '}{error}" if is_outage else None,
         )
     return is_outage
 
@@ -218,10 +217,10 @@ def troubles() -> list[CurrentTrouble]:
     """Return what the components of this process are retrying now, the longest first."""
     now = monotonic()
     with _turn:
-        found = [
+        current = [
             replace(trouble, seconds=now - began)
             for trouble, began in _failing.values()
             # If one component reaches Postgres, others will. Elasticsearch may answer one request and not another.
             if (trouble.server, trouble.kind) in _outages or (trouble.server, trouble.kind) != ("postgres", _AWAY)
         ]
-    return sorted(found, key=lambda trouble: -trouble.seconds)
+    return sorted(current, key=lambda trouble: -trouble.seconds)

@@ -81,24 +81,24 @@ class PostgresSettings(_Section):
     def conninfo(self) -> str:
         """The connection string for libpq, with our defaults."""
         dsn = self.dsn.get_secret_value()
-        parts = conninfo_to_dict(dsn)
+        options = conninfo_to_dict(dsn)
         defaults = {"connect_timeout": "10"}  # libpq's own default is to wait for as long as the system does
         # libpq's own default is the first host that answers, be it a standby that takes no writes.
-        if "," in f"{parts.get('host')}{parts.get('hostaddr')}":
+        if "," in f"{options.get('host')}{options.get('hostaddr')}":
             defaults["target_session_attrs"] = "read-write"
-        return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in parts})
+        return make_conninfo(dsn, **{name: value for name, value in defaults.items() if name not in options})
 
     @field_validator("dsn")
     @classmethod
     def _is_connection_string(cls, dsn: SecretStr) -> SecretStr:
         text = dsn.get_secret_value()
-        try:
-            parts = conninfo_to_dict(text)
-        except ProgrammingError:
-            parts = None
         authority, _, path = text.partition("://")[2].partition("/")
         is_cut = authority.count("@") > 1 or "@" in path.partition("?")[0]
-        if parts is None or is_cut or not set(str(parts.get("port", ""))) <= set("0123456789,"):
+        try:
+            is_valid = not is_cut and set(str(conninfo_to_dict(text).get("port", ""))) <= set("0123456789,")
+        except ProgrammingError:
+            is_valid = False
+        if not is_valid:
             # What libpq says may quote a part of the password, which it takes for a host or a port.
             raise ValueError(
                 "not a connection string, as in postgresql://user:password@host:5432/database "
@@ -139,8 +139,8 @@ class KafkaSettings(_Section):
     @field_validator("properties")
     @classmethod
     def _keep_guarantees(cls, properties: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
-        if own := sorted(properties.keys() & OWN_PROPERTIES):
-            raise ValueError(f"{' and '.join(own)} cannot be set, since syncer relies on its value: remove it here")
+        if fixed := sorted(properties.keys() & OWN_PROPERTIES):
+            raise ValueError(f"{' and '.join(fixed)} cannot be set, since syncer relies on its value: remove it here")
         return properties
 
 
@@ -169,10 +169,9 @@ class ElasticsearchSettings(_Section):
     def _has_addresses(cls, url: str) -> str:
         # What the client says of a wrong one quotes it, with the password that may be in it.
         try:
-            parts = [urlsplit(address.strip()) for address in url.split(",")]
             is_valid = all(
-                part.scheme in ("http", "https") and part.hostname and part.port and "@" not in "".join(part[2:])
-                for part in parts
+                node.scheme in ("http", "https") and node.hostname and node.port and "@" not in "".join(node[2:])
+                for node in (urlsplit(address.strip()) for address in url.split(","))
             )
         except ValueError:
             is_valid = False
@@ -284,17 +283,16 @@ def load() -> Settings:
         ConfigError: The file is not YAML, or a setting is missing, unknown or of the wrong kind.
     """
     file = config_folder() / _FILE_NAME
-    sections = _read(file)
+    sections = _read_file(file)
     for variable, value in os.environ.items():
         prefix, _, key = variable.partition("_")
         section, _, name = key.lower().partition("_")
         if prefix != "SYNCER" or section not in Settings.model_fields or not value:
             continue
-        is_file = name.endswith("_file")
-        name, text = name.removesuffix("_file"), _read_secret(variable, value) if is_file else value
-        if sections.get(section) is None:
-            sections[section] = {}
-        if isinstance(of_file := sections[section], dict):
+        text = _read_secret(variable, value) if name.endswith("_file") else value
+        name = name.removesuffix("_file")
+        sections[section] = of_file = {} if sections.get(section) is None else sections[section]
+        if isinstance(of_file, dict):
             of_file[name] = _added(of_file.get(name), variable, text) if name == "properties" else text
     try:
         return Settings.model_validate(sections)
@@ -302,14 +300,14 @@ def load() -> Settings:
         raise _invalid(error, file) from error
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, Any]:
     try:
         sections = yaml.safe_load(file.read_bytes()) if file.exists() else {}
     except (yaml.YAMLError, RecursionError) as error:
         # What the parser says may quote a secret.
         mark = getattr(error, "problem_mark", None)
-        place = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{file} is not valid YAML{place}", hint=_FILE_HINT) from None
+        position = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{file} is not valid YAML{position}", hint=_FILE_HINT) from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint=_FILE_HINT) from error
     if not isinstance(sections or {}, dict):
@@ -358,13 +356,13 @@ def _invalid(error: ValidationError, file: Path) -> ConfigError:
             if section is None:
                 hints.append(f"The sections are: {', '.join(Settings.model_fields)}")
             else:
-                has = ", ".join(section.annotation.model_fields)
-                hints.append(f"{problem['loc'][0]} has: {has}. {section.annotation.__doc__}")
-    read = "was read" if file.exists() else "does not exist"
+                names = ", ".join(section.annotation.model_fields)
+                hints.append(f"{problem['loc'][0]} has: {names}. {section.annotation.__doc__}")
+    exists = "was read" if file.exists() else "does not exist"
     return ConfigError(
         "The settings are not valid: " + "; ".join(problems),
         hint="\n".join(hints)
-        or f"Each setting comes from the file or from an environment variable ({file} {read}).\n"
+        or f"Each setting comes from the file or from an environment variable ({file} {exists}).\n"
         "Required: SYNCER_POSTGRES_DSN and SYNCER_ELASTICSEARCH_URL.\n"
         'To start local servers for experiments: eval "$(syncer sandbox start)"',
     )

@@ -1,7 +1,7 @@
 """The timeline: what happened to the deployment in the last days, for ``syncer events`` and the status page.
 
-Owns ``syncer.event``. Log lines that have a sentence for the timeline are noted in memory, whatever the log's level.
-A daemon's reporter writes them every second, a command at its end.
+Owns ``syncer.event``. Log lines that have a sentence for the timeline are noted in memory. A daemon's reporter writes
+them every second, a command at its end.
 
 Guarantees: noting an event sends no statement, waits for nothing and raises nothing. Writing is best effort: it waits
 for no lock, and what fails is tried again later. Memory and table are bounded; the oldest events go first. Times are by
@@ -88,7 +88,7 @@ class Timeline:
                 with connection.transaction():
                     connection.execute(lock_timeout(LOCK_SECONDS_MAX, local=True))
                     now = time.monotonic()
-                    rows = [{**note, "age_seconds": now - at} for at, note in notes]
+                    rows = [{**note, "age_seconds": now - noted_at} for noted_at, note in notes]
                     connection.execute(_WRITE, (Jsonb(rows), socket.gethostname(), os.getpid()))
                     if prunes:
                         connection.execute(_PRUNE)
@@ -96,10 +96,10 @@ class Timeline:
                 if not self._has_failed:
                     structlog.get_logger().warning("timeline.write_failed", error=repr(error))
                 self._has_failed = True
-            else:
-                self._has_failed = False
-                for _ in notes:
-                    self._notes.popleft()
+                return
+            self._has_failed = False
+            for _ in notes:
+                self._notes.popleft()
 
 
 def read(connection: Connection, *, seconds: float, limit: int = KEPT_MAX) -> list[TimelineEvent]:

@@ -3,16 +3,13 @@
 The order makes it safe beside live traffic. First the triggers are created, so that every change is captured from then
 on; a table that cannot be locked, or belongs to another role, leaves every index as it is. Then come the indices. Then
 one commit activates the revisions and creates the jobs that write every document once. A job reads after the commit. So
-it covers documents composed before it, and documents skipped while the definition was suspended: see
-`syncer.documents.suspend`.
-
-If an index cannot take a change in place, a new index is built beside the current one: see `syncer.apply.reindex`.
+it covers documents composed before it, and documents skipped while the definition was suspended.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -90,7 +87,7 @@ def carry_out(
             report(f"index {document.index_name} of {document.name} is dropped")
         with connection.transaction():
             for step in decided.steps:
-                if not step.is_new_revision and step.before and step.is_stored_anew:
+                if not step.is_new_revision and step.previous and step.is_stored_anew:
                     registry.store(connection, step.document)
             initial_loads = [_activate(connection, step) for step in steps]
             occasion = "triggers were gone, and are there again"
@@ -113,17 +110,17 @@ def carry_out(
     changes = {step.document.name: str(step.change) for step in steps}
     changes |= {name: f"{changes[name]}, resumed" for name in resumed}
     changes |= {document.name: "removed" for document in decided.removed}
-    what = ", ".join(f"{name} ({change})" for name, change in changes.items()) or "without a change"
-    structlog.get_logger().info("apply.finished", documents=changes, timeline=f"Applied {what}.")
+    applied = ", ".join(f"{name} ({change})" for name, change in changes.items()) or "without a change"
+    structlog.get_logger().info("apply.finished", documents=changes, timeline=f"Applied {applied}.")
     TIMELINE.write(connection)  # a command then follows the loads, which may take hours
     return initial_loads
 
 
-def _take_over(indices: Indices, steps: Iterable[Step], installation: str, report: Callable[[str], None]) -> None:
+def _take_over(indices: Indices, steps: list[Step], installation: str, report: Callable[[str], None]) -> None:
     # The rows that name the index are committed: after a crash in between, `apply` asks to take it over again.
-    for before in (step.before for step in steps if step.takes_over and step.before is not None):
-        indices.take_over(before.target, installation)
-        report(f"index {before.index_name} is taken over, and gets no more writes")
+    for replaced in (step.previous for step in steps if step.takes_over and step.previous is not None):
+        indices.take_over(replaced.target, installation)
+        report(f"index {replaced.index_name} is taken over, and gets no more writes")
 
 
 def withdraw(connection: Connection, indices: Indices, document: Document) -> None:
@@ -174,13 +171,17 @@ def alone(connection: Connection) -> Iterator[None]:
 
 def _activate(connection: Connection, step: Step) -> InitialLoad:
     document = step.document
-    if step.takes_over and step.before is not None:
-        registry.put_document(connection, step.before)
-        orphan_indices.forget(connection, step.before.target)
-        reason = f"{step.before.index_name} is another installation's, and is searched until a new index replaces it"
-        registry.suspend(connection, document.name, step.before.revision, reason=reason, ids=(), is_stale=True)
-    if step.change is PlannedChange.INDEX_GONE and step.before is not None and step.before.target != document.target:
-        deactivate(connection, step.before)
+    if step.takes_over and step.previous is not None:
+        registry.put_document(connection, step.previous)
+        orphan_indices.forget(connection, step.previous.target)
+        reason = f"{step.previous.index_name} is another installation's, and is searched until a new index replaces it"
+        registry.suspend(connection, document.name, step.previous.revision, reason=reason, ids=(), is_stale=True)
+    if (
+        step.change is PlannedChange.INDEX_GONE
+        and step.previous is not None
+        and step.previous.target != document.target
+    ):
+        deactivate(connection, step.previous)
     if step.is_new_revision:
         registry.put_document(connection, document)
         orphan_indices.forget(connection, document.target)
@@ -207,7 +208,7 @@ def _with_index(connection: Connection, indices: Indices, step: Step, report: Ca
             revision=document.revision,
             installation=registry.installation(connection),
             takes_over=not is_beside,
-            before=step.before.target if is_beside and step.before else None,
+            before=step.previous.target if is_beside and step.previous else None,
             announce=partial(orphan_indices.note, connection),
         )
         if not is_beside:

@@ -55,7 +55,7 @@ FROM (SELECT to_regclass(format('%I.%I', $1::text, $2::text))::oid AS oid) AS gi
 JOIN pg_class AS c ON c.oid = coalesce(pg_partition_root(given.oid), given.oid)
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 """
-_MADE_ID = re.compile(r"\((.+) = ANY \('\{.*\}'::.*\)\)", re.DOTALL)
+_COMPUTED_ID = re.compile(r"\((.+) = ANY \('\{.*\}'::.*\)\)", re.DOTALL)
 """How a build finds documents by an ``_id`` that is an expression."""
 _FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
 _EQUAL = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+)\)*(?:::[^=<>]*)? = |= \(*(?:{0})\.("[^"]+"|\w+)'
@@ -121,10 +121,10 @@ def _leading_most(
     connection: Connection, query: str, tries: Sequence[tuple[object, ...]]
 ) -> Sequence[tuple[object, ...]]:
     """Return the one of these changed rows that a query leads to the most documents from; all if that fails."""
-    each = sql.SQL(_MOST).format(query=sql.SQL(query.replace("$1::jsonb", "tried.image")))
+    comparison = sql.SQL(_MOST).format(query=sql.SQL(query.replace("$1::jsonb", "tried.image")))
     try:
         with bounded(connection, seconds=SECONDS_MAX):
-            most = connection.execute(each, ([image for (image,) in tries],)).fetchone()
+            most = connection.execute(comparison, ([image for (image,) in tries],)).fetchone()
     except psycopg.Error as error:
         if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
             raise
@@ -165,7 +165,8 @@ def measure(
     missing = partial(
         MissingIndex, document=document, change_of=change_of, documents=cost.documents, seconds=cost.seconds
     )
-    return cost, [missing(statement=found[0], condition=found[1]) for found in _lacking(connection, query, tries[0])]
+    lacking = _lacking(connection, query, tries[0])
+    return cost, [missing(statement=statement, condition=condition) for statement, condition in lacking]
 
 
 def apart_max(connection: Connection, document: Document, id_: str) -> int | None:
@@ -189,10 +190,10 @@ def apart_max(connection: Connection, document: Document, id_: str) -> int | Non
             pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
         if not apart and pages[0] < _FEW_PAGES:
             return 0
-    together, each = pages
-    if each == inf:
-        return None if together == inf else 0
-    ratio = int(min(together, _APART_PAGES_MAX) / max(1, each))
+    pages_together, pages_apart = pages
+    if pages_apart == inf:
+        return None if pages_together == inf else 0
+    ratio = int(min(pages_together, _APART_PAGES_MAX) / max(1, pages_apart))
     return ratio if ratio > 1 else 0
 
 
@@ -211,23 +212,23 @@ def _lacking(
         # A condition above the partitions names their table.
         aliases = {node["Alias"], node["Alias"].rpartition("_")[0] if is_partitioned else node["Alias"]}
         equal = re.compile(_EQUAL.format("|".join(map(re.escape, aliases))))
-        own = {condition: equal.findall(condition) for condition in conditions if equal.search(condition)}
-        columns = list(dict.fromkeys(left or right for found in own.values() for left, right in found))
-        condition = " AND ".join(own)
-        if made := _MADE_ID.fullmatch(node.get("Filter", "")):
-            columns = ["(" + re.sub(rf'(?<![\w."]){re.escape(node["Alias"])}\.', "", made[1]) + ")"]
+        sides = {condition: equal.findall(condition) for condition in conditions if equal.search(condition)}
+        columns = list(dict.fromkeys(column for pairs in sides.values() for pair in pairs for column in pair if column))
+        condition = " AND ".join(sides)
+        if computed_id := _COMPUTED_ID.fullmatch(node.get("Filter", "")):
+            columns = ["(" + re.sub(rf'(?<![\w."]){re.escape(node["Alias"])}\.', "", computed_id[1]) + ")"]
             condition = "_id; Postgres refuses to index it if a column in it is not cast to text, as in id::text"
         how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
         if columns and pages >= _FEW_PAGES:
             yield f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});", condition
 
 
-def ranked(found: Iterable[MissingIndex]) -> tuple[MissingIndex, ...]:
+def ranked(missing: Iterable[MissingIndex]) -> tuple[MissingIndex, ...]:
     """Return each index once, for the change that needs it most; the slowest change first."""
-    first: dict[str, MissingIndex] = {}
-    for index in sorted(found, key=lambda index: (-(index.seconds or SECONDS_MAX), -index.documents)):
-        first.setdefault(index.statement, index)
-    return tuple(first.values())
+    by_statement: dict[str, MissingIndex] = {}
+    for index in sorted(missing, key=lambda index: (-(index.seconds or SECONDS_MAX), -index.documents)):
+        by_statement.setdefault(index.statement, index)
+    return tuple(by_statement.values())
 
 
 def _explain(
@@ -252,5 +253,5 @@ def _reads_all(connection: Connection, node: dict[str, Any]) -> bool:
     scan = node["Plans"][0] if node["Node Type"] == "Bitmap Heap Scan" else node
     if "Index Name" not in scan or "Alias" not in node:
         return False
-    condition, first = scan.get("Index Cond"), value(connection, _FIRST, (node["Schema"], scan["Index Name"]))
-    return condition is None or ("(" not in str(first) and f"{node['Alias']}.{first}" not in condition)
+    condition, column = scan.get("Index Cond"), value(connection, _FIRST, (node["Schema"], scan["Index Name"]))
+    return condition is None or ("(" not in str(column) and f"{node['Alias']}.{column}" not in condition)

@@ -1,9 +1,4 @@
-"""Plan: what apply will do, found by comparing the definitions with what is active. Nothing is changed here.
-
-If an index cannot take a change in place, a new index is planned: see `syncer.apply.reindex`.
-
-A table's triggers serve all documents that read it.
-"""
+"""Plan: what apply will do, found by comparing the definitions with what is active. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from syncer.capture import install
 from syncer.capture.triggers import Capture
 from syncer.documents import queries, registry
 from syncer.documents.definition import Definition
-from syncer.documents.registry import Dependencies, Document
+from syncer.documents.registry import Document, TableUse
 from syncer.elasticsearch.indices import Indices
 from syncer.lineage import fingerprint
 from syncer.recovery import orphan_indices
@@ -47,16 +42,16 @@ NEEDS_INDEX = (PlannedChange.NEW, PlannedChange.REBUILD, PlannedChange.INDEX_GON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What apply will do to one document: from ``before``, as it is active, to ``document``, as it will be.
+    """What apply will do to one document: from ``previous``, as it is active, to ``document``, as it will be.
 
     The reason says what differs, or why it needs a new index. ``abandoned`` is being built and no longer matches the
-    definition. If it ``takes_over``, the index of ``before`` is another installation's, and is active here until it is
-    replaced.
+    definition. If it ``takes_over``, the index of ``previous`` is another installation's, and is active here until it
+    is replaced.
     """
 
     document: Document
     change: PlannedChange
-    before: Document | None
+    previous: Document | None
     reason: str | None = None
     abandoned: Document | None = None
     takes_over: bool = False
@@ -64,7 +59,7 @@ class Step:
     @property
     def suspended(self) -> str | None:
         """Why the document is suspended, if it is."""
-        return self.before.suspended if self.before else None
+        return self.previous.suspended if self.previous else None
 
     @property
     def is_new_revision(self) -> bool:
@@ -74,8 +69,8 @@ class Step:
     @property
     def is_stored_anew(self) -> bool:
         """Whether the same definition leads to other queries than those that are stored."""
-        before, after = self.before, self.document
-        return before is None or (before.dependencies, before.apart_max) != (after.dependencies, after.apart_max)
+        stored, document = self.previous, self.document
+        return stored is None or (stored.dependencies, stored.apart_max) != (document.dependencies, document.apart_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +97,13 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        unchanged = all(
-            step.change is PlannedChange.UNCHANGED
-            and not (step.before and bool(step.before.apart_max) != bool(step.document.apart_max))
+        is_any_changed = any(
+            step.change is not PlannedChange.UNCHANGED
+            or (step.previous and bool(step.previous.apart_max) != bool(step.document.apart_max))
             for step in self.steps
         )
-        return unchanged and not (
-            self.captures or self.released or self.abandoned or self.active.orphan_indices or self.removed
-        )
+        tables_and_indices = (self.captures, self.released, self.abandoned, self.active.orphan_indices, self.removed)
+        return not is_any_changed and not any(tables_and_indices)
 
 
 def require_removable(names: Collection[str], active: ActiveDefinitions, configured: set[str]) -> None:
@@ -177,20 +171,20 @@ def assemble(
     abandoned = tuple(step.abandoned for step in steps if step.abandoned is not None)
     documents = [
         *(step.document for step in steps),
-        *(step.before for step in steps if step.before is not None and step.document.role is Role.BUILDING),
+        *(step.previous for step in steps if step.previous is not None and step.document.role is Role.BUILDING),
         *(active.documents[name] for name in forgotten),
         *(document for document in active.building.values() if document not in (*abandoned, *removed)),
     ]
-    wanted = {capture.relation: capture for capture in captures(connection, documents)}
+    needed = {capture.relation: capture for capture in captures(connection, documents)}
     return Plan(
         active=active,
         steps=steps,
         captures=tuple(
             capture
-            for relation, capture in wanted.items()
+            for relation, capture in needed.items()
             if relation not in active.captured or relation in active.lost or not install.is_current(connection, capture)
         ),
-        released=tuple(sorted(active.captured.keys() - wanted.keys())),
+        released=tuple(sorted(active.captured.keys() - needed.keys())),
         forgotten=tuple(forgotten),
         abandoned=abandoned,
         removed=removed,
@@ -199,20 +193,18 @@ def assemble(
 
 def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[Capture]:
     """Yield how each table is captured for all documents together; not the tables that no longer exist."""
-    readers: dict[str, list[Dependencies]] = {}
+    uses_of_table: dict[str, list[TableUse]] = {}
     for document in documents:
-        for relation in document.dependencies.tables:
+        for relation, use in document.dependencies.tables.items():
             # Rule: every-table-is-captured.
-            readers.setdefault(relation, []).append(document.dependencies)
-    for relation, readings in sorted(readers.items()):
-        if not install.exists(connection, relation):
-            continue  # only documents to be withdrawn, or suspended ones, still read it
-        uses = [dependencies.tables[relation] for dependencies in readings]
-        yield Capture(
-            relation=relation,
-            routing=frozenset().union(*(use.routing for use in uses)),
-            watched=frozenset(lead.watched for use in uses for lead in use.leads),
-        )
+            uses_of_table.setdefault(relation, []).append(use)
+    for relation, uses in sorted(uses_of_table.items()):
+        if install.exists(connection, relation):  # else only suspended documents, or some to be withdrawn, read it
+            yield Capture(
+                relation=relation,
+                routing=frozenset().union(*(use.routing for use in uses)),
+                watched=frozenset(lead.watched for use in uses for lead in use.leads),
+            )
 
 
 def step(
@@ -230,91 +222,95 @@ def step(
         ComposeError: Its SELECT returns an id more than once.
         IndexingError: Elasticsearch refuses its index.json for any index, or the alias is not free.
     """
-    before = active.documents.get(definition.name)
-    after = _defined(connection, definition, active)
+    current = active.documents.get(definition.name)
+    desired = _defined(connection, definition, active)
     # A suspended document needs a new revision, so that everything is written again, and a late suspension of the old
     # one has no effect.
-    differing = [] if before is None else _differences(connection, before, after)
-    is_changed = before is None or before.suspended is not None or bool(differing)
+    differing = [] if current is None else _differences(connection, current, desired)
+    is_changed = current is None or current.suspended is not None or bool(differing)
     if is_changed:
-        queries.require_unique(connection, after)
+        queries.require_unique(connection, desired)
     # The rows of a dump may come without the identity that they had.
-    if before is None or indices.owned_elsewhere(after.index, active.installation) == before.target:
-        return _first(indices, after, active, takes_over=takes_over)
-    if before.index != after.index:
+    if current is None or indices.owned_elsewhere(desired.index, active.installation) == current.target:
+        return _first_step(indices, desired, active, takes_over=takes_over)
+    if current.index != desired.index:
         raise DefinitionError(
-            f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
+            f"{desired.name}: the index cannot be changed from {current.index} to {desired.index}",
             hint="Create a new document folder for the new index, and remove this one once the new one is loaded.",
         )
-    building = active.building.get(after.name)
-    is_as_wanted = building is not None and _meaning(building) == _meaning(after)
+    building = active.building.get(desired.name)
+    is_as_wanted = building is not None and _meaning(building) == _meaning(desired)
     # A command may have died after it moved the alias to the new index and before it recorded the move.
-    is_moved = building is not None and indices.exists(building.target, searched_as=before.index)
-    is_there = indices.exists(before.target, searched_as=None if is_moved else before.index)
-    reason = _obstacle(indices, before, after) if is_there and is_changed else None
+    is_moved = building is not None and indices.exists(building.target, searched_as=current.index)
+    is_there = indices.exists(current.target, searched_as=None if is_moved else current.index)
+    reason = _obstacle(indices, current, desired) if is_there and is_changed else None
     # A failover may have taken back the record of the move, after the index before was dropped. And an index that was
     # taken over is suspended until the new one takes its place.
-    is_next = reason is not None or (is_moved and not is_there) or before.suspended is not None
+    is_next = reason is not None or (is_moved and not is_there) or current.suspended is not None
     if building is not None and is_as_wanted and is_next and building.suspended is None:
-        return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
+        return Step(document=building, change=PlannedChange.BUILDING, previous=current, reason=reason)
     if reason is not None:
-        document = anew(after, after.revision)
-        return Step(document=document, change=PlannedChange.REBUILD, before=before, reason=reason, abandoned=building)
+        document = anew(desired, desired.revision)
+        return Step(
+            document=document, change=PlannedChange.REBUILD, previous=current, reason=reason, abandoned=building
+        )
     abandoned = None if is_as_wanted else building
     if not is_there:
-        indices.require_free(after.index, active.installation)
-        return Step(document=after, change=PlannedChange.INDEX_GONE, before=before, abandoned=abandoned)
+        indices.require_free(desired.index, active.installation)
+        return Step(document=desired, change=PlannedChange.INDEX_GONE, previous=current, abandoned=abandoned)
     if is_changed:
         changed = "; ".join(differing) or None
-        return Step(document=after, change=PlannedChange.CHANGED, before=before, reason=changed, abandoned=abandoned)
-    is_lost = bool(before.dependencies.tables.keys() & active.lost)
-    is_loaded = before.is_loaded and not is_lost
-    document = dataclasses.replace(before, dependencies=after.dependencies, is_loaded=is_loaded)
-    is_complete = document.is_loaded and indices.is_settled(before.target)
+        return Step(
+            document=desired, change=PlannedChange.CHANGED, previous=current, reason=changed, abandoned=abandoned
+        )
+    is_lost = bool(current.dependencies.tables.keys() & active.lost)
+    is_loaded = current.is_loaded and not is_lost
+    document = dataclasses.replace(current, dependencies=desired.dependencies, is_loaded=is_loaded)
+    is_complete = document.is_loaded and indices.is_settled(current.target)
     change = PlannedChange.UNCHANGED if is_complete else PlannedChange.INCOMPLETE
-    return Step(document=document, change=change, before=before, abandoned=abandoned)
+    return Step(document=document, change=change, previous=current, abandoned=abandoned)
 
 
-def _first(indices: Indices, after: Document, active: ActiveDefinitions, *, takes_over: bool) -> Step:
+def _first_step(indices: Indices, desired: Document, active: ActiveDefinitions, *, takes_over: bool) -> Step:
     """Decide what to do about a definition that is not active."""
-    taken = indices.owned_elsewhere(after.index, active.installation) if takes_over else None
-    if taken is None:
-        indices.require_free(after.index, active.installation, document=after.name)
-        return Step(document=after, change=PlannedChange.NEW, before=None)
+    foreign = indices.owned_elsewhere(desired.index, active.installation) if takes_over else None
+    if foreign is None:
+        indices.require_free(desired.index, active.installation, document=desired.name)
+        return Step(document=desired, change=PlannedChange.NEW, previous=None)
     return Step(
-        document=anew(after, after.revision + 1),
+        document=anew(desired, desired.revision + 1),
         change=PlannedChange.REBUILD,
-        before=dataclasses.replace(after, target=taken),
+        previous=dataclasses.replace(desired, target=foreign),
         reason="another installation of syncer created its index",
-        abandoned=active.building.get(after.name),
+        abandoned=active.building.get(desired.name),
         takes_over=True,
     )
 
 
-def _obstacle(indices: Indices, before: Document, after: Document) -> str | None:
+def _obstacle(indices: Indices, current: Document, desired: Document) -> str | None:
     """Return why the index cannot take the change in place; None if it can."""
     # A late writer may still put a copy on a shard, if the document had a routing.
-    gives_up_routing = before.dependencies.has_routing and not after.dependencies.has_routing
-    if gives_up_routing and int(indices.body(before.target)["settings"]["index.number_of_shards"]) > 1:
+    gives_up_routing = current.dependencies.has_routing and not desired.dependencies.has_routing
+    if gives_up_routing and int(indices.body(current.target)["settings"]["index.number_of_shards"]) > 1:
         return (
             "the SELECT no longer has a _routing column, and copies may lie on any shard; "
             "with NULL::text AS _routing, every document goes to the shard of its id, in place"
         )
-    return indices.obstacle(document=after.name, alias=after.index, body=after.index_body, live=before.target)
+    return indices.obstacle(document=desired.name, alias=desired.index, body=desired.index_body, live=current.target)
 
 
 def _defined(connection: Connection, definition: Definition, active: ActiveDefinitions) -> Document:
     """Return the document as its folder defines it, under the next revision, with its existing index."""
     from syncer.documents import analyze  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
 
-    before, revision = active.documents.get(definition.name), active.revisions.get(definition.name, 0) + 1
+    existing, revision = active.documents.get(definition.name), active.revisions.get(definition.name, 0) + 1
     return Document(
         name=definition.name,
         revision=revision,
         index=definition.index,
         index_body=definition.index_body,
         dependencies=analyze.analyse(connection, definition),
-        target=before.target if before else Target.of(definition.index, revision),
+        target=existing.target if existing else Target.of(definition.index, revision),
     )
 
 
@@ -331,20 +327,20 @@ def _meaning(document: Document) -> tuple[object, ...]:
     return document.dependencies, document.index_body
 
 
-def _differences(connection: Connection, before: Document, after: Document) -> list[str]:
+def _differences(connection: Connection, current: Document, desired: Document) -> list[str]:
     """Describe what differs between a definition as it is active and as it is defined, on the catalogue of today.
 
     What is stored is analysed again, so that it is told in the words of this version of Postgres, and of today's names.
     """
     from syncer.documents import reconsider  # noqa: PLC0415 - as in `_defined`
 
-    differing = [] if before.index_body == after.index_body else ["index.json"]
-    if before.dependencies == after.dependencies and before.accepted is None:
+    differing = [] if current.index_body == desired.index_body else ["index.json"]
+    if current.dependencies == desired.dependencies and current.accepted is None:
         return differing
-    again, now = reconsider.analysed(connection, before), fingerprint.read(connection, before.shapes)
-    if again is None:
-        return [*differing, *fingerprint.differences(before.shapes, now), "the SELECT"]
-    if again != after.dependencies:
+    analysed, shapes = reconsider.analysed(connection, current), fingerprint.read(connection, current.shapes)
+    if analysed is None:
+        return [*differing, *fingerprint.differences(current.shapes, shapes), "the SELECT"]
+    if analysed != desired.dependencies:
         differing.append("the SELECT, or an affects query")
-    differing += reconsider.shown(connection, before, again, now)
-    return differing + list(reconsider.obstacles(connection, before.dependencies, again))
+    differing += reconsider.shown(connection, current, analysed, shapes)
+    return differing + list(reconsider.obstacles(connection, current.dependencies, analysed))

@@ -182,9 +182,9 @@ def read(
     }
     for name, refused in previewed.refused.items():
         if only in (None, name):
-            before = active.documents.get(name)
+            current = active.documents.get(name)
             preview = documents.get(name) or DocumentPreview(
-                name=name, index=before.index if before else "", suspended=before.suspended if before else None
+                name=name, index=current.index if current else "", suspended=current.suspended if current else None
             )
             documents[name] = replace(preview, outcome=None, problems=(*refused, *preview.problems))
     dropped = (*(document.target for document in (*decided.removed, *decided.abandoned)), *active.orphan_indices)
@@ -202,7 +202,7 @@ def read(
 
 @dataclass(slots=True)
 class _Previewed:
-    """What is found of definitions: why some are refused, by name, and which indexes are missing."""
+    """Why some definitions are refused, by name, and which indexes are missing."""
 
     connection: Connection
     index: Index

@@ -51,11 +51,11 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
     if current.suspended is not None:
         queries.require_unique(connection, current)
     if building is not None and building.suspended is None:
-        step = Step(document=building, change=PlannedChange.BUILDING, before=current)
+        step = Step(document=building, change=PlannedChange.BUILDING, previous=current)
     else:
         # The current index may be suspended: a new one is the way out if a shard is gone for good.
         document = plan.anew(building or current, active.revisions[name] + 1)
-        step = Step(document=document, change=PlannedChange.REBUILD, before=current, abandoned=building)
+        step = Step(document=document, change=PlannedChange.REBUILD, previous=current, abandoned=building)
     decided = plan.assemble(connection, [step], active)
     (initial_load,) = activate.carry_out(connection, indices, decided, report=report)
     return initial_load

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from typing import TypeVar
 
 from psycopg import errors as pg
 
@@ -80,8 +79,6 @@ JOIN pg_proc AS p ON p.oid = d.refobjid AND d.refclassid = 'pg_proc'::regclass J
 WHERE p.pronamespace <> 'pg_catalog'::regnamespace AND r.rolname <> current_user AND NOT r.rolsuper ORDER BY 1
 """
 
-_Result = TypeVar("_Result")
-
 
 class PlanSeverity(StrEnum):
     """How bad a problem is, the worst first."""
@@ -127,7 +124,8 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     sample, failures = _build(connection, document)
     count = None
     try:
-        count = _in_time(connection, partial(queries.count, connection, document), seconds=_COUNT_SECONDS_MAX)
+        with suppress(pg.QueryCanceled), bounded(connection, seconds=_COUNT_SECONDS_MAX):
+            count = queries.count(connection, document)
     except DocumentError as error:
         if (message := _message(error)) not in failures.values():
             failures[""] = message
@@ -149,8 +147,8 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
             rejections, untried = rejections + outcome.rejections, outcome.untried
             _require_tried(document, outcome.rejections)
         tried = sample.keys() - {composition.id for composition in untried}
-        written = {id_: sample[id_] for id_ in tried - {refused.composition.id for refused in rejections}}
-        problems += _read_back(written, index.holdings.read(target, list(written)))
+        indexed = {id_: sample[id_] for id_ in tried - {refused.composition.id for refused in rejections}}
+        problems += _read_back(indexed, index.holdings.read(target, list(indexed)))
         shown = live.index_name if live else f"a new index for {document.name}"
         for shortcoming in index.holdings.shortcomings(target):
             message = shortcoming.problem.replace(target.index_name, shown)
@@ -170,15 +168,6 @@ def _require_tried(document: Document, rejections: list[Rejection]) -> None:
             )
 
 
-def _in_time(connection: Connection, read: Callable[[], _Result], *, seconds: float = SECONDS_MAX) -> _Result | None:
-    """Return what is read, read-only; None if it takes too long."""
-    try:
-        with bounded(connection, seconds=seconds):
-            return read()
-    except pg.QueryCanceled:
-        return None
-
-
 def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str]]:
     """Return the sample, and why the SELECT fails on other documents, by id.
 
@@ -191,14 +180,12 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     failures: dict[str, str] = {}
     while ids:
         try:
-            with bounded(connection, seconds=SECONDS_MAX), reading(connection, document):
+            with suppress(pg.QueryCanceled), bounded(connection, seconds=SECONDS_MAX), reading(connection, document):
                 while ids and sum(len(row.source) for row in sample.values()) < BYTES_MAX:
                     if clock() - began >= SECONDS_MAX:
                         break
                     sample |= queries.rows(connection, document, ids[:size])
                     ids, size = ids[size:], size * 2
-            break
-        except pg.QueryCanceled:
             break
         except DocumentError as error:
             message = _message(error)
@@ -229,26 +216,27 @@ def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -
     for rejection in rejections:
         reason = _OF_ONE_DOCUMENT.sub("", rejection.reason)
         alike.setdefault((rejection.kind, reason.partition(":")[0]), []).append(rejection)
-    for first, *others in alike.values():
-        are, reason = "are" if others else "is", without_values(_OF_ONE_DOCUMENT.sub("", first.reason))
+    for group in alike.values():
+        example = group[0]
+        are, reason = "are" if len(group) > 1 else "is", without_values(_OF_ONE_DOCUMENT.sub("", example.reason))
         yield PlanProblem(
             severity=PlanSeverity.ERROR,
-            message=f"{1 + len(others):,} of {tried} {are} rejected, for example {shown_id(first.composition.id)}: "
-            f"{first.kind}: {shortened(reason)}",
+            message=f"{len(group):,} of {tried} {are} rejected, for example {shown_id(example.composition.id)}: "
+            f"{example.kind}: {shortened(reason)}",
             action="Add the field to index.json: syncer init --from-select adds every field that it lacks."
-            if first.kind == "strict_dynamic_mapping_exception"
+            if example.kind == "strict_dynamic_mapping_exception"
             else _TO_FIX,
         )
 
 
-def _read_back(written: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem]:
+def _read_back(rows: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem]:
     """Yield what Elasticsearch returns otherwise than it was written, compared as `syncer verify` compares it."""
-    drifts = list(compare(written, copies))
+    drifts = list(compare(rows, copies))
     if drifts:
         fields = sorted({difference.path.partition("[")[0] for drift in drifts for difference in drift.differences})
         yield PlanProblem(
             severity=PlanSeverity.REFUSED,
-            message=f"{len(drifts):,} of {amount(len(written), 'sampled document')} are read back otherwise than they "
+            message=f"{len(drifts):,} of {amount(len(rows), 'sampled document')} are read back otherwise than they "
             f"were written, for example {shown_id(drifts[0].id)}: {shortened(', '.join(fields)) or drifts[0].kind}",
             action="syncer could never find such documents equal to their SELECT. See what index.json, or a template "
             "of the\ncluster, does to these fields.",
@@ -293,16 +281,16 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
 
 def _depending(connection: Connection, document: Document, ids: list[str]) -> Iterator[tuple[str, set[str]]]:
     """Yield the fields of these documents that differ with another value of a setting, in one snapshot."""
-    tries = [(setting, other) for setting, (others, _) in _SETTINGS.items() for other in others]
+    tries = [(setting, value) for setting, (values, _) in _SETTINGS.items() for value in values]
     while tries:
         # Beside writers, two snapshots differ as well. If the SELECT fails under a setting, the rest has another one.
         with suppress(DocumentError), bounded(connection, seconds=SECONDS_MAX), reading(connection, document):
-            pinned, before = dict[tuple[str, str], str](), tries[0][0]
+            pinned, last_tried = dict[tuple[str, str], str](), tries[0][0]
             while tries:
-                setting, other = tries.pop(0)
+                setting, value = tries.pop(0)
                 pinned = pinned or _fields(queries.rows(connection, document, ids))
-                connection.execute(_SET, (before, SESSION[before], setting, other))
-                built, before = _fields(queries.rows(connection, document, ids)), setting
+                connection.execute(_SET, (last_tried, SESSION[last_tried], setting, value))
+                built, last_tried = _fields(queries.rows(connection, document, ids)), setting
                 yield setting, {key[1] for key, content in pinned.items() if built.get(key, content) != content}
 
 

@@ -51,8 +51,8 @@ class Part(StrEnum):
     WORKERS = "workers"
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         typer.echo(f"syncer {version('syncer-cdc')}")
         raise typer.Exit
 

@@ -18,7 +18,7 @@ from syncer.apply.trial import PlanSeverity
 from syncer.base import settings
 from syncer.base.formatting import amount, shortened
 from syncer.cli import render
-from syncer.cli.context import AllowFailed, AnyDocument, AsJson, Parts, Yes, confirm, open_parts
+from syncer.cli.context import AllowFailed, AnyDocument, AsJson, Servers, Yes, confirm, open_servers
 from syncer.cli.load import load_all
 from syncer.cli.render import Part, say, show_table
 from syncer.kafka import topic
@@ -66,13 +66,13 @@ def plan(
     first line is the verdict. --json adds the queries from changed rows to documents.
     Exit code 1 if a definition is invalid or a sampled document is rejected.
     """
-    with open_parts("plan", is_migrated=False) as parts:
-        _, found = _decided(parts, document, remove, take_over)
+    with open_servers("plan", is_migrated=False) as servers:
+        _, preview = _decided(servers, document, remove, take_over)
     if as_json:
-        render.print_json(found.as_json())
+        render.print_json(preview.as_json())
     else:
-        _show_preview(found)
-    if found.has_errors:
+        _show_preview(preview)
+    if preview.has_errors:
         raise typer.Exit(1)
 
 
@@ -96,24 +96,26 @@ def apply(
     --take-over DOCUMENT builds a new one beside it, switches searches once it is complete,
     and drops it. From the start, the other database cannot write it.
     """
-    with open_parts("apply") as parts:
-        kafka = parts.settings.kafka
+    with open_servers("apply") as servers:
+        kafka = servers.settings.kafka
         if kafka.is_used:
-            lost_records.require_original(parts.connection, kafka, parts.index)
-        decided, found = _decided(parts, document, remove, take_over, only_changed=True)
-        found.require_applicable(allow_failed=allow_failed)
-        _show_preview(found)
+            lost_records.require_original(servers.connection, kafka, servers.index)
+        decided, preview = _decided(servers, document, remove, take_over, only_changed=True)
+        preview.require_applicable(allow_failed=allow_failed)
+        _show_preview(preview)
         if decided.is_empty and (not kafka.is_used or topic.exists(kafka)):
             return
         confirm("Apply?", yes=yes)
         if kafka.is_used and topic.ensure_topic(kafka):
             say(f"topic {kafka.topic} created")
-        loads = activate.carry_out(parts.connection, parts.indices, decided, report=say, timeout_seconds=lock_timeout)
-        load_all(parts, loads, allow_failed=allow_failed)
+        loads = activate.carry_out(
+            servers.connection, servers.indices, decided, report=say, timeout_seconds=lock_timeout
+        )
+        load_all(servers, loads, allow_failed=allow_failed)
 
 
 def _decided(
-    parts: Parts,
+    servers: Servers,
     document: str | None,
     remove: Sequence[str] | None,
     take_over: Sequence[str] | None,
@@ -121,9 +123,9 @@ def _decided(
     only_changed: bool = False,
 ) -> tuple[Plan, Preview]:
     with render.progress("testing the definitions on a sample"):
-        servers = parts.connection, parts.index, parts.indices
+        of_servers = servers.connection, servers.index, servers.indices
         return read(
-            *servers,
+            *of_servers,
             settings.config_folder(),
             only=document,
             remove=remove or (),
@@ -160,8 +162,8 @@ def _verdict(preview: Preview) -> tuple[str, str]:
     """The verdict in one line: the worst finding."""
     wrong = [document for document in preview.documents if document.errors]
     if wrong:
-        others = f"; also in {', '.join(document.name for document in wrong[1:])}" if wrong[1:] else ""
-        return f"Error in {wrong[0].name}: {wrong[0].errors[0].message.splitlines()[0]}{others}", "bold red"
+        elsewhere = f"; also in {', '.join(document.name for document in wrong[1:])}" if wrong[1:] else ""
+        return f"Error in {wrong[0].name}: {wrong[0].errors[0].message.splitlines()[0]}{elsewhere}", "bold red"
     verdict = "Nothing to do" if preview.is_empty else "No errors"
     warnings, missing = sum(len(document.warnings) for document in preview.documents), len(preview.missing_indexes)
     counted = [amount(warnings, "warning")] if warnings else []
@@ -206,10 +208,10 @@ def _facts(document: DocumentPreview) -> Iterator[tuple[Part, Part]]:
 
 def _use(relation: str, query: str) -> str:
     """Which use of a table a query is for: the equality with the table to which it leads first."""
-    found = _FIRST_JOIN.search(query)
-    if found is None:
+    first_join = _FIRST_JOIN.search(query)
+    if first_join is None:
         return "by affects/….sql" if ") AS affected" in query else "by its own columns"
-    equal = found[2].replace('"n0".', f"{relation}.").replace('"n1".', f"{found[1]}.")
+    equal = first_join[2].replace('"n0".', f"{relation}.").replace('"n1".', f"{first_join[1]}.")
     return f"by {equal}".replace("public.", "").replace('"', "")
 
 
@@ -217,8 +219,8 @@ def _needed_by(missing: MissingIndex) -> str:
     duration = _duration(missing.seconds)
     if not missing.change_of:
         return f"to build a document of {missing.document} takes {duration}"
-    found = f"{amount(missing.documents, 'document')} of {missing.document}"
-    return f"a change of {missing.change_of} → {found}, {duration}"
+    documents = f"{amount(missing.documents, 'document')} of {missing.document}"
+    return f"a change of {missing.change_of} → {documents}, {duration}"
 
 
 def _duration(seconds: float | None) -> str:

@@ -56,7 +56,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Servers:
     """The servers, and the objects that use them; ``pg_stat_activity`` shows the command's name."""
 
     settings: Settings
@@ -99,7 +99,7 @@ def open_postgres(name: str) -> Iterator[Connection]:
 
 
 @contextmanager
-def open_parts(name: str, *, is_migrated: bool = True) -> Iterator[Parts]:
+def open_servers(name: str, *, is_migrated: bool = True) -> Iterator[Servers]:
     """Connect to the servers; in the end, write the timeline of the command.
 
     The syncer schema must be current, if ``is_migrated``; otherwise it need not exist.
@@ -112,6 +112,6 @@ def open_parts(name: str, *, is_migrated: bool = True) -> Iterator[Parts]:
         client = elastic.connect(loaded.elasticsearch, is_patient=True)
         index = Index(client)
         try:
-            yield Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)
+            yield Servers(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)
         finally:
             TIMELINE.write(connection)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from syncer.apply import detach as apply_detach
 from syncer.base.errors import ConfigError
-from syncer.cli.context import Yes, confirm, flag, open_parts, open_postgres
+from syncer.cli.context import Yes, confirm, flag, open_postgres, open_servers
 from syncer.cli.render import say
 from syncer.documents import registry
 from syncer.kafka import topic
@@ -37,20 +37,20 @@ def detach(
 
 
 def _uninstall(*, yes: bool) -> None:
-    with open_parts("detach") as parts:
-        if running := daemons.reporting(parts.connection):
+    with open_servers("detach") as servers:
+        if running := daemons.reporting(servers.connection):
             raise ConfigError(
                 f"A daemon runs: {', '.join(running)}",
                 hint="Nothing was removed. Stop every daemon, and run this again a few seconds later.",
             )
-        kafka = parts.settings.kafka
-        for document in registry.documents(parts.connection):
+        kafka = servers.settings.kafka
+        for document in registry.documents(servers.connection):
             say(f"will be removed: index {document.index_name}, searched as {document.index}")
         say("will be removed: the triggers of every table, and the schema syncer with the outbox")
         if kafka.is_used:
             say(f"will be removed: topic {kafka.topic}")
         confirm("Remove all of this? Your tables and rows stay as they are.", yes=yes)
-        apply_detach.uninstall(parts.connection, parts.index, parts.indices, report=say)
+        apply_detach.uninstall(servers.connection, servers.index, servers.indices, report=say)
         if kafka.is_used and topic.delete(kafka):
             say(f"topic {kafka.topic} is deleted")
     say("Left for you, if you created them: roles, API keys, ACLs, the service, and the index syncer-locks.")

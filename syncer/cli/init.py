@@ -77,9 +77,9 @@ def init(
     with postgres.connect(loaded.postgres, name="init") as connection:
         drafter = Drafter(connection=connection, catalogue=Catalogue(connection), has_all_columns=columns)
         if from_select is not None:
-            own = from_select.absolute().parent
-            folder = _folder(name or (own.name if from_select.name == "select.sql" else from_select.stem))
-            if not force and folder.absolute() != own and folder.is_dir() and any(folder.iterdir()):
+            select_folder = from_select.absolute().parent
+            folder = _folder(name or (select_folder.name if from_select.name == "select.sql" else from_select.stem))
+            if not force and folder.absolute() != select_folder and folder.is_dir() and any(folder.iterdir()):
                 raise ConfigError(
                     f"{folder} is not empty", hint="Name another document with --name, or write over it with --force."
                 )
@@ -112,8 +112,8 @@ def _folder(name: str) -> Path:
 def _difference(folder: Path, draft: str) -> list[str]:
     """Return how a new draft differs from the select.sql that there is, which is kept."""
     file = folder / "select.sql"
-    written = file.read_text("utf-8-sig").splitlines()
-    lines = difflib.unified_diff(written, draft.splitlines(), lineterm="", n=1)
+    current_lines = file.read_text("utf-8-sig").splitlines()
+    lines = difflib.unified_diff(current_lines, draft.splitlines(), lineterm="", n=1)
     changes = [line for line in lines if not line.startswith(("---", "+++"))]
     title = f"{file} is kept. A new draft differs (--force writes over it):" if changes else f"{file} is a fresh draft"
     return [title, *changes]
@@ -123,11 +123,11 @@ def _of_table(drafter: Drafter, name: str, table: str, asked: Sequence[str]) -> 
     """Draft the files of a document of a table's rows, and say what to know of it."""
     root = drafter.catalogue.find(table)
     query = drafter.select(root, asked)
-    made = mapping.completed(drafter.connection, query, name, mapping.EMPTY_BODY)
-    remarks = [*drafter.remarks, *made.remarks]
+    draft = mapping.completed(drafter.connection, query, name, mapping.EMPTY_BODY)
+    remarks = [*drafter.remarks, *draft.remarks]
     title = f"Rows of {root.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
-    return {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(made.body)}, remarks
+    return {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(draft.body)}, remarks
 
 
 def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, str], list[str]]:
@@ -140,10 +140,10 @@ def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, st
         if is_own:
             raise DefinitionError(f"{file} has no column _id", hint=f"As in:\n{text}")
         query = text
-    given = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
-    made = mapping.completed(drafter.connection, query, str(file), given)
-    files, remarks = {"index.json": _text(made.body)}, [*changes, *made.remarks]
-    if not made.added and index.exists():
+    body = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
+    draft = mapping.completed(drafter.connection, query, str(file), body)
+    files, remarks = {"index.json": _text(draft.body)}, [*changes, *draft.remarks]
+    if not draft.added and index.exists():
         files, remarks = {}, [*changes, f"Nothing to add: {index} maps every field of the SELECT"]
     if not (folder / "document.yaml").exists():
         files["document.yaml"] = _options(folder.name)
@@ -164,12 +164,12 @@ def _has_id(connection: Connection, query: str) -> bool:
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     """Write the files of a draft, and config/syncer.yaml if there is none."""
-    own = settings.config_folder() / "syncer.yaml"
+    settings_file = settings.config_folder() / "syncer.yaml"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not own.exists():
-            shutil.copyfile(shipped("config") / "syncer.template.yaml", own)
-            say(f"wrote {own}")
+        if not settings_file.exists():
+            shutil.copyfile(shipped("config") / "syncer.template.yaml", settings_file)
+            say(f"wrote {settings_file}")
         for name, content in files.items():
             (folder / name).write_text(content, "utf-8")
             say(f"wrote {folder / name}")

@@ -10,7 +10,7 @@ import typer
 from syncer.base.errors import JobError
 from syncer.base.formatting import elapsed
 from syncer.cli import render
-from syncer.cli.context import AsJson, Parts, Yes, confirm, open_postgres
+from syncer.cli.context import AsJson, Servers, Yes, confirm, open_postgres
 from syncer.cli.render import Part, Show, say, show_table
 from syncer.documents import suspend
 from syncer.documents.registry import Document
@@ -79,11 +79,11 @@ def cancel(job_id: JobId, *, yes: Yes = False) -> None:
     written all of it.
     """
     with open_postgres("jobs") as connection:
-        found = model.find(connection, job_id)
-        confirm(f"Cancel job {job_id}, a {found.kind} of {found.document}?", yes=yes)
+        job = model.find(connection, job_id)
+        confirm(f"Cancel job {job_id}, a {job.kind} of {job.document}?", yes=yes)
         cancelled = queue.cancel(connection, job_id)
-    left = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were not"
-    say(f"Job {job_id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
+    unwritten = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were not"
+    say(f"Job {job_id} is cancelled: {cancelled.documents_done:,} documents were written{unwritten}.")
     if not cancelled.kind.is_pending:
         say("The other documents are unchanged.")
         return
@@ -96,13 +96,13 @@ def _cells(job: Job) -> Sequence[Part]:
     started = "" if job.started_at is None else f"{job.started_at:%Y-%m-%d %H:%M}"
     state = (job.state.value, _STYLES.get(job.state, ""))
     outcome = (job.error or "").partition("\n")[0] or (result(job) if job.state.is_finished else "")
-    return str(job.id), job.reason, job.document, state, done(job), pace(job), started, outcome
+    return str(job.id), job.reason, job.document, state, completion(job), pace(job), started, outcome
 
 
 # How a job is shown and followed everywhere
 
 
-def done(job: Job) -> str:
+def completion(job: Job) -> str:
     """How many documents of a job are done."""
     if job.documents_total is None:
         return f"{job.documents_done:,} of ?"
@@ -118,8 +118,8 @@ def pace(job: Job) -> str:
         return reason
     if job.documents_per_second is None or job.documents_left == 0:
         return _STATES.get(job.state, "")
-    left = "" if job.eta_seconds is None else f", {elapsed(job.eta_seconds)} left"
-    return f"{job.documents_per_second:,.1f} documents/s{left}"
+    remaining_time = "" if job.eta_seconds is None else f", {elapsed(job.eta_seconds)} left"
+    return f"{job.documents_per_second:,.1f} documents/s{remaining_time}"
 
 
 def hindrance(job: Job) -> str:
@@ -131,18 +131,18 @@ def hindrance(job: Job) -> str:
 
 def result(job: Job) -> str:
     """What became of a job's documents."""
-    written = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already newer"
-    return f"{written}, {job.dead_lettered:,} dead-lettered"
+    outcomes = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already newer"
+    return f"{outcomes}, {job.dead_lettered:,} dead-lettered"
 
 
-def follow(parts: Parts, document: Document, job_id: int, show: Show) -> Job:
+def follow(servers: Servers, document: Document, job_id: int, show: Show) -> Job:
     """Follow a job to its end, show its progress, and return it; raise an error unless it was done."""
     try:
         job = job_loop.follow(
             job_id,
-            connect=parts.connect,
-            job_worker=parts.job_worker,
-            progress=lambda job: show(", ".join(filter(None, (done(job), pace(job))))),
+            connect=servers.connect,
+            job_worker=servers.job_worker,
+            progress=lambda job: show(", ".join(filter(None, (completion(job), pace(job))))),
         )
     except KeyboardInterrupt:
         say(f"\nJob {job_id} continues wherever `syncer run` runs.", to=render.err)
@@ -150,8 +150,8 @@ def follow(parts: Parts, document: Document, job_id: int, show: Show) -> Job:
         raise
     if job.state is JobState.DONE:
         return job
-    if (active := parts.active(document)) is not None:
+    if (active := servers.active(document)) is not None:
         suspend.require_active(active)
-    what, _, hint = (job.error or "").partition("\n")
+    message, _, hint = (job.error or "").partition("\n")
     ended = "was cancelled" if job.state is JobState.CANCELLED else "failed"
-    raise JobError(f"Job {job_id} {ended}: {what}", hint=hint)
+    raise JobError(f"Job {job_id} {ended}: {message}", hint=hint)

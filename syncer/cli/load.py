@@ -19,7 +19,7 @@ from syncer.base.formatting import amount, shortened, shown_id
 from syncer.base.model import ID_BYTES_MAX, Role, is_id
 from syncer.base.postgres import AdvisoryLock
 from syncer.cli import jobs, render
-from syncer.cli.context import AllowFailed, AnyDocument, AsJson, DocumentName, Parts, Yes, confirm, open_parts
+from syncer.cli.context import AllowFailed, AnyDocument, AsJson, DocumentName, Servers, Yes, confirm, open_servers
 from syncer.cli.render import TIME, say, show_table
 from syncer.cli.verify import compared, show_verify
 from syncer.documents import registry, suspend
@@ -56,29 +56,30 @@ def backfill(
     the same command resumes it. To write to a new index instead: `syncer index rebuild`.
     """
     render.out.quiet = as_json
-    with open_parts("backfill") as parts:
-        chosen = parts.document(document)
+    with open_servers("backfill") as servers:
+        chosen = servers.document(document)
         suspend.require_active(chosen)
         if ids is None:
-            job = queue.create(parts.connection, chosen, JobKind.BACKFILL, resumes=True)
+            job = queue.create(servers.connection, chosen, JobKind.BACKFILL, resumes=True)
         else:
-            chunk = parts.settings.worker.batch_documents_max
-            job = listing.create_listed(parts.connection, chosen, _read(ids), chunk=chunk)
+            chunk = servers.settings.worker.batch_documents_max
+            job = listing.create_listed(servers.connection, chosen, _read_ids(ids), chunk=chunk)
         if job is None:
             raise DefinitionError(f"{chosen.index_name} is no longer active", hint="It was replaced. Try again.")
-        done = write(parts, chosen, job.id)
-        _require_written(parts, chosen, done)
+        job = write(servers, chosen, job.id)
+        _require_written(servers, chosen, job)
     if as_json:
-        render.print_json({"document": document, "index_name": chosen.index_name, "job": done})
+        render.print_json({"document": document, "index_name": chosen.index_name, "job": job})
 
 
-def _read(lines: Iterable[str]) -> Iterator[str]:
+def _read_ids(lines: Iterable[str]) -> Iterator[str]:
     """The ids on the lines of a file; empty lines are left out."""
-    for place, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=1):
         id_ = line.strip()
         if "\0" in id_ or (id_ and not is_id(id_)):
             raise ConfigError(
-                f"Line {place} of --ids is no valid id: one has 1 to {ID_BYTES_MAX} bytes of UTF-8, without zero bytes",
+                f"Line {number} of --ids is no valid id: one has 1 to {ID_BYTES_MAX} bytes of UTF-8, "
+                "without zero bytes",
                 hint="Check the file: it must have one id per line. Nothing was written.",
             )
         if id_:
@@ -94,10 +95,10 @@ def rebuild(document: DocumentName, *, allow_failed: AllowFailed = False) -> Non
     interrupted, the same command resumes it. With --allow-failed-documents, the index may lack
     documents that cannot be written.
     """
-    with open_parts("index") as parts:
-        parts.document(document)
-        initial_load = reindex.begin(parts.connection, parts.indices, document, report=say)
-        load_all(parts, [initial_load], allow_failed=allow_failed)
+    with open_servers("index") as servers:
+        servers.document(document)
+        initial_load = reindex.begin(servers.connection, servers.indices, document, report=say)
+        load_all(servers, [initial_load], allow_failed=allow_failed)
 
 
 @index_app.command(epilog="Example: `syncer index abort blogpost --yes`")
@@ -106,11 +107,11 @@ def abort(document: DocumentName, *, yes: Yes = False) -> None:
 
     Searches still use the current index.
     """
-    with open_parts("index") as parts:
-        parts.document(document)
-        found = reindex.building(parts.connection, document)
-        confirm(f"Drop {found.index_name}, which is being built?", yes=yes)
-        dropped = reindex.abort(parts.connection, parts.indices, document)
+    with open_servers("index") as servers:
+        servers.document(document)
+        building = reindex.building(servers.connection, document)
+        confirm(f"Drop {building.index_name}, which is being built?", yes=yes)
+        dropped = reindex.abort(servers.connection, servers.indices, document)
     say(f"Dropped {dropped.index_name}")
 
 
@@ -122,11 +123,11 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters by kind and one by one."""
-    with open_parts("dead-letters") as parts:
+    with open_servers("dead-letters") as servers:
         if document is not None:
-            parts.document(document)
-        kinds = dead_letters.kinds(parts.connection, document)
-        letters = dead_letters.page(parts.connection, document=document, limit=limit)
+            servers.document(document)
+        kinds = dead_letters.kinds(servers.connection, document)
+        letters = dead_letters.page(servers.connection, document=document, limit=limit)
     total = sum(kind.letters for kind in kinds)
     if as_json:
         render.print_json({"letters": total, "kinds": kinds, "shown": letters})
@@ -159,126 +160,128 @@ def retry_letters(
     function, or an Elasticsearch setting. Fixed data and `syncer apply` need no retry. Exit
     code 1 if any remain.
     """
-    with open_parts("dead-letters") as parts:
+    with open_servers("dead-letters") as servers:
         if document is not None:
-            parts.document(document)
-        found = dead_letters.indices(parts.connection, document=document, id_=id_)
-        if id_ is not None and not found:
+            servers.document(document)
+        letters = dead_letters.indices(servers.connection, document=document, id_=id_)
+        if id_ is not None and not letters:
             raise ConfigError(
                 f"{document} has no dead letter {id_}",
                 hint=f"It may be fixed already. Run: syncer dead-letters list {document}",
             )
-        active = [each for each in registry.documents(parts.connection) if each.index_name in found]
-        for each in active:
-            suspend.require_active(each)
-        for each in active:
-            ids = dead_letters.ids(parts.connection, each.index_name) if id_ is None else [id_]
-            chunk = parts.settings.worker.batch_documents_max
-            if job := listing.create_listed(parts.connection, each, ids, chunk=chunk):
-                write(parts, each, job.id)
-        left = dead_letters.indices(parts.connection, document=document, id_=id_)
-    for index_name, number in left.items():
+        active = [
+            definition for definition in registry.documents(servers.connection) if definition.index_name in letters
+        ]
+        for definition in active:
+            suspend.require_active(definition)
+        for definition in active:
+            ids = dead_letters.ids(servers.connection, definition.index_name) if id_ is None else [id_]
+            chunk = servers.settings.worker.batch_documents_max
+            if job := listing.create_listed(servers.connection, definition, ids, chunk=chunk):
+                write(servers, definition, job.id)
+        remaining = dead_letters.indices(servers.connection, document=document, id_=id_)
+    for index_name, number in remaining.items():
         say(f"{amount(number, 'dead letter')} of {index_name} left: syncer dead-letters list")
-    if left:
+    if remaining:
         raise typer.Exit(1)
     say("There are no dead letters left.")
 
 
-def write(parts: Parts, document: Document, job_id: int) -> Job:
+def write(servers: Servers, document: Document, job_id: int) -> Job:
     """Follow a job of a document on the screen, as `jobs.follow` does; print its result, and return it."""
     with render.progress(f"writing {document.index_name}") as show:
-        job = jobs.follow(parts, document, job_id, show)
+        job = jobs.follow(servers, document, job_id, show)
     say(f"{job.document}: {jobs.result(job)}")
     return job
 
 
-def load_all(parts: Parts, loads: Sequence[InitialLoad], *, allow_failed: bool = False) -> None:
+def load_all(servers: Servers, loads: Sequence[InitialLoad], *, allow_failed: bool = False) -> None:
     """Write all documents of each definition once, and make each new index current; a failed one stops no other.
 
     The last failure is raised; earlier ones are printed.
     """
-    if any(each.document.role is Role.BUILDING for each in loads):
+    if any(load.document.role is Role.BUILDING for load in loads):
         # As long as this session lasts, `syncer status` knows that a command is at work on new indices.
-        parts.connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
+        servers.connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
     failed: list[SyncerError] = []
     try:
-        for each in loads:
+        for load in loads:
             try:
-                _load(parts, each, allow_failed=allow_failed)
+                _load(servers, load, allow_failed=allow_failed)
             except SyncerError as error:
                 failed.append(error)
     finally:
         # Even if the loads go on without this command: searches find what is written.
-        for each in loads:
-            _settle(parts, each.document)
+        for load in loads:
+            _settle(servers, load.document)
     for earlier in failed[:-1]:
         render.show_error(earlier)
     if failed:
         raise failed[-1]
 
 
-def _load(parts: Parts, load: InitialLoad, *, allow_failed: bool) -> None:
+def _load(servers: Servers, load: InitialLoad, *, allow_failed: bool) -> None:
     document, is_new = load.document, load.document.role is Role.BUILDING
     try:
         if load.job is not None:
-            job = write(parts, document, load.job)
+            job = write(servers, document, load.job)
             if not is_new:
-                _require_written(parts, document, job)
-            if job.skipped and not job.indexed + job.deleted and not compared(parts, document, repair=False).holds:
+                _require_written(servers, document, job)
+            if job.skipped and not job.indexed + job.deleted and not compared(servers, document, repair=False).holds:
                 raise IndexingError(
                     f"No document of {document.name} was written: the index has newer versions, which differ from it",
                     hint=f"Another syncer may write this index. To replace it: syncer index rebuild {document.name}",
                 )
         if is_new:
-            _serve(parts, document, allow_failed=allow_failed)
+            _serve(servers, document, allow_failed=allow_failed)
     except (SyncerError, elasticsearch.ApiError):
         # If another command has made the new index current meanwhile, that is as good.
-        active = parts.active(document) if is_new else None
+        active = servers.active(document) if is_new else None
         if active is None or (active.revision, active.role) != (document.revision, Role.CURRENT):
             raise
         say(f"{active.index} is searched in {active.index_name} now: another command switched it")
     finally:
-        _settle(parts, document)
+        _settle(servers, document)
 
 
-def _settle(parts: Parts, document: Document) -> None:
+def _settle(servers: Servers, document: Document) -> None:
     """Give an index that is searched its own settings; a new one beside it gets them once it is loaded."""
     if document.role is Role.CURRENT:
-        parts.indices.settle(document.target)
+        servers.indices.settle(document.target)
 
 
-def _serve(parts: Parts, building: Document, *, allow_failed: bool) -> None:
+def _serve(servers: Servers, building: Document, *, allow_failed: bool) -> None:
     """Settle and verify a loaded index, and make it current."""
     with render.progress(f"settling {building.index_name}"):
-        reindex.settle(parts.connection, parts.indices, building)
-    _wait_for_pending(parts, building)  # so that their documents are compared, too
-    report = compared(parts, parts.active(building) or building, repair=True)
+        reindex.settle(servers.connection, servers.indices, building)
+    _wait_for_pending(servers, building)  # so that their documents are compared, too
+    report = compared(servers, servers.active(building) or building, repair=True)
     show_verify(report, building)
-    before = registry.current(parts.connection)[building.name]
+    replaced = registry.current(servers.connection)[building.name]
     if not report.holds:
-        _require_acceptable(parts, report, building, before, allow_failed=allow_failed)
-    _wait_for_pending(parts, building)
-    current = reindex.serve(parts.connection, parts.indices, parts.active(building) or building)
+        _require_acceptable(servers, report, building, replaced, allow_failed=allow_failed)
+    _wait_for_pending(servers, building)
+    current = reindex.serve(servers.connection, servers.indices, servers.active(building) or building)
     say(f"{current.index} is searched in {current.index_name} now")
-    say(f"{before.index_name} is dropped", style="dim")
+    say(f"{replaced.index_name} is dropped", style="dim")
 
 
-def _wait_for_pending(parts: Parts, building: Document) -> None:
+def _wait_for_pending(servers: Servers, building: Document) -> None:
     """Wait for the pending jobs of an index that exist now, but not for later ones."""
-    ids = {job.id for job in reindex.pending(parts.connection, building)}
-    while left := [job for job in reindex.pending(parts.connection, building) if job.id in ids]:
-        say(f"{building.index_name} waits for job {left[0].id} ({left[0].reason})")
-        write(parts, building, left[0].id)
+    ids = {job.id for job in reindex.pending(servers.connection, building)}
+    while pending := [job for job in reindex.pending(servers.connection, building) if job.id in ids]:
+        say(f"{building.index_name} waits for job {pending[0].id} ({pending[0].reason})")
+        write(servers, building, pending[0].id)
 
 
 def _require_acceptable(
-    parts: Parts, report: VerifyReport, building: Document, before: Document, *, allow_failed: bool
+    servers: Servers, report: VerifyReport, building: Document, current: Document, *, allow_failed: bool
 ) -> None:
     """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
     # What is busy is about to be written, unless the new index refuses it.
     ids = [drift.id for drift in (*report.drifts, *(drift for drift in report.busy if drift.error is not None))]
-    dead_lettered = dead_letters.errors(parts.connection, building.index_name, ids).keys()
-    lacking = dead_letters.errors(parts.connection, before.index_name, ids).keys()
+    dead_lettered = dead_letters.errors(servers.connection, building.index_name, ids).keys()
+    lacking = dead_letters.errors(servers.connection, current.index_name, ids).keys()
     hint = (
         "Searches still use the current index.\n"
         f"To go on: syncer index rebuild {building.name}\nTo give it up: syncer index abort {building.name}"
@@ -287,23 +290,23 @@ def _require_acceptable(
         raise IndexingError(f"{building.index_name} is not equal to its SELECT, and does not serve", hint=hint)
     if not allow_failed and not lacking >= set(ids):
         fix = "Fix the data; or the SELECT or index.json, then: syncer apply. To go on without these documents, add "
-        raise _unwritten(parts, building, len(dead_lettered), hint=f"{fix}--allow-failed-documents.\n{hint}")
+        raise _unwritten(servers, building, len(dead_lettered), hint=f"{fix}--allow-failed-documents.\n{hint}")
 
 
-def _require_written(parts: Parts, document: Document, job: Job) -> None:
+def _require_written(servers: Servers, document: Document, job: Job) -> None:
     """Refuse to call a job done that could not write all of its documents."""
     if job.dead_lettered:
         hint = (
             f"Elasticsearch's words on each: syncer dead-letters list {document.name}\nFixed data is written by itself."
         )
         fixed = "If the SELECT or index.json is fixed: syncer apply"
-        raise _unwritten(parts, document, job.dead_lettered, hint=f"{hint} {fixed}")
+        raise _unwritten(servers, document, job.dead_lettered, hint=f"{hint} {fixed}")
 
 
-def _unwritten(parts: Parts, document: Document, number: int, *, hint: str) -> IndexingError:
+def _unwritten(servers: Servers, document: Document, number: int, *, hint: str) -> IndexingError:
     """The error that so many documents could not be written, with an example."""
-    kinds = dead_letters.kinds(parts.connection, document.name)  # the most frequent first
+    kinds = dead_letters.kinds(servers.connection, document.name)  # the most frequent first
     ids = [kind.example for kind in kinds if kind.index_name == document.index_name][:1]
-    errors = dead_letters.errors(parts.connection, document.index_name, ids)
+    errors = dead_letters.errors(servers.connection, document.index_name, ids)
     example = "".join(f", such as {shown_id(id_)}: {shortened(error)}" for id_, error in errors.items())
     return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{example}", hint=hint)

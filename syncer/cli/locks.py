@@ -40,9 +40,11 @@ def list_(*, index: Index = INDEX, as_json: AsJson = False) -> None:
     if not holders:
         say("No locks are held." if table else f"No lock was ever taken: there is no index {index}.")
     shown = []
-    for lock, mode, each in locks:
-        where, lease = f"{each.host}:{each.process}", f"{each.lease_seconds:g} s"
-        shown.append((readable(lock), mode, each.owner, each.id[:_SHORT_ID], where, lease, _time(each.renewed)))
+    for lock, mode, holder in locks:
+        location, lease = f"{holder.host}:{holder.process}", f"{holder.lease_seconds:g} s"
+        shown.append(
+            (readable(lock), mode, holder.owner, holder.id[:_SHORT_ID], location, lease, _time(holder.renewed))
+        )
     show_table(("lock", "mode", "owner", "holder", "where", "lease", "renewed"), sorted(shown))
 
 
@@ -61,13 +63,13 @@ def break_(
     table = Table.find(client, index)
     if table is None:
         raise LockError(f"There is no index {index}", hint="Use --index to name another index.")
-    found = _choose([*table.holders().values()], holder)
-    name = f"{found.owner} ({found.id[:_SHORT_ID]})"
-    change = "its unfinished change will be rolled back" if found.undo else "it has no unfinished change"
-    say(f"{name}, process {found.process} on {found.host}, holds {len(found.locks)} locks; {change}.")
-    say(f"It last renewed its lease at {_time(found.renewed)}, by its own clock.")
+    broken = _choose([*table.holders().values()], holder)
+    name = f"{broken.owner} ({broken.id[:_SHORT_ID]})"
+    change = "its unfinished change will be rolled back" if broken.undo else "it has no unfinished change"
+    say(f"{name}, process {broken.process} on {broken.host}, holds {len(broken.locks)} locks; {change}.")
+    say(f"It last renewed its lease at {_time(broken.renewed)}, by its own clock.")
     confirm("Break all its locks?", yes=yes)
-    if not Locks(client, owner="syncer locks break", index=index).break_holder(found.id):
+    if not Locks(client, owner="syncer locks break", index=index).break_holder(broken.id):
         raise LockError(f"{name} has just renewed its lease, or another process breaks its locks", hint="Try again.")
     say(f"{name}: its locks are broken.")
 
@@ -78,13 +80,13 @@ def _connect() -> Elasticsearch:
 
 def _choose(holders: list[Holder], name: str) -> Holder:
     """Return the only holder with this owner, or whose id begins so."""
-    found = [holder for holder in holders if name and (holder.owner == name or holder.id.startswith(name))]
-    if not found:
+    chosen = [holder for holder in holders if name and (holder.owner == name or holder.id.startswith(name))]
+    if not chosen:
         raise LockError(f"There is no holder {name!r}", hint="To see the holders: syncer locks list")
-    if len(found) > 1:
-        hint = f"Use one of: {', '.join(holder.id[:_SHORT_ID] for holder in found)}"
-        raise LockError(f"{name!r} matches {len(found)} holders", hint=hint)
-    return found[0]
+    if len(chosen) > 1:
+        hint = f"Use one of: {', '.join(holder.id[:_SHORT_ID] for holder in chosen)}"
+        raise LockError(f"{name!r} matches {len(chosen)} holders", hint=hint)
+    return chosen[0]
 
 
 def _time(time: str) -> str:

@@ -43,16 +43,16 @@ def console(stream: TextIO | None) -> Console:
 out, err = console(sys.stdout), console(sys.stderr)
 
 
-def say(*parts: Part, style: str = "", to: Console | None = None) -> None:
+def say(*texts: Part, style: str = "", to: Console | None = None) -> None:
     """Print one or more lines, uncut; a command's results, unless ``to`` is given."""
-    (to or out).print(Text.assemble(*map(_shown, parts), style=style), soft_wrap=True)
+    (to or out).print(Text.assemble(*map(_shown, texts), style=style), soft_wrap=True)
 
 
-def _shown(part: Part) -> Part:
+def _shown(text: Part) -> Part:
     """Return what to print, with controls made visible: ids, names and errors may have some."""
-    if isinstance(part, Text):
-        return part if (plainly := visible(part.plain)) == part.plain else Text(plainly, style=part.style)
-    return visible(part) if isinstance(part, str) else (visible(part[0]), part[1])
+    if isinstance(text, Text):
+        return text if (plainly := visible(text.plain)) == text.plain else Text(plainly, style=text.style)
+    return visible(text) if isinstance(text, str) else (visible(text[0]), text[1])
 
 
 def show_error(error: SyncerError) -> None:
@@ -62,9 +62,9 @@ def show_error(error: SyncerError) -> None:
         say(error.hint, style="dim", to=err)
 
 
-def print_json(data: Any) -> None:
+def print_json(value: Any) -> None:
     """Print what ``--json`` asks for."""
-    print(json.dumps(plain(data), indent=2))  # noqa: T201 - no console, which would fold it
+    print(json.dumps(plain(value), indent=2))  # noqa: T201 - no console, which would fold it
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[Part]]) -> None:
@@ -77,14 +77,14 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[Part]]) -> None:
     columns = [Column(Text(name), overflow="fold") for name in headings]
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(headings))
     for row in rows:
-        table.add_row(*(Text.assemble(_shown(part)) for part in row))
+        table.add_row(*(Text.assemble(_shown(cell)) for cell in row))
     if rows:
         out.print(*([""] if any(headings) else []), table, sep="\n")
 
 
 def _print_plainly(rows: Sequence[Sequence[Part]]) -> None:
     """Print rows in a pipe: aligned, but for what is long, and without blanks at the end of a line."""
-    cells = [[Text.assemble(_shown(part)).plain.split("\n") for part in row] for row in rows]
+    cells = [[Text.assemble(_shown(cell)).plain.split("\n") for cell in row] for row in rows]
     widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
     for row in cells:
         for lines in zip_longest(*row, fillvalue=""):

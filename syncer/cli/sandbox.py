@@ -17,8 +17,8 @@ app = typer.Typer(help="Run a local Postgres, Kafka and Elasticsearch.", no_args
 Folder = Annotated[Path | None, typer.Option(help="The sandbox's folder; each folder is a separate sandbox.")]
 
 
-def _version(known: str, default: str) -> Any:
-    return typer.Option(help=f"{known}; by default what the folder has, or {default}.")
+def _version(versions: str, default: str) -> Any:
+    return typer.Option(help=f"{versions}; by default what the folder has, or {default}.")
 
 
 @app.command("start")

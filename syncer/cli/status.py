@@ -45,50 +45,50 @@ def status(*, as_json: AsJson = False) -> None:
     """
     reader = Reader(load_settings())
     with render.progress(_ASKING):
-        read = reader.read()
+        state = reader.read()
     reader.close()
     if as_json:
-        render.print_json(problems.as_json(read))
+        render.print_json(problems.as_json(state))
     else:
-        _show_problems(read)
-        if read.stored is not None:
-            _show_figures(read, read.stored)
-    if problems.problems(read):
+        _show_problems(state)
+        if state.stored is not None:
+            _show_figures(state, state.stored)
+    if problems.problems(state):
         raise typer.Exit(1)
 
 
-def _show_problems(read: Status) -> None:
-    found = problems.problems(read)
-    say(problems.headline(read), style=f"bold {_STYLES[problems.urgency(read)]}")
-    for problem in found:
+def _show_problems(state: Status) -> None:
+    open_problems = problems.problems(state)
+    say(problems.headline(state), style=f"bold {_STYLES[problems.urgency(state)]}")
+    for problem in open_problems:
         indent = ""
-        if len(found) > 1:
+        if len(open_problems) > 1:
             say(problem.message, style="yellow" if problem.is_passing else "red")
             indent = "  "
-        where = problem.detail if problem.runbook == "SyncerComponentTroubled" else ""
-        for line in [*problem.action.splitlines(), *where.splitlines()]:
+        detail = problem.detail if problem.runbook == "SyncerComponentTroubled" else ""
+        for line in [*problem.action.splitlines(), *detail.splitlines()]:
             say(f"{indent}{line}", style="dim")
 
 
-def _show_figures(read: Status, stored: Stored) -> None:
+def _show_figures(state: Status, stored: Stored) -> None:
     led, workers = ("none", "red"), ("none", "red")
     if leader := stored.leader:
         led = f"{leader.host}, process {leader.process}", "green"
     if stored.workers:
         workers = f"{stored.workers} at work, {stored.written_per_second:,.1f} documents/s", "green"
     at_least = "at least " if stored.outbox_waiting >= WAITING_MAX else ""
-    outbox = f"{at_least}{amount(stored.outbox_waiting, 'change')} in the outbox{_oldest(read.outbox_lag_seconds)}"
-    in_hand = amount(stored.topic_waiting, "change") + " read, not handled" + _oldest(read.topic_lag_seconds)
+    outbox = f"{at_least}{amount(stored.outbox_waiting, 'change')} in the outbox{_oldest(state.outbox_lag_seconds)}"
+    in_hand = amount(stored.topic_waiting, "change") + " read, not handled" + _oldest(state.topic_lag_seconds)
     show_table(("component", "state", "waiting"), [("leader", led, outbox), ("workers", workers, in_hand)])
-    if not read.documents:
+    if not state.documents:
         say("\nNo document is active. Run: syncer apply")
     show_table(
         ("document", "loaded", "lag", "dead letters", "index", "role", "documents"),
-        [_document(document, index) for document in read.documents for index in document.targets],
+        [_document(document, index) for document in state.documents for index in document.targets],
     )
     show_table(
         ("job", "of", "done", "pace"),
-        [(f"{job.id} {job.reason}", job.index_name, jobs.done(job), jobs.pace(job)) for job in stored.jobs],
+        [(f"{job.id} {job.reason}", job.index_name, jobs.completion(job), jobs.pace(job)) for job in stored.jobs],
     )
     daemons = [
         (
@@ -138,15 +138,15 @@ def events(
     verifies. Postgres keeps them for a week.
     """
     with open_postgres("events") as connection:
-        found = timeline.read(connection, seconds=int(since[:-1]) * _PERIODS[since[-1]])
+        events = timeline.read(connection, seconds=int(since[:-1]) * _PERIODS[since[-1]])
     if as_json:
-        render.print_json(found)
-    elif not found:
+        render.print_json(events)
+    elif not events:
         say(f"Nothing happened in the last {since}.")
     else:
         rows = [
-            (f"{each.at:{TIME}}", (each.message, _LEVELS.get(each.level, "")), f"{each.host}, {each.process}")
-            for each in found
+            (f"{event.at:{TIME}}", (event.message, _LEVELS.get(event.level, "")), f"{event.host}, {event.process}")
+            for event in events
         ]
         show_table(("at (UTC)", "event", "host, process"), rows)
 
@@ -161,16 +161,16 @@ def doctor(*, as_json: AsJson = False) -> None:
     """
     with render.progress(_ASKING):
         findings = checks.examine(load_settings())
-    found = Counter(finding.severity for finding in findings)
-    numbers, is_well = {severity: found[severity] for severity in CheckSeverity}, not found[CheckSeverity.WRONG]
+    counts = Counter(finding.severity for finding in findings)
+    numbers, is_well = {severity: counts[severity] for severity in CheckSeverity}, not counts[CheckSeverity.WRONG]
     if as_json:
         render.print_json({"is_well": is_well, **numbers, "findings": findings})
     else:
         for _, of_check in groupby(findings, key=lambda finding: finding.id):
             _show_findings(list(of_check))
-        counts = ", ".join(f"{number} {severity}" for severity, number in numbers.items() if number)
+        summary = ", ".join(f"{number} {severity}" for severity, number in numbers.items() if number)
         verdict = ("Nothing is wrong with the deployment", "bold green") if is_well else ("Not all is well", "bold red")
-        say("\n", verdict, f": {counts}. For its documents, see: syncer status")
+        say("\n", verdict, f": {summary}. For its documents, see: syncer status")
     if not is_well:
         raise typer.Exit(1)
 
@@ -221,9 +221,9 @@ def _show_waited(waited: Waited) -> None:
     if not waited.is_captured:
         say(f"Transaction {waited.xid} changed nothing that a document reads.")
         return
-    what = "searchable" if waited.is_searchable else "indexed"
+    state = "searchable" if waited.is_searchable else "indexed"
     end = "." if waited.is_complete else ", except:"
-    say(f"Transaction {waited.xid} is {what}, after {waited.seconds:.3f} s{end}")
+    say(f"Transaction {waited.xid} is {state}, after {waited.seconds:.3f} s{end}")
     for letter in waited.dead_lettered:
         say(f"  {letter.document} {shown_id(letter.id)} is dead-lettered: {letter.error}")
     for name in waited.suspended:

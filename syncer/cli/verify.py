@@ -12,7 +12,7 @@ from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
 from syncer.base.formatting import amount, shortened, shown_id
 from syncer.cli import jobs, render
-from syncer.cli.context import AnyDocument, AsJson, DocumentName, Parts, Values, flag, open_parts
+from syncer.cli.context import AnyDocument, AsJson, DocumentName, Servers, Values, flag, open_servers
 from syncer.cli.render import TIME, Part, Show, say, show_table
 from syncer.documents import queries, registry
 from syncer.documents.registry import Document
@@ -44,7 +44,7 @@ def verify(
     """
     render.out.quiet = as_json
     reports = []
-    with open_parts("verify") as parts:
+    with open_servers("verify") as parts:
         for kept in _kept(parts, document):
             reports.append(compared(parts, kept, values=values, repair=repair))
             show_verify(reports[-1], kept)
@@ -56,7 +56,7 @@ def verify(
         raise typer.Exit(3)
 
 
-def _kept(parts: Parts, name: str | None) -> Iterator[Document]:
+def _kept(parts: Servers, name: str | None) -> Iterator[Document]:
     """What is to equal its SELECT, of one document or of all; each as it is active when its turn comes."""
     if name is not None:
         parts.document(name)
@@ -73,7 +73,7 @@ def _kept(parts: Parts, name: str | None) -> Iterator[Document]:
 
 
 def compared(
-    parts: Parts,
+    parts: Servers,
     document: Document,
     *,
     settle_seconds: float = SETTLE_SECONDS,
@@ -114,7 +114,7 @@ def compared(
     return report
 
 
-def _write_again(parts: Parts, document: Document, show: Show, ids: Sequence[str]) -> None:
+def _write_again(parts: Servers, document: Document, show: Show, ids: Sequence[str]) -> None:
     """Write documents by a job, on every shard, and wait until it is done."""
     writable = filter(queries.is_text, ids)  # no row has the others, and no job can name them
     chunk = parts.settings.worker.batch_documents_max
@@ -198,7 +198,7 @@ def explain(
     version in Elasticsearch, its dead letter, the jobs that may write it, and the tables it
     reads. If it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
     """
-    with render.progress("asking Postgres and Elasticsearch"), open_parts("explain") as parts:
+    with render.progress("asking Postgres and Elasticsearch"), open_servers("explain") as parts:
         servers = parts.connection, parts.index
         found = explaining.explain(*servers, document, id_, seconds=_EXPLAIN_SECONDS, values=values)
     if as_json:

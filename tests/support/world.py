@@ -39,7 +39,7 @@ from syncer.base.lifecycle import Component, Stop
 from syncer.base.postgres import Connection, Link
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
 from syncer.capture import progress
-from syncer.cli.context import Parts
+from syncer.cli.context import Servers
 from syncer.cli.load import load_all
 from syncer.documents import definition, registry
 from syncer.elasticsearch.bulk import Index
@@ -404,10 +404,10 @@ class World:
             return False
         return True
 
-    def parts(self, connection: Connection, client: Elasticsearch) -> Parts:
+    def parts(self, connection: Connection, client: Elasticsearch) -> Servers:
         """What a command works with."""
         index = Index(client, bulk_bytes_max=8_000_000)
-        return Parts(settings=self.settings, connection=connection, index=index, indices=Indices(client), name="test")
+        return Servers(settings=self.settings, connection=connection, index=index, indices=Indices(client), name="test")
 
     def backfill(self, document: str = "blogpost") -> None:
         """What ``syncer backfill`` does, beside no daemon."""

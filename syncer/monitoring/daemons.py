@@ -94,12 +94,12 @@ class Daemon:
     @property
     def duties(self) -> str:
         """What it does, in words."""
-        parts = [
+        duties = [
             "leads" if self.leads else "stands by" if "relay" in self.components else "",
             amount(self.workers, "worker") if self.workers else "",
             "job worker" if "job_worker" in self.components else "",
         ]
-        return ", ".join(filter(None, parts)) if self.components else "starting"
+        return ", ".join(filter(None, duties)) if self.components else "starting"
 
 
 def reporting(connection: Connection) -> list[str]:
@@ -141,9 +141,9 @@ class Reporter:
         """Report once, and write what the process has noted for the timeline; return when to report again."""
         with self._link.used() as connection:
             began = time.monotonic()
-            gone = connection.execute(_REPORT, self._row()).fetchall()
+            disappeared = connection.execute(_REPORT, self._row()).fetchall()
             retry.answered("postgres", seconds=time.monotonic() - began)
-            for host, process, seconds in gone:
+            for host, process, seconds in disappeared:
                 self._log.warning(
                     "daemon.disappeared",
                     host=host,
@@ -167,12 +167,12 @@ class Reporter:
         return connection
 
     def _row(self) -> tuple[object, ...]:
-        now, written = time.monotonic(), metrics.documents_written()
-        before, written_before = self._written
-        self._written = now, written
-        rate = (written - written_before) / max(now - before, 0.001)
+        now, total = time.monotonic(), metrics.documents_written()
+        reported_at, reported_total = self._written
+        self._written = now, total
+        rate = (total - reported_total) / max(now - reported_at, 0.001)
         # Several threads of a component may meet the same.
-        longest = {(each.component, each.server, each.kind): each for each in reversed(retry.troubles())}
+        longest = {(trouble.component, trouble.server, trouble.kind): trouble for trouble in reversed(retry.troubles())}
         troubles = [asdict(trouble) for trouble in (*longest.values(), *self.hanging())]
         return (*self._identity, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
 

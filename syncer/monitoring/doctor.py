@@ -123,8 +123,8 @@ class Deployment:
 
     def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
         """The rows that a query of Postgres returns."""
-        found: list[tuple[Any, ...]] = self.server("postgres").execute(query, parameters).fetchall()
-        return found
+        rows: list[tuple[Any, ...]] = self.server("postgres").execute(query, parameters).fetchall()
+        return rows
 
     @property
     def schema(self) -> Connection:
@@ -242,7 +242,7 @@ def _query(query: str) -> Ask:
 
     def ask(deployment: Deployment) -> Iterable[Finding]:
         connection = deployment.schema if "syncer" in query else deployment.server("postgres")
-        return [Finding(found, fix) for found, fix in connection.execute(query)]
+        return [Finding(problem, fix) for problem, fix in connection.execute(query)]
 
     return ask
 
@@ -251,8 +251,8 @@ def _reach(server: str, further: Ask = lambda _: ()) -> Ask:
     """Whether a server was reached; if so, further questions."""
 
     def ask(deployment: Deployment) -> Iterable[Finding]:
-        found = deployment.servers[server]
-        return [Finding(found.message, found.hint)] if isinstance(found, SyncerError) else further(deployment)
+        answer = deployment.servers[server]
+        return [Finding(answer.message, answer.hint)] if isinstance(answer, SyncerError) else further(deployment)
 
     return ask
 
@@ -274,7 +274,7 @@ def _is_usable(deployment: Deployment) -> Iterator[Finding]:
 
 def _triggers(deployment: Deployment) -> Iterator[Finding]:
     captures = install.captured(deployment.schema)
-    for relation in sorted({each for document in deployment.documents for each in document.dependencies.tables}):
+    for relation in sorted({table for document in deployment.documents for table in document.dependencies.tables}):
         capture = captures.get(relation)
         if capture is None or install.lost(deployment.schema, [relation]):
             yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
@@ -285,13 +285,13 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
 def _may_use(deployment: Deployment) -> Iterator[Finding]:
     roles = "If this is a daemon's role: run docs/roles.sql, and make it a member of the group roles of its duties."
     if deployment.rows(_SUPERUSER):
-        found = (
+        problem = (
             "The role of postgres.dsn is a superuser: code that owners of your tables have written runs with its rights"
         )
         fix = "Connect as a role that is none: docs/security.md, Roles and grants."
-        yield Finding(found, fix, severity=CheckSeverity.CONSIDER)
-    for found, is_wrong in deployment.rows(_LACKING):
-        yield Finding(found, roles, severity=CheckSeverity.WRONG if is_wrong else CheckSeverity.CONSIDER)
+        yield Finding(problem, fix, severity=CheckSeverity.CONSIDER)
+    for problem, is_wrong in deployment.rows(_LACKING):
+        yield Finding(problem, roles, severity=CheckSeverity.WRONG if is_wrong else CheckSeverity.CONSIDER)
 
 
 def _may_read(deployment: Deployment) -> Iterator[Finding]:
@@ -302,13 +302,13 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
         for view in document.dependencies.views:
             columns.setdefault(str(view), set())
     problems = {
-        found: fix
-        for relation, read in sorted(columns.items())
-        for found, fix in deployment.rows(_UNREADABLE, relation, sorted(read))
+        problem: fix
+        for relation, names in sorted(columns.items())
+        for problem, fix in deployment.rows(_UNREADABLE, relation, sorted(names))
     }
     # A relay reads no table of an application.
     severity = None if deployment.rows(_IS_WORKER) == [(True,)] else CheckSeverity.CONSIDER
-    yield from (Finding(found, fix, severity=severity) for found, fix in problems.items())
+    yield from (Finding(problem, fix, severity=severity) for problem, fix in problems.items())
 
 
 def _indexes(deployment: Deployment) -> Iterator[Finding]:
@@ -349,8 +349,8 @@ def _topic(deployment: Deployment) -> Iterator[Finding]:
             "Use three brokers. kafka.replication_factor applies to a topic that syncer creates; "
             "kafka-reassign-partitions.sh adds replicas to an existing one."
         )
-        found = "The topic has one replica: if its broker is lost, so are its changes"
-        yield Finding(found, more, how=How.ADVICE, severity=CheckSeverity.CONSIDER)
+        problem = "The topic has one replica: if its broker is lost, so are its changes"
+        yield Finding(problem, more, how=How.ADVICE, severity=CheckSeverity.CONSIDER)
     values = topic.configuration(deployment.server("kafka"), name, seconds=ANSWER_SECONDS)
     for setting, (is_wrong, right, severity) in _TOPIC.items():
         if is_wrong(values[setting]) and (has_copies or setting != "min.insync.replicas"):
@@ -379,21 +379,21 @@ def _indices(deployment: Deployment) -> Iterator[Finding]:
 
 def _orphans(deployment: Deployment) -> Iterator[Finding]:
     installation = registry.installation(deployment.schema)
-    known = {document.index_name for document in deployment.documents}
+    active_indices = {document.index_name for document in deployment.documents}
     active = {document.index for document in deployment.documents}
     names = [Target.of_index("*").write_alias, *sorted(f"{index}-*" for index in active)]
-    made = deployment.server("elasticsearch").indices.get(
+    existing = deployment.server("elasticsearch").indices.get(
         index=names, expand_wildcards="all", filter_path="*.aliases,*.mappings._meta.syncer"
     )
-    for name, index in sorted(made.items()):
+    for name, index in sorted(existing.items()):
         mark = index.get("mappings", {}).get("_meta", {}).get("syncer", {})
-        if mark.get("installation") != installation or name in known:
+        if mark.get("installation") != installation or name in active_indices:
             continue
         aliases = index.get("aliases", {}).keys() - {Target.of_index(name).write_alias}
         made_for = f"{name}, made for {mark.get('document')},"
         if not aliases:
-            found = f"{made_for} is not active any more"
-            yield Finding(found, request("DELETE", f"/{name}"), severity=CheckSeverity.CONSIDER)
+            problem = f"{made_for} is not active any more"
+            yield Finding(problem, request("DELETE", f"/{name}"), severity=CheckSeverity.CONSIDER)
         elif searched := sorted(aliases - active):  # status reports an alias that leads to two indices
             yield Finding(
                 f"Searches of {' and '.join(searched)} find {made_for} which Postgres does not know",
@@ -454,15 +454,15 @@ def examine(settings: Settings, *, checks: Sequence[Check] = CHECKS) -> list[Fin
     with ExitStack() as stack:
         deployment = Deployment(settings, stack)
         used = [check for check in checks if check.server in deployment.servers]
-        return [finding for check in used for finding in _made(check, deployment)]
+        return [finding for check in used for finding in _findings(check, deployment)]
 
 
-def _made(check: Check, deployment: Deployment) -> list[Finding]:
+def _findings(check: Check, deployment: Deployment) -> list[Finding]:
     """Return what a check found, with what the table says of it."""
     try:
-        found = list(check.ask(deployment)) or [Finding(severity=CheckSeverity.WELL)]
+        findings = list(check.ask(deployment)) or [Finding(severity=CheckSeverity.WELL)]
     except _ERRORS as error:
-        found = [Finding((explain(error) or SyncerError(str(error))).message, severity=CheckSeverity.UNSEEN)]
+        findings = [Finding((explain(error) or SyncerError(str(error))).message, severity=CheckSeverity.UNSEEN)]
     return [
         replace(
             finding,
@@ -471,5 +471,5 @@ def _made(check: Check, deployment: Deployment) -> list[Finding]:
             how=finding.how or (check.how if finding.fix else None),
             severity=finding.severity or check.severity,
         )
-        for finding in found
+        for finding in findings
     ]

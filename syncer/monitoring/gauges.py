@@ -20,15 +20,15 @@ _Found = Mapping[tuple[str, ...], float]
 
 
 def _troubles(stored: Stored) -> _Found:
-    found: dict[tuple[str, ...], float] = defaultdict(float)
+    seconds_by_component: dict[tuple[str, ...], float] = defaultdict(float)
     for daemon in stored.daemons:
         seconds = [("daemon", daemon.silent_seconds if daemon.is_silent else 0.0)]
         if not daemon.is_silent:
             seconds += [(name, 0.0) for name in daemon.components]
             seconds += [(trouble.component, trouble.seconds) for trouble in daemon.troubles]
         for name, lasts in seconds:
-            found[daemon.host, name] = max(found[daemon.host, name], lasts)
-    return found
+            seconds_by_component[daemon.host, name] = max(seconds_by_component[daemon.host, name], lasts)
+    return seconds_by_component
 
 
 def _states(status: Status) -> _Found:
@@ -42,8 +42,8 @@ def _states(status: Status) -> _Found:
 
 
 def _jobs(stored: Stored, figure: Callable[[Job], float | None]) -> _Found:
-    found = {(str(job.id), str(job.kind), job.document): figure(job) for job in stored.jobs}
-    return {key: number for key, number in found.items() if number is not None}
+    figures = {(str(job.id), str(job.kind), job.document): figure(job) for job in stored.jobs}
+    return {key: number for key, number in figures.items() if number is not None}
 
 
 _ALWAYS: dict[Metric, Callable[[Status], _Found]] = {
@@ -130,10 +130,10 @@ _FROM_POSTGRES: dict[Metric, Callable[[Status, Stored], _Found]] = {
         _WRONG,
         "Documents that still differed from their SELECT after the last `syncer verify`, dead letters aside.",
         ("document",),
-    ): lambda _, stored: {(last.document,): last.drifted for last in stored.verifications},
+    ): lambda _, stored: {(verified.document,): verified.drifted for verified in stored.verifications},
     Metric(
         "syncer_verified_timestamp_seconds", _WRONG, "When `syncer verify` last ran; in Unix time.", ("document",)
-    ): lambda _, stored: {(last.document,): last.finished_at.timestamp() for last in stored.verifications},
+    ): lambda _, stored: {(verified.document,): verified.finished_at.timestamp() for verified in stored.verifications},
     Metric(
         "syncer_epoch", _WRONG, "The epoch of versions; it grows with each failover and restore."
     ): lambda _, stored: {(): stored.epoch},
@@ -144,7 +144,7 @@ GAUGES = (*_ALWAYS, *_FROM_POSTGRES)
 
 def values(status: Status) -> Values:
     """The metrics of a status, without those of a server that does not answer."""
-    found = {metric: value(status) for metric, value in _ALWAYS.items()}
+    values_by_metric = {metric: value(status) for metric, value in _ALWAYS.items()}
     if status.stored is not None and POSTGRES not in status.silent:
-        found |= {metric: value(status, status.stored) for metric, value in _FROM_POSTGRES.items()}
-    return found
+        values_by_metric |= {metric: value(status, status.stored) for metric, value in _FROM_POSTGRES.items()}
+    return values_by_metric

@@ -50,12 +50,12 @@ class History:
             return [sample for sampled_at, sample in self._samples if sampled_at > at]
 
     def _sample(self, status: Status) -> Sample:
-        before, stored = self._stored, status.stored
-        self._stored, lag, captured, written = stored, None, None, None
+        previous, stored = self._stored, status.stored
+        self._stored, lag, captured_rate, written_rate = stored, None, None, None
         if stored is not None and POSTGRES not in status.silent:
-            lag, written = status.lag_seconds, stored.written_per_second
-            if before is not None and stored.at > before.at:
-                changes = stored.totals["captured"] - before.totals["captured"]
-                captured = max(0.0, changes / (stored.at - before.at))
-        rates = {"captured_per_second": captured, "written_per_second": written}
+            lag, written_rate = status.lag_seconds, stored.written_per_second
+            if previous is not None and stored.at > previous.at:
+                changes = stored.totals["captured"] - previous.totals["captured"]
+                captured_rate = max(0.0, changes / (stored.at - previous.at))
+        rates = {"captured_per_second": captured_rate, "written_per_second": written_rate}
         return {"at": status.at, "lag_seconds": lag, **rates}

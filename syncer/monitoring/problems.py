@@ -58,32 +58,32 @@ class Problem:
 
 def problems(status: Status) -> tuple[Problem, ...]:
     """All problems, the most important first."""
-    found = [*_of_servers(status)]
+    open_problems = [*_of_servers(status)]
     if status.stored is None or POSTGRES in status.silent:
-        return tuple(found)
+        return tuple(open_problems)
     if (seconds := status.stored.standby_seconds) >= _SOON_SECONDS:
         message = f"Postgres has waited for a synchronous standby for {elapsed(seconds)}: commits wait."
         action = "Start the standby, or take it out of synchronous_standby_names. Nothing is lost meanwhile."
-        found.append(Problem(message, action, "SyncerComponentTroubled", is_passing=seconds < _BRIEF_SECONDS))
-    found += _of_daemons(status, status.stored)
+        open_problems.append(Problem(message, action, "SyncerComponentTroubled", is_passing=seconds < _BRIEF_SECONDS))
+    open_problems += _of_daemons(status, status.stored)
     for document in status.documents:
-        found += _of_document(document, status, status.stored)
-    return (*found, *_of_jobs(status, status.stored))
+        open_problems += _of_document(document, status, status.stored)
+    return (*open_problems, *_of_jobs(status, status.stored))
 
 
 def urgency(status: Status) -> Urgency:
     """The urgency of the status as a whole."""
-    found = problems(status)
-    if any(not problem.is_passing for problem in found):
+    open_problems = problems(status)
+    if any(not problem.is_passing for problem in open_problems):
         return Urgency.BAD
-    return Urgency.BUSY if found or status.lag_seconds >= _BEHIND_SECONDS else Urgency.WELL
+    return Urgency.BUSY if open_problems or status.lag_seconds >= _BEHIND_SECONDS else Urgency.WELL
 
 
 def headline(status: Status) -> str:
     """One sentence that says whether all is well."""
-    found = problems(status)
-    if found:
-        return found[0].message if len(found) == 1 else f"{len(found)} problems."
+    open_problems = problems(status)
+    if open_problems:
+        return open_problems[0].message if len(open_problems) == 1 else f"{len(open_problems)} problems."
     if not status.documents:
         return "All is well, but no document is active. Run: syncer apply"
     assert status.stored is not None  # else there is a problem
@@ -91,27 +91,27 @@ def headline(status: Status) -> str:
     if status.stored.waiting:
         age = f", the oldest for {elapsed(status.lag_seconds)}" if status.lag_seconds >= _SOON_SECONDS else ""
         phrases.append(f"{amount(status.stored.waiting, 'change')} in flight{age}")
-    if left := [job.eta_seconds for job in status.stored.jobs if not job.is_paused]:
-        known = [seconds for seconds in left if seconds is not None]
-        until = f", done in {elapsed(max(known))}" if len(known) == len(left) else ""
-        phrases.append(f"{amount(len(left), 'job')} running{until}")
+    if etas := [job.eta_seconds for job in status.stored.jobs if not job.is_paused]:
+        known_etas = [seconds for seconds in etas if seconds is not None]
+        until = f", done in {elapsed(max(known_etas))}" if len(known_etas) == len(etas) else ""
+        phrases.append(f"{amount(len(etas), 'job')} running{until}")
     state = "Behind" if urgency(status) is Urgency.BUSY else "All is well"
     return f"{state}. {'; '.join(phrases) or 'Nothing is waiting'}."
 
 
 def as_json(status: Status) -> dict[str, Any]:
     """The status as plain data: the output of `syncer status --json`, and the response of /api/status."""
-    found, known = problems(status), plain(status)
-    stored = known.pop("stored") or dict.fromkeys(name for name in dir(Stored) if not name.startswith("_"))
+    open_problems, fields = problems(status), plain(status)
+    stored = fields.pop("stored") or dict.fromkeys(name for name in dir(Stored) if not name.startswith("_"))
     if status.stored is None:
-        known = dict.fromkeys(known) | {"at": status.at, "servers": known["servers"]}
+        fields = dict.fromkeys(fields) | {"at": status.at, "servers": fields["servers"]}
     return {
-        "is_well": not found,
+        "is_well": not open_problems,
         "headline": headline(status),
         "status": urgency(status),
-        "problems": plain(found),
+        "problems": plain(open_problems),
         **stored,
-        **known,
+        **fields,
     }
 
 
@@ -136,10 +136,10 @@ def _of_servers(status: Status) -> Iterator[Problem]:
 
 def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:
     if not at_work(stored):
-        last = min(stored.daemons, key=lambda daemon: daemon.silent_seconds, default=None)
-        since = "" if last is None else f" The last one, {_name(last)}, reported {elapsed(last.silent_seconds)} ago."
+        latest = min(stored.daemons, key=lambda daemon: daemon.silent_seconds, default=None)
+        since = latest and f" The last one, {_name(latest)}, reported {elapsed(latest.silent_seconds)} ago."
         action = "Start one: syncer run. Nothing is lost meanwhile."
-        yield Problem(f"No daemon is running.{since}", action, "SyncerDown")
+        yield Problem(f"No daemon is running.{since or ''}", action, "SyncerDown")
         return
     for daemon in stored.daemons:
         if daemon.is_silent:
@@ -168,13 +168,13 @@ def _of_daemons(status: Status, stored: Stored) -> Iterator[Problem]:
         for trouble in daemon.troubles:
             if trouble.server not in status.silent:
                 by_kind.setdefault((trouble.server, trouble.kind), []).append((daemon, trouble))
-    for found in by_kind.values():
-        _, longest = max(found, key=lambda pair: pair[1].seconds)
+    for affected in by_kind.values():
+        _, longest = max(affected, key=lambda pair: pair[1].seconds)
         yield Problem(
             f"{longest.error}, for {elapsed(longest.seconds)}.",
             longest.hint or "It is tried again until it succeeds.",
             "SyncerComponentTroubled",
-            detail="\n".join(f"{trouble.component} of {_name(daemon)}" for daemon, trouble in found),
+            detail="\n".join(f"{trouble.component} of {_name(daemon)}" for daemon, trouble in affected),
             is_passing=longest.seconds < _BRIEF_SECONDS,
         )
 
@@ -189,10 +189,10 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
     for index in document.targets:
         yield from _of_index(index, document, faults.get(index), stored)
     if is_known and document.searched is not None and not document.is_searched_alone and document.current not in faults:
-        found = " and ".join(document.searched) or "no index"
-        message = f"Searches of {document.index} find {found} instead of {document.current} alone."
-        foreign = [other for other in document.searched if other not in document.targets]
-        removals = [{"remove": {"index": other, "alias": document.index}} for other in foreign]
+        searched = " and ".join(document.searched) or "no index"
+        message = f"Searches of {document.index} find {searched} instead of {document.current} alone."
+        foreign = [index for index in document.searched if index not in document.targets]
+        removals = [{"remove": {"index": index, "alias": document.index}} for index in foreign]
         action = f"Take it out: POST /_aliases {json.dumps({'actions': removals})}" if foreign else "Run: syncer apply"
         yield Problem(message, action, "SyncerAliasWrong", name)
     if document.drifted:
@@ -221,12 +221,12 @@ def _of_index(index: str, document: DocumentStatus, fault: IndexFault | None, st
     jobs = [job for job in stored.jobs if job.index_name == index]
     # A lost index is the cause: why the document is suspended adds nothing.
     if fault is not None and (suspended is None or fault is not IndexFault.SHARDS_AWAY):
-        gone = "Run: syncer apply" if is_current else f"Give it up: {give_up}"
+        remedy = "Run: syncer apply" if is_current else f"Give it up: {give_up}"
         message = f"The index {index} (of {name}{'' if is_current else f', {role}'}) {fault}."
-        yield Problem(message, _OPEN.get(fault, gone).format(index), "SyncerDocumentSuspended", name)
+        yield Problem(message, _OPEN.get(fault, remedy).format(index), "SyncerDocumentSuspended", name)
     elif suspended is not None:
-        what, _, hint = suspended.partition("\n")
-        message = f"{name if is_current else f'{index} ({role})'} is suspended: {what.rstrip('; .')}."
+        cause, _, hint = suspended.partition("\n")
+        message = f"{name if is_current else f'{index} ({role})'} is suspended: {cause.rstrip('; .')}."
         action = hint or "Fix it, then run: syncer apply"
         action = action if is_current else f"{hint}\nTo give it up: {give_up}".strip()
         yield Problem(message, action, "SyncerDocumentSuspended", name)

@@ -343,16 +343,16 @@ class Reader:
         servers = [self._postgres.ask(self._ask_postgres, POSTGRES_SECONDS)]
         stored = self._postgres.answer
         # By the database's clock, also while it does not answer.
-        at = stored.at + (servers[0].age_seconds or 0.0) if stored else time.time()
+        as_of = stored.at + (servers[0].age_seconds or 0.0) if stored else time.time()
         documents = stored.documents if stored else ()
-        left = ALL_SECONDS - (time.monotonic() - began)
+        seconds_left = ALL_SECONDS - (time.monotonic() - began)
         if asks_elasticsearch:
-            servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(documents), left))
+            servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(documents), seconds_left))
         if self._settings.kafka.is_used:
             servers.insert(1, _kafka(stored if servers[0].error is None else None))
-        held = self._elasticsearch.answer
-        status = Status(at=at, servers=tuple(servers), stored=stored, documents=())
-        combined = [_combined(document, at, status.lag_seconds, held or Held()) for document in documents]
+        holdings = self._elasticsearch.answer
+        status = Status(at=as_of, servers=tuple(servers), stored=stored, documents=())
+        combined = [_combined(document, as_of, status.lag_seconds, holdings or Held()) for document in documents]
         return replace(status, documents=tuple(combined))
 
     # In a thread of the question
@@ -385,15 +385,15 @@ class Reader:
         return ask_elasticsearch(self._client, documents)
 
 
-def _combined(document: DocumentStatus, at: float, in_flight_seconds: float, held: Held) -> DocumentStatus:
+def _combined(document: DocumentStatus, as_of: float, in_flight_seconds: float, holdings: Held) -> DocumentStatus:
     """Return the document with its lag, and with what Elasticsearch holds; its current index first."""
-    held_back_seconds = 0.0 if document.held_back_since is None else at - document.held_back_since
+    held_back_seconds = 0.0 if document.held_back_since is None else as_of - document.held_back_since
     return replace(
         document,
         lag_seconds=max(in_flight_seconds, held_back_seconds),
-        targets={index: held.counts.get(index) for index in sorted(document.roles, key=document.current.__ne__)},
-        faults={index: held.faults[index] for index in document.roles if index in held.faults},
-        searched=held.searched.get(document.index),
+        targets={index: holdings.counts.get(index) for index in sorted(document.roles, key=document.current.__ne__)},
+        faults={index: holdings.faults[index] for index in document.roles if index in holdings.faults},
+        searched=holdings.searched.get(document.index),
     )
 
 
@@ -467,8 +467,8 @@ def describe(server: str, error: Exception) -> tuple[str, str]:
 
 def ask_postgres(connection: Connection) -> Stored:
     """Query Postgres."""
-    ((found,),) = connection.execute(_STORED, prepare=True).fetchall()
-    return replace(msgspec.convert(found, Stored), jobs=tuple(unfinished(connection)))
+    ((stored,),) = connection.execute(_STORED, prepare=True).fetchall()
+    return replace(msgspec.convert(stored, Stored), jobs=tuple(unfinished(connection)))
 
 
 def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]) -> Held:
@@ -491,7 +491,7 @@ def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]
         elif "hits" in answer:
             counts[name] = answer["hits"]["total"]["value"]
     searched = Holdings(client).searched(sorted({document.index for document in documents}))
-    return Held(counts=counts, faults=faults, searched={alias: tuple(found) for alias, found in searched.items()})
+    return Held(counts=counts, faults=faults, searched={alias: tuple(names) for alias, names in searched.items()})
 
 
 def _kafka(stored: Stored | None) -> Server:

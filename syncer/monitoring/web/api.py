@@ -173,7 +173,7 @@ class Api:
 
     def wait(self, access: Access, token: _Text, timeout: _Timeout = _WAIT_MAX, searchable: bool = False) -> Any:
         """Wait until the transaction of ``token`` is indexed, at most ``timeout`` seconds."""
-        with _place(self._waits, patience=0):
+        with _turn(self._waits, patience=0):
             try:
                 waited = wait.wait(
                     self._settings, token, timeout_seconds=timeout, searchable=searchable, pause=self._stop.pause
@@ -187,21 +187,21 @@ class Api:
     def _connection(self) -> Iterator[Connection]:
         """A connection for one response."""
         with (
-            _place(self._connections, patience=_PLACE_SECONDS),
+            _turn(self._connections, patience=_PLACE_SECONDS),
             migrations.connected(self._settings.postgres, name="web") as connection,
         ):
             yield connection
 
 
 @contextmanager
-def _place(places: threading.BoundedSemaphore, *, patience: float) -> Iterator[None]:
+def _turn(turns: threading.BoundedSemaphore, *, patience: float) -> Iterator[None]:
     """Take one of a limited number of places: a server that hangs leaves threads for other requests."""
-    if not places.acquire(timeout=patience):
+    if not turns.acquire(timeout=patience):
         raise UnavailableError("Too many requests are waiting here", hint=_ELSEWHERE)
     try:
         yield
     finally:
-        places.release()
+        turns.release()
 
 
 def _health(reasons: Mapping[str, str]) -> Response:
@@ -213,5 +213,5 @@ def _health(reasons: Mapping[str, str]) -> Response:
 
 def _job(job: Job, access: Access) -> dict[str, Any]:
     """A job as data; its error may contain values of rows."""
-    data: dict[str, Any] = plain(job)
-    return data if access >= Access.VALUES else data | {"error": data["error"] and _HIDDEN}
+    fields: dict[str, Any] = plain(job)
+    return fields if access >= Access.VALUES else fields | {"error": fields["error"] and _HIDDEN}

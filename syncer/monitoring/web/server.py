@@ -110,10 +110,10 @@ class Guard:
 
     def access(self, headers: Headers) -> Access:
         """What a request with these headers may have; one with a wrong token is refused."""
-        scheme, _, given = headers.get("Authorization", "").partition(" ")
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
         if not scheme or self.token is None:
             return Access.FIGURES if _is_loopback(self.host) else Access.HEALTH
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.token.encode()):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self.token.encode()):
             raise UnauthorizedError("Wrong token", hint="It is the value of web.token.")
         return Access.VALUES
 
@@ -164,7 +164,7 @@ class App:
         files = {"/": static / "index.html", "/operating": shipped("docs") / "operating.md"}
         files |= {f"/static/{file.name}": file for file in static.iterdir()}
         answers = {path: (validate_call(handler), needed) for path, (handler, needed) in routes.items()}
-        rules = [Rule(path, endpoint=found, methods=["GET"]) for path, found in (files | answers).items()]
+        rules = [Rule(path, endpoint=endpoint, methods=["GET"]) for path, endpoint in (files | answers).items()]
         # Paths must match exactly: no redirects to similar ones.
         self._paths = Map(rules, strict_slashes=False, merge_slashes=False, redirect_defaults=False)
         self._refused = Repeated()
@@ -188,8 +188,8 @@ class App:
         answer, needed = endpoint
         access = self._guard.access(request.headers)
         self._guard.require(needed, access)
-        found = answer(access, **{**request.args.to_dict(), **parameters})
-        return found if isinstance(found, Response) else as_json(found)
+        body = answer(access, **{**request.args.to_dict(), **parameters})
+        return body if isinstance(body, Response) else as_json(body)
 
     def _of_error(self, request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
@@ -198,8 +198,8 @@ class App:
             response.headers.extend([header for header in error.get_headers() if header[0] == "Allow"])
             return response
         if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            message = ": ".join([*map(str, first["loc"][:1]), first["msg"]])
+            problem = error.errors()[0]
+            message = ": ".join([*map(str, problem["loc"][:1]), problem["msg"]])
             error = ConfigError(message, hint="The parameters are in docs/json.md.")
         explained = explain(error)
         if explained is None:

@@ -55,10 +55,10 @@ def _components(settings: Settings, *, relay: bool, workers: bool) -> dict[str, 
             if index is not None:
                 lost_records.require_original(connection, settings.kafka, index)
             topic.ensure_topic(settings.kafka)
-    made: dict[str, Component] = {"watch": Watch(connect=partial(_connect, settings, "watch"))}
+    components: dict[str, Component] = {"watch": Watch(connect=partial(_connect, settings, "watch"))}
     if relay and settings.kafka.is_used:
         connect = partial(_connect, settings, "relay")
-        made["relay"] = Relay(connect=connect, kafka=settings.kafka, settings=settings.relay)
+        components["relay"] = Relay(connect=connect, kafka=settings.kafka, settings=settings.relay)
     if index is not None:
         traffic = LiveTraffic()
         if not settings.worker.threads:
@@ -66,9 +66,9 @@ def _components(settings: Settings, *, relay: bool, workers: bool) -> dict[str, 
         # Without Kafka one worker reads; the threads that write are its own.
         threads = settings.worker.threads if settings.kafka.is_used else min(1, settings.worker.threads)
         for name in (f"worker-{number}" for number in range(1, threads + 1)):
-            made[name] = worker(settings, index, name=name, traffic=traffic)
-        made["job_worker"] = job_worker(settings, index, name="job_worker", traffic=traffic)
-    return made
+            components[name] = worker(settings, index, name=name, traffic=traffic)
+        components["job_worker"] = job_worker(settings, index, name="job_worker", traffic=traffic)
+    return components
 
 
 def worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraffic | None = None) -> Worker:
@@ -134,10 +134,10 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
         beside["backlog"] = BacklogGuard(connect=connect, bytes_max=settings.relay.outbox_bytes_max)
     threads.start(beside)
     try:
-        made = retry(prepare, pause=stop.pause, component="daemon")
-        structlog.get_logger().info("daemon.started", components=list(made), process=os.getpid())
-        threads.start(made)
-        reporter.components = [*beside, *made]
+        components = retry(prepare, pause=stop.pause, component="daemon")
+        structlog.get_logger().info("daemon.started", components=list(components), process=os.getpid())
+        threads.start(components)
+        reporter.components = [*beside, *components]
         # A signal that another thread gets, as after SIGCONT, is handled only once this one wakes.
         while not stop.wait(PULSE_SECONDS):
             pulse()
@@ -168,9 +168,9 @@ class _Threads:
         self._stop = stop
         self._threads: list[threading.Thread] = []
 
-    def start(self, made: Mapping[str, Component]) -> None:
+    def start(self, components: Mapping[str, Component]) -> None:
         """Start these components."""
-        for name, component in made.items():
+        for name, component in components.items():
             thread = threading.Thread(target=self._guard, args=(name, component), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()

@@ -58,10 +58,12 @@ def play(stage: Stage) -> str:
     stage.activate(_INDEX)
     total = _RENAMED - 1 + _RENAMED // 5
     stage.heading(f"The application writes {total + 2:,} posts; it knows nothing of syncer")
-    first = stage.commit(f"{models()['denormalised'].rows}; {_USERS}")
+    tokens = stage.commit(f"{models()['denormalised'].rows}; {_USERS}")
     batches = range(1, total + 1, _BATCH)
-    statements = [_POSTS.format(famous=_RENAMED, first=at, last=min(at + _BATCH - 1, total)) for at in batches]
-    seconds = stage.wait([*first, *stage.commit(*statements)])
+    statements = [
+        _POSTS.format(famous=_RENAMED, first=first_id, last=min(first_id + _BATCH - 1, total)) for first_id in batches
+    ]
+    seconds = stage.wait([*tokens, *stage.commit(*statements)])
     stage.console.print(f"Searches show all of them {seconds:.1f} s after the last commit")
 
     stage.heading('The question, in one query: posts titled "relationships" by users called John')

@@ -45,9 +45,9 @@ class Ask:
     def rows(self, client: Elasticsearch, index: str, previous: Sequence[Row]) -> tuple[Row, ...]:
         """Search what is committed and indexed, and return the answer, given the previous one."""
         client.indices.refresh(index=index)
-        rows = _at(client.search(index=index, **json.loads(self.request_after(previous))).body, self.list_path)
+        rows = _field_at(client.search(index=index, **json.loads(self.request_after(previous))).body, self.list_path)
         return tuple(
-            tuple(_at(element, path) for path in self.columns.values())
+            tuple(_field_at(element, path) for path in self.columns.values())
             for element in (rows if isinstance(rows, list) else [rows])
         )
 
@@ -139,11 +139,11 @@ def _change(stage: Stage, model: Model, change: GuideChange) -> None:
     versions_before = _versions(stage.client, model.documents)
     seconds = stage.wait(stage.commit(*change.statements))
     versions_now = _versions(stage.client, model.documents)
-    written = sorted(name for name, version in versions_now.items() if versions_before.get(name) != version)
-    which = f": {', '.join(written)}" if len(written) <= _NAMED_MAX else ""
+    changed = sorted(name for name, version in versions_now.items() if versions_before.get(name) != version)
+    which = f": {', '.join(changed)}" if len(changed) <= _NAMED_MAX else ""
     stage.console.print(
         f"{seconds:.2f} s after the commit, searches show it. "
-        f"syncer wrote {len(written):,} of {len(versions_now):,} documents{which}."
+        f"syncer wrote {len(changed):,} of {len(versions_now):,} documents{which}."
     )
 
 
@@ -155,7 +155,7 @@ def _versions(client: Elasticsearch, documents: Sequence[str]) -> dict[str, int]
     }
 
 
-def _at(value: Any, path: str) -> Any:
+def _field_at(value: Any, path: str) -> Any:
     """Return what stands at a path such as ``hits.hits.0._source.user.name``, numbers rounded as people read them."""
     for name in path.split("."):
         value = value[int(name)] if isinstance(value, list) else value[name]

@@ -169,9 +169,9 @@ class ChangeConsumer:
             return
         self._committed_at = now
         offsets = [
-            TopicPartition(self._settings.topic, partition, place.next_offset)
-            for partition, place in reached.items()
-            if partition in self.numbers and place.next_offset is not None
+            TopicPartition(self._settings.topic, partition, position.next_offset)
+            for partition, position in reached.items()
+            if partition in self.numbers and position.next_offset is not None
         ]
         if offsets:
             with suppress(KafkaException):
@@ -190,7 +190,7 @@ class ChangeConsumer:
                     return
                 # The partition was assigned by this very poll: read the record again later.
                 self._consumer.seek(TopicPartition(self._settings.topic, partition, offset))
-            self._consumer.resume([place for place in self._consumer.assignment() if place in assigned])
+            self._consumer.resume([tp for tp in self._consumer.assignment() if tp in assigned])
         except KafkaException as error:
             self._failure = error
 
@@ -217,14 +217,14 @@ class ChangeConsumer:
             if not self._is_closing:  # then it reads nothing more, and librdkafka answers nothing more
                 handled = self._begin()
                 for partition in partitions:
-                    place = handled.get(partition.partition, PartitionPlace(next_offset=None, number=0))
-                    partition.offset = OFFSET_BEGINNING if place.next_offset is None else place.next_offset
-                    self.numbers[partition.partition] = place.number
+                    position = handled.get(partition.partition, PartitionPlace(next_offset=None, number=0))
+                    partition.offset = OFFSET_BEGINNING if position.next_offset is None else position.next_offset
+                    self.numbers[partition.partition] = position.number
             consumer.incremental_assign(partitions)
         except Exception as error:  # noqa: BLE001 - raised by the next `receive`
             self._failure = error
         if partitions:  # a member that joins a full group is assigned none, and is notified of that
-            self._log.info("worker.partitions_assigned", partitions=sorted(place.partition for place in partitions))
+            self._log.info("worker.partitions_assigned", partitions=sorted(tp.partition for tp in partitions))
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
@@ -236,4 +236,4 @@ class ChangeConsumer:
         except KafkaException as error:
             self._failure = error
         if partitions:
-            self._log.info("worker.partitions_revoked", partitions=sorted(place.partition for place in partitions))
+            self._log.info("worker.partitions_revoked", partitions=sorted(tp.partition for tp in partitions))

@@ -37,7 +37,7 @@ class Edit:
 
 def read(client: Elasticsearch, edits: Sequence[Edit]) -> list[Edit]:
     """Return the documents that are to be changed as they are now; refuse what could not be rolled back."""
-    copies = multi_get(client, map(_place, edits))
+    copies = multi_get(client, map(_document_key, edits))
     originals = [replace(edit, source=copy.get("_source")) for edit, copy in zip(edits, copies, strict=True)]
     _require_restorable(
         client, {edit.index for edit in edits}, {e.index for e in (*originals, *edits) if e.source is None}
@@ -49,7 +49,7 @@ def write(client: Elasticsearch, edits: Sequence[Edit], *, term: int) -> LockErr
     """Write documents in a term; return the error of a document that is refused. Safe to repeat."""
     operations: list[dict[str, Any]] = []
     for edit in edits:
-        how = {**_place(edit), "version": term, "version_type": "external_gte"}
+        how = {**_document_key(edit), "version": term, "version_type": "external_gte"}
         operations += [{"delete": how}] if edit.source is None else [{"index": how}, edit.source]
     for edit, item in zip(edits, send(client, operations), strict=True):
         document, error = f"{edit.index}/{edit.id}", item.get("error")
@@ -94,7 +94,7 @@ def send(
     return items
 
 
-def _place(edit: Edit) -> dict[str, str]:
+def _document_key(edit: Edit) -> dict[str, str]:
     return {"_index": edit.index, "_id": edit.id} | ({} if edit.routing is None else {"routing": edit.routing})
 
 

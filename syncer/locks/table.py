@@ -47,20 +47,20 @@ class Mode(StrEnum):
     EXCLUSIVE = "exclusive"
 
 
-def lock_id(*parts: str) -> str:
+def lock_id(*names: str) -> str:
     """Return the parts, URL-encoded, so that different parts never collide; the end of a long id becomes a digest."""
-    if not all(parts):
+    if not all(names):
         raise LockError("A lock without a name", hint="Give it a name that is not empty.")
     # In Python, file names that are not valid text contain lone surrogates.
-    id_ = ":".join(quote(part, safe="", errors="surrogatepass") for part in parts)
+    id_ = ":".join(quote(name, safe="", errors="surrogatepass") for name in names)
     digest = sha256(id_.encode()).hexdigest()
     return id_ if len(id_) <= _ID_BYTES_MAX else f"{id_[: _ID_BYTES_MAX - len(digest) - 1]}~{digest}"
 
 
 def readable(lock: str) -> str:
     """Return a lock's name for people."""
-    kind, *parts = lock.split(":")
-    return f"{kind} {' '.join(map(unquote, parts))}"
+    kind, *names = lock.split(":")
+    return f"{kind} {' '.join(map(unquote, names))}"
 
 
 def now() -> str:

@@ -86,8 +86,8 @@ def drop_partitions(connection: Connection, topic: str, partitions: int, saved: 
 
 
 def _are_handled(connection: Connection, numbers: Mapping[int, int]) -> bool:
-    places = progress.places(connection)
-    return all(partition in places and places[partition].number >= number for partition, number in numbers.items())
+    handled = progress.places(connection)
+    return all(partition in handled and handled[partition].number >= number for partition, number in numbers.items())
 
 
 def require_original(connection: Connection, settings: KafkaSettings, index: Index) -> None:

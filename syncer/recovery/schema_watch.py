@@ -122,7 +122,8 @@ def resume(connection: Connection, index_name: str) -> bool:
     """
     # Rule: refresh-with-the-resumption.
     with connection.transaction():
-        document = next((each for each in registry.documents(connection) if each.index_name == index_name), None)
+        active = {document.index_name: document for document in registry.documents(connection)}
+        document = active.get(index_name)
         if document is None or fault(connection, document) is not None:
             return False
         resumed = registry.resume(connection, document)

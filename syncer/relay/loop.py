@@ -94,7 +94,7 @@ class Relay:
             # By partition, the last number that was saved; after a time without Kafka, what workers had handled then.
             # Rule: a-new-leader-names-what-was-saved.
             partition_places = progress.places(self._reader.connection)
-            handled = {partition: place.number for partition, place in partition_places.items()}
+            handled = {partition: position.number for partition, position in partition_places.items()}
             self._producer = ChangeProducer(
                 self._kafka,
                 last_number=progress.new_term(self._reader.connection),

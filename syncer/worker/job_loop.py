@@ -355,28 +355,28 @@ def follow(
         Exception: What ``progress`` raises, or the error that ended the job worker.
     """
     link, stop, turns = Link(connect), Stop(), count()
-    found: list[Job] = []
-    own: list[JobWorker] = []
+    jobs: list[Job] = []
+    own_workers: list[JobWorker] = []
 
     def turn() -> float:
-        found[:] = [find(link.connection, job_id)]
-        progress(found[0])
-        if found[0].state.is_finished or found[0].is_suspended:
+        jobs[:] = [find(link.connection, job_id)]
+        progress(jobs[0])
+        if jobs[0].state.is_finished or jobs[0].is_suspended:
             stop.request()
             return 0
-        if not own and next(turns) % _ALIVE_TURNS == 0 and not chunks.job_workers_alive(link.connection):
-            own.append(job_worker())
-        return own[0].run_once() if own else _FOLLOW_SECONDS
+        if not own_workers and next(turns) % _ALIVE_TURNS == 0 and not chunks.job_workers_alive(link.connection):
+            own_workers.append(job_worker())
+        return own_workers[0].run_once() if own_workers else _FOLLOW_SECONDS
 
     def reset() -> None:
         link.close()
-        for worker in own:
+        for worker in own_workers:
             worker.reset()
 
     try:
         repeat(turn, reset=reset, stop=stop, component="command")
     finally:
         link.close()
-        for worker in own:
+        for worker in own_workers:
             worker.close(seconds=GRACE_SECONDS)
-    return found[0]
+    return jobs[0]

@@ -42,14 +42,14 @@ def main() -> int:
 
 
 def _explore(model: type[Model[Any]]) -> int:
-    found = explore(model())
+    result = explore(model())
     _print(f"{model.name}: {model.about}", f"  {model.bounds}")
-    _print(f"  {found.states:,} states, {found.steps:,} steps: {'a VIOLATION' if found.path else 'no violation'}")
-    _print(*(f"    {step}" for step in found.path))
+    _print(f"  {result.states:,} states, {result.steps:,} steps: {'a VIOLATION' if result.path else 'no violation'}")
+    _print(*(f"    {step}" for step in result.path))
     without = {rule: max(0, len(explore(model(without=rule)).path) - 1) for rule in model.rules}
     for rule, number in without.items():
         _print(f"  without {rule:<40} {f'violation after {number} steps' if number else 'NO VIOLATION'}")
-    return 1 if found.path or not all(without.values()) else 0
+    return 1 if result.path or not all(without.values()) else 0
 
 
 def _print(*lines: str) -> None:

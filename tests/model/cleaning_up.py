@@ -64,7 +64,7 @@ class State(NamedTuple):
 class CleaningUp(Model[State]):
     """A job beside live traffic leaves no orphan behind."""
 
-    first = State()
+    initial = State()
     identical = ("job_workers",)
     bounds = f"1 worker, 2 job workers, {_COMMITS} commits, a load, any crashes, one stall"
 
@@ -78,10 +78,10 @@ class CleaningUp(Model[State]):
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         yield from self._work(state)
-        for at, job_worker, name in processes(state.job_workers, "job worker"):
-            yield from self._work_on_jobs(state, at, job_worker, name)
-        for at, job in enumerate(state.jobs):
-            yield from self._advance(state, at, job, f"job {at + 1}")
+        for slot, job_worker, name in processes(state.job_workers, "job worker"):
+            yield from self._work_on_jobs(state, slot, job_worker, name)
+        for slot, job in enumerate(state.jobs):
+            yield from self._advance(state, slot, job, f"job {slot + 1}")
 
     # The worker
 
@@ -95,61 +95,61 @@ class CleaningUp(Model[State]):
                 if not is_truncate:
                     yield f"the worker receives {name}", _worker(state, Hand(phase=_HOLDS, task=number))
                     continue
-                after = _handled(self._refresh(state), number)
-                yield f"the worker creates a refresh for {name}, and saves it as handled", after
+                successor = _handled(self._refresh(state), number)
+                yield f"the worker creates a refresh for {name}, and saves it as handled", successor
         elif hand.phase == _SENT and not self._has_to_check(hand):
-            after = _worker(_handled(state, hand.task), Hand())
-            yield f"the worker saves event {hand.task + 1} as handled", after
+            successor = _worker(_handled(state, hand.task), Hand())
+            yield f"the worker saves event {hand.task + 1} as handled", successor
         else:
-            what, after, moved = self._write(state, hand, "the worker")
-            yield what, _worker(after, moved)
+            action, successor, moved = self._write(state, hand, "the worker")
+            yield action, _worker(successor, moved)
 
     def _refresh(self, state: State) -> State:
-        last = _NEW if self.join_only_a_new_refresh else _CLEANED_UP
-        is_joined = any(job.phase <= last for job in state.jobs)
+        last_joinable = _NEW if self.join_only_a_new_refresh else _CLEANED_UP
+        is_joined = any(job.phase <= last_joinable for job in state.jobs)
         return state if is_joined else state._replace(jobs=(*state.jobs, Job()))
 
     # Job workers
 
-    def _work_on_jobs(self, state: State, at: int, job_worker: Hand, name: str) -> Iterator[Step[State]]:
+    def _work_on_jobs(self, state: State, slot: int, job_worker: Hand, name: str) -> Iterator[Step[State]]:
         if job_worker.phase == _IDLE:
             for number, job in enumerate(state.jobs):
                 if job.chunk == _FREE:
                     chunk = _LOCKED if self.a_chunk_is_done_when_written else _NO_CHUNK
-                    taken = put(state, "jobs", number, job._replace(chunk=chunk))
+                    locked = put(state, "jobs", number, job._replace(chunk=chunk))
                     hand = Hand(phase=_HOLDS, task=number)
-                    yield f"{name} takes the chunk of job {number + 1}", put(taken, "job_workers", at, hand)
+                    yield f"{name} takes the chunk of job {number + 1}", put(locked, "job_workers", slot, hand)
         elif job_worker.phase == _SENT and not self._has_to_check(job_worker):
-            after = put(state, "job_workers", at, Hand())
+            successor = put(state, "job_workers", slot, Hand())
             if job_worker.is_late:
-                yield f"{name} finds its session ended", after
+                yield f"{name} finds its session ended", successor
             else:
                 job = state.jobs[job_worker.task]._replace(chunk=_NO_CHUNK)
-                yield f"{name} deletes the chunk", put(after, "jobs", job_worker.task, job)
+                yield f"{name} deletes the chunk", put(successor, "jobs", job_worker.task, job)
         else:
-            what, after, moved = self._write(state, job_worker, name)
-            yield what, put(after, "job_workers", at, moved)
+            action, successor, moved = self._write(state, job_worker, name)
+            yield action, put(successor, "job_workers", slot, moved)
 
     def _write(self, state: State, hand: Hand, name: str) -> tuple[str, State, Hand]:
         """Assign, read and write; if a listing has begun meanwhile, start again."""
         if hand.phase == _HOLDS:
             version = 1 + max(state.version, *(worker.version for worker in (*state.workers, *state.job_workers)))
-            read = hand._replace(phase=_READ, version=version, is_there=state.is_there)
-            what = (
+            reading = hand._replace(phase=_READ, version=version, is_there=state.is_there)
+            action = (
                 f"{name} assigns version {version}, and reads: the document is {'' if state.is_there else 'not '}there"
             )
-            return what, state, read
+            return action, state, reading
         if hand.phase == _SENT:
-            again = Hand(phase=_HOLDS, task=hand.task, is_late=hand.is_late)
-            return f"{name} finds that a listing has begun, and starts again", state, again
+            restarted = Hand(phase=_HOLDS, task=hand.task, is_late=hand.is_late)
+            return f"{name} finds that a listing has begun, and starts again", state, restarted
         sent = hand._replace(phase=_SENT, version=0)
-        what = f"{name} {'writes' if hand.is_there else 'deletes'} the document as version {hand.version}"
+        action = f"{name} {'writes' if hand.is_there else 'deletes'} the document as version {hand.version}"
         if hand.version <= state.version:
-            return f"{what}, which is rejected", state, sent
+            return f"{action}, which is rejected", state, sent
         jobs = tuple(
             job._replace(is_touched=True) if self._counts_at < job.phase < _CLEANED_UP else job for job in state.jobs
         )
-        return what, state._replace(version=hand.version, is_shown=hand.is_there, jobs=jobs), sent
+        return action, state._replace(version=hand.version, is_shown=hand.is_there, jobs=jobs), sent
 
     def _has_to_check(self, hand: Hand) -> bool:
         return hand.is_there and hand.is_overtaken and self.late_writers_ask_for_listings
@@ -160,9 +160,9 @@ class CleaningUp(Model[State]):
     def _counts_at(self) -> int:
         return _TOLD if self.tell_before_counting else _NEW
 
-    def _advance(self, state: State, at: int, job: Job, name: str) -> Iterator[Step[State]]:
+    def _advance(self, state: State, slot: int, job: Job, name: str) -> Iterator[Step[State]]:
         if job.phase <= _TOLD and job.phase != self._counts_at:
-            told = put(state, "jobs", at, job._replace(phase=job.phase + 1))
+            told = put(state, "jobs", slot, job._replace(phase=job.phase + 1))
             workers, job_workers = (
                 tuple(hand._replace(is_overtaken=hand.phase >= _READ) for hand in hands)
                 for hands in (state.workers, state.job_workers)
@@ -170,23 +170,23 @@ class CleaningUp(Model[State]):
             yield f"{name} announces its listing", told._replace(workers=workers, job_workers=job_workers)
         elif job.phase == self._counts_at:
             counted = job._replace(phase=job.phase + 1, is_touched=False)
-            yield f"{name} reads the sequence numbers", put(state, "jobs", at, counted)
+            yield f"{name} reads the sequence numbers", put(state, "jobs", slot, counted)
         elif job.phase == _COUNTED:
             listed = job._replace(phase=_LISTED, chunk=_FREE if state.is_there else _NO_CHUNK)
-            what = f"{name} lists the range of the document"
-            yield f"{what}: {'one chunk' if state.is_there else 'no chunk'}", put(state, "jobs", at, listed)
+            action = f"{name} lists the range of the document"
+            yield f"{action}: {'one chunk' if state.is_there else 'no chunk'}", put(state, "jobs", slot, listed)
             if not self.a_range_is_saved_with_its_chunks:
-                lost = put(state, "jobs", at, job._replace(phase=_LISTED))
-                yield f"{what}, and the lister dies before it stores the chunk", lost
+                lost = put(state, "jobs", slot, job._replace(phase=_LISTED))
+                yield f"{action}, and the lister dies before it stores the chunk", lost
         elif job.phase == _LISTED and job.chunk == _NO_CHUNK:
-            yield f"{name} has written its documents", put(state, "jobs", at, job._replace(phase=_WRITTEN))
+            yield f"{name} has written its documents", put(state, "jobs", slot, job._replace(phase=_WRITTEN))
         elif job.phase == _WRITTEN:
             is_orphan = state.is_shown and not state.is_there and not job.is_touched and self.cleanup_at_the_end
             cleaned_up = Job(phase=_CLEANED_UP, chunk=_FREE if is_orphan else _NO_CHUNK)
-            what = f"{name} cleans up, and finds {'an orphan' if is_orphan else 'no orphan'}"
-            yield what, put(state, "jobs", at, cleaned_up)
+            action = f"{name} cleans up, and finds {'an orphan' if is_orphan else 'no orphan'}"
+            yield action, put(state, "jobs", slot, cleaned_up)
         elif job.phase == _CLEANED_UP and job.chunk == _NO_CHUNK:
-            yield f"{name} is done", put(state, "jobs", at, Job(phase=_DONE))
+            yield f"{name} is done", put(state, "jobs", slot, Job(phase=_DONE))
 
     # The world
 
@@ -195,17 +195,17 @@ class CleaningUp(Model[State]):
             yield from self._commit(state)
         if state.workers[0].phase:
             yield "the worker is killed", _worker(state, Hand())
-        for at, job_worker, name in processes(state.job_workers, "job worker"):
+        for slot, job_worker, name in processes(state.job_workers, "job worker"):
             if job_worker.is_late:
                 if not self.a_late_job_worker_lives:
-                    yield f"{name} is killed", put(state, "job_workers", at, Hand())
+                    yield f"{name} is killed", put(state, "job_workers", slot, Hand())
             elif job_worker.phase:
                 job = state.jobs[job_worker.task]
                 chunk = _FREE if job.chunk == _LOCKED else job.chunk
                 free = put(state, "jobs", job_worker.task, job._replace(chunk=chunk))
-                yield f"{name} is killed, and its chunk is free", put(free, "job_workers", at, Hand())
+                yield f"{name} is killed, and its chunk is free", put(free, "job_workers", slot, Hand())
                 if not state.has_stalled and job_worker.task == 0:
-                    late = put(free, "job_workers", at, job_worker._replace(is_late=True))._replace(has_stalled=True)
+                    late = put(free, "job_workers", slot, job_worker._replace(is_late=True))._replace(has_stalled=True)
                     yield f"{name} stalls, and Postgres ends its session: its chunk is free", late
 
     def _commit(self, state: State) -> Iterator[Step[State]]:

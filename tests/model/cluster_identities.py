@@ -56,7 +56,7 @@ class State(NamedTuple):
 class ClusterIdentities(Model[State]):
     """After a crash, failover or restore, versions keep growing and lost commits disappear."""
 
-    first = State()
+    initial = State()
     identical = ("workers",)
     bounds = f"2 workers, {1 + _COMMITS} changes, 3 crashes, failovers or restores in any order"
 
@@ -67,59 +67,59 @@ class ClusterIdentities(Model[State]):
     a_new_identity_refreshes_all: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        for at, worker, name in processes(state.workers, "worker"):
-            yield from self._work(state, at, worker, name)
+        for slot, worker, name in processes(state.workers, "worker"):
+            yield from self._work(state, slot, worker, name)
 
-    def _work(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
+    def _work(self, state: State, slot: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         database = state.database
         if worker.phase == _IDLE:
-            yield from self._connect(state, at, name)
+            yield from self._connect(state, slot, name)
         elif worker.phase == _ENTERING:
-            yield self._enter(state, at, worker.number, name)
+            yield self._enter(state, slot, worker.number, name)
         elif worker.phase == _CONNECTED and state.is_due:
             number = database.assigned + 1
             assigned = Worker(phase=_ASSIGNED, covers_all=True, number=database.epoch * _EPOCH + number)
-            what = f"{name} receives all pending changes, and assigns {_named(assigned.number)}"
-            yield what, _assigned(put(state, "workers", at, assigned), number)
+            action = f"{name} receives all pending changes, and assigns {_named(assigned.number)}"
+            yield action, _assigned(put(state, "workers", slot, assigned), number)
         elif worker.phase == _ASSIGNED:
-            read = worker._replace(phase=_READ, state=database.states[-1])
-            yield f"{name} reads state {read.state}", put(state, "workers", at, read)
+            reading = worker._replace(phase=_READ, state=database.states[-1])
+            yield f"{name} reads state {reading.state}", put(state, "workers", slot, reading)
         elif worker.phase == _READ:
-            what = f"{name} writes state {worker.state} as {_named(worker.number)}"
+            action = f"{name} writes state {worker.state} as {_named(worker.number)}"
             # If its connection is gone, it notices after the write and starts again.
-            after = put(state, "workers", at, Worker() if worker.is_cut else Worker(phase=_CONNECTED))
-            after = after._replace(is_due=state.is_due and not worker.covers_all)
+            successor = put(state, "workers", slot, Worker() if worker.is_cut else Worker(phase=_CONNECTED))
+            successor = successor._replace(is_due=state.is_due and not worker.covers_all)
             if worker.number <= state.number:
-                yield f"{what}, which is rejected: {_named(state.number)} is there", after
+                yield f"{action}, which is rejected: {_named(state.number)} is there", successor
             else:
-                yield what, after._replace(number=worker.number, shown=worker.state)
+                yield action, successor._replace(number=worker.number, shown=worker.state)
 
-    def _connect(self, state: State, at: int, name: str) -> Iterator[Step[State]]:
+    def _connect(self, state: State, slot: int, name: str) -> Iterator[Step[State]]:
         if any(worker.phase == _ENTERING for worker in state.workers):
             return  # another worker is entering, and has locked the row
         if state.identity == state.database.identity or not self.a_new_identity_has_a_greater_epoch:
-            yield f"{name} connects", self._connected(state, at)
+            yield f"{name} connects", self._connected(state, slot)
             return
         recorded = state.recorded if self.the_epoch_is_kept_in_elasticsearch else 0
         epoch = max(state.database.epoch, recorded) + 1
-        entering = put(state, "workers", at, Worker(phase=_ENTERING, number=epoch))
+        entering = put(state, "workers", slot, Worker(phase=_ENTERING, number=epoch))
         if self.the_record_comes_first:
-            what = f"{name} connects, and records epoch {epoch} in Elasticsearch"
-            yield what, entering._replace(recorded=max(state.recorded, epoch))
+            action = f"{name} connects, and records epoch {epoch} in Elasticsearch"
+            yield action, entering._replace(recorded=max(state.recorded, epoch))
         else:
-            what = f"{name} connects, and writes epoch {epoch} to Postgres"
-            yield what, entering._replace(database=state.database._replace(identity=state.identity, epoch=epoch))
+            action = f"{name} connects, and writes epoch {epoch} to Postgres"
+            yield action, entering._replace(database=state.database._replace(identity=state.identity, epoch=epoch))
 
-    def _enter(self, state: State, at: int, epoch: int, name: str) -> Step[State]:
-        after = self._connected(state, at)  # here the refresh exists at once
-        database = after.database._replace(identity=state.identity, epoch=epoch)
-        after = after._replace(database=database, recorded=max(state.recorded, epoch))
-        return f"{name} enters epoch {epoch}", _due(after) if self.a_new_identity_refreshes_all else after
+    def _enter(self, state: State, slot: int, epoch: int, name: str) -> Step[State]:
+        successor = self._connected(state, slot)  # here the refresh exists at once
+        database = successor.database._replace(identity=state.identity, epoch=epoch)
+        successor = successor._replace(database=database, recorded=max(state.recorded, epoch))
+        return f"{name} enters epoch {epoch}", _due(successor) if self.a_new_identity_refreshes_all else successor
 
-    def _connected(self, state: State, at: int) -> State:
+    def _connected(self, state: State, slot: int) -> State:
         # In this model, at most one number is not on disk.
         number = state.database.assigned + (2 if self.skip_unflushed_numbers else 0)
-        return _assigned(put(state, "workers", at, Worker(phase=_CONNECTED)), number)
+        return _assigned(put(state, "workers", slot, Worker(phase=_CONNECTED)), number)
 
     def world(self, state: State) -> Iterator[Step[State]]:
         database = state.database
@@ -129,14 +129,14 @@ class ClusterIdentities(Model[State]):
             yield f"state {number} is committed", _due(state)._replace(commits=number, database=states)
         if state.troubles:
             cut = _cut(state)
-            what = f"Postgres crashes, and its sequence continues after {state.flushed}"
-            yield what, cut._replace(database=database._replace(assigned=state.flushed))
-            after = cut._replace(identity=state.identity + 1)
+            action = f"Postgres crashes, and its sequence continues after {state.flushed}"
+            yield action, cut._replace(database=database._replace(assigned=state.flushed))
+            successor = cut._replace(identity=state.identity + 1)
             if len(database.states) > 1:
                 behind = database._replace(states=database.states[:-1], assigned=state.flushed)
-                what = f"a standby that has not received state {database.states[-1]} takes over"
-                yield what, _set_back(after, behind)
-            yield "the first backup is restored", _set_back(after, Database())
+                action = f"a standby that has not received state {database.states[-1]} takes over"
+                yield action, _set_back(successor, behind)
+            yield "the first backup is restored", _set_back(successor, Database())
 
     def unequal(self, state: State) -> str | None:
         if state.shown != state.database.states[-1]:

@@ -40,7 +40,7 @@ class Model(ABC, Generic[State]):
     """
 
     bounds: ClassVar[str]
-    first: ClassVar[Any]
+    initial: ClassVar[Any]
     identical: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[tuple[str, ...]]
 
@@ -53,10 +53,12 @@ class Model(ABC, Generic[State]):
         cls.name = cls.__module__.rpartition(".")[2]
         cls.about = (cls.__doc__ or "")[0].lower() + (cls.__doc__ or "")[1:].rstrip(".")
         cls.rules = tuple(cls.__annotations__)
-        fields = cls.first._asdict()
+        fields = cls.initial._asdict()
         cls._versions = [field for field in fields if field.endswith("version")]
         cls._versioned = [
-            field for field, held in fields.items() if isinstance(held, tuple) and held and hasattr(held[0], "version")
+            field
+            for field, value in fields.items()
+            if isinstance(value, tuple) and value and hasattr(value[0], "version")
         ]
 
     name: ClassVar[str]
@@ -112,46 +114,46 @@ class Explored(NamedTuple):
 
 def explore(model: Model[State]) -> Explored:
     """Visit every state, or stop at the first wrong one."""
-    first = model.canonical(model.first)
-    before: dict[State, State | None] = {first: None}
-    queue = [first]
+    initial = model.canonical(model.initial)
+    predecessors: dict[State, State | None] = {initial: None}
+    queue = [initial]
     steps = ends = 0
     for state in queue:  # which grows meanwhile
-        ours = [after for _, after in model.protocol(state)]
+        ours = [successor for _, successor in model.protocol(state)]
         ends += not ours
         wrong = model.wrong(state) or (None if ours else model.unequal(state))
         if wrong:
-            return Explored(len(before), steps, ends, path=(*_path(model, before, state), wrong))
-        for after in chain(ours, (after for _, after in model.world(state))):
+            return Explored(len(predecessors), steps, ends, path=(*_path(model, predecessors, state), wrong))
+        for successor in chain(ours, (successor for _, successor in model.world(state))):
             steps += 1
-            known = model.canonical(after)
-            size = len(before)
-            before.setdefault(known, state)  # hashes the state once
-            if len(before) > size:
-                queue.append(known)
-    return Explored(len(before), steps, ends)
+            representative = model.canonical(successor)
+            size = len(predecessors)
+            predecessors.setdefault(representative, state)  # hashes the state once
+            if len(predecessors) > size:
+                queue.append(representative)
+    return Explored(len(predecessors), steps, ends)
 
 
-def _path(model: Model[State], before: dict[State, State | None], last: State) -> list[str]:
+def _path(model: Model[State], predecessors: dict[State, State | None], end: State) -> list[str]:
     """Return the steps that lead to a state, computed again from the first state."""
-    states = [last]
-    while (previous := before[states[-1]]) is not None:
+    states = [end]
+    while (previous := predecessors[states[-1]]) is not None:
         states.append(previous)
-    words, state = [], model.first
-    for wanted in reversed(states[:-1]):
+    words, state = [], model.initial
+    for target in reversed(states[:-1]):
         steps = chain(model.protocol(state), model.world(state))
-        what, state = next(step for step in steps if model.canonical(step[1]) == wanted)
-        words.append(what)
+        action, state = next(step for step in steps if model.canonical(step[1]) == target)
+        words.append(action)
     return words
 
 
 def processes(items: Iterable[Item], kind: str) -> Iterator[tuple[int, Item, str]]:
     """Yield each of some identical processes with its place and its name."""
-    return ((at, item, f"{kind} {'AB'[at]}") for at, item in enumerate(items))
+    return ((slot, item, f"{kind} {'AB'[slot]}") for slot, item in enumerate(items))
 
 
-def put(state: State, field: str, at: int, item: object) -> State:
+def put(state: State, field: str, slot: int, item: object) -> State:
     """Return the state with one item of a field replaced."""
     items = getattr(state, field)
-    changed: State = cast("Any", state)._replace(**{field: (*items[:at], item, *items[at + 1 :])})
+    changed: State = cast("Any", state)._replace(**{field: (*items[:slot], item, *items[slot + 1 :])})
     return changed

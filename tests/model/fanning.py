@@ -52,7 +52,7 @@ class State(NamedTuple):
 class Fanning(Model[State]):
     """Fan-outs that others join reach every document."""
 
-    first = State()
+    initial = State()
     identical = ("job_workers",)
     bounds = f"{_COMMITS} changes, 2 job workers, any deaths and stalls"
 
@@ -64,68 +64,71 @@ class Fanning(Model[State]):
     def protocol(self, state: State) -> Iterator[Step[State]]:
         if state.asked < state.commits:
             yield self._ask(state)
-        for at, job in enumerate(state.jobs):
-            yield from self._list(state, at, job)
-        for at, job_worker, name in processes(state.job_workers, "job worker"):
-            yield from self._work(state, at, job_worker, name)
+        for slot, job in enumerate(state.jobs):
+            yield from self._list(state, slot, job)
+        for slot, job_worker, name in processes(state.job_workers, "job worker"):
+            yield from self._work(state, slot, job_worker, name)
 
     def _ask(self, state: State) -> Step[State]:
         number = state.asked + 1
-        after = state._replace(asked=number)
-        last = _NEW if self.join_only_a_new_fan_out else _LOCKED
-        for at, job in enumerate(state.jobs):
-            if job.phase <= last:
+        successor = state._replace(asked=number)
+        last_joinable = _NEW if self.join_only_a_new_fan_out else _LOCKED
+        for slot, job in enumerate(state.jobs):
+            if job.phase <= last_joinable:
                 joined = job._replace(causes=job.causes | {number})
-                return f"a worker lets change {number} join job {at + 1}", put(after, "jobs", at, joined)
+                return f"a worker lets change {number} join job {slot + 1}", put(successor, "jobs", slot, joined)
         jobs = (*state.jobs, Job(causes=frozenset({number})))
-        return f"a worker creates job {len(jobs)} for change {number}", after._replace(jobs=jobs)
+        return f"a worker creates job {len(jobs)} for change {number}", successor._replace(jobs=jobs)
 
-    def _list(self, state: State, at: int, job: Job) -> Iterator[Step[State]]:
+    def _list(self, state: State, slot: int, job: Job) -> Iterator[Step[State]]:
         if job.phase == _NEW and self.begin_before_listing:
-            yield f"the listing of job {at + 1} begins", put(state, "jobs", at, job._replace(phase=_LISTING))
+            yield f"the listing of job {slot + 1} begins", put(state, "jobs", slot, job._replace(phase=_LISTING))
         elif job.phase in (_NEW, _LISTING) and not job.documents:
-            read = job._replace(documents=job.causes | {0})
-            yield f"the lister of job {at + 1} reads its causes and their documents", put(state, "jobs", at, read)
+            reading = job._replace(documents=job.causes | {0})
+            yield (
+                f"the lister of job {slot + 1} reads its causes and their documents",
+                put(state, "jobs", slot, reading),
+            )
         elif job.phase in (_NEW, _LISTING):
-            yield f"job {at + 1} is listed", put(state, "jobs", at, job._replace(phase=_LISTED))
+            yield f"job {slot + 1} is listed", put(state, "jobs", slot, job._replace(phase=_LISTED))
 
-    def _work(self, state: State, at: int, job_worker: JobWorker, name: str) -> Iterator[Step[State]]:
+    def _work(self, state: State, slot: int, job_worker: JobWorker, name: str) -> Iterator[Step[State]]:
         job = state.jobs[job_worker.job] if state.jobs else Job()
         if job_worker.phase == _IDLE:
-            for number, seen in enumerate(state.jobs):
-                if seen.phase == _LISTED:
+            for number, job in enumerate(state.jobs):
+                if job.phase == _LISTED:
                     sees = JobWorker(phase=_SEES, job=number)
-                    yield f"{name} sees the chunk of job {number + 1}", put(state, "job_workers", at, sees)
+                    yield f"{name} sees the chunk of job {number + 1}", put(state, "job_workers", slot, sees)
         elif job_worker.phase == _SEES and job.phase == _LOCKED:
-            yield f"{name} finds the chunk locked", put(state, "job_workers", at, JobWorker())
+            yield f"{name} finds the chunk locked", put(state, "job_workers", slot, JobWorker())
         elif job_worker.phase == _SEES:
             locked = put(state, "jobs", job_worker.job, job._replace(phase=max(job.phase, _LOCKED)))
-            yield f"{name} locks the chunk", put(locked, "job_workers", at, job_worker._replace(phase=_HOLDS))
+            yield f"{name} locks the chunk", put(locked, "job_workers", slot, job_worker._replace(phase=_HOLDS))
         elif job_worker.phase == _HOLDS:
-            read = job_worker._replace(phase=_READ, state=state.commits)
-            yield f"{name} assigns a version, and reads state {state.commits}", put(state, "job_workers", at, read)
+            reading = job_worker._replace(phase=_READ, state=state.commits)
+            yield f"{name} assigns a version, and reads state {state.commits}", put(state, "job_workers", slot, reading)
         else:
             shown = tuple(
                 max(shown, job_worker.state) if document in job.documents else shown
                 for document, shown in enumerate(state.shown)
             )
-            after = put(state._replace(shown=shown), "job_workers", at, JobWorker())
-            what = f"{name} writes state {job_worker.state}"
+            successor = put(state._replace(shown=shown), "job_workers", slot, JobWorker())
+            action = f"{name} writes state {job_worker.state}"
             if job_worker.is_late:
-                yield f"{what}, and finds its session ended", after
+                yield f"{action}, and finds its session ended", successor
             else:
                 counts = job.phase != _DELETED or not self.count_what_you_delete
                 deleted = job._replace(phase=_DELETED, counted=job.counted + counts)
-                yield f"{what}, and deletes the chunk", put(after, "jobs", job_worker.job, deleted)
+                yield f"{action}, and deletes the chunk", put(successor, "jobs", job_worker.job, deleted)
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if state.commits < _COMMITS:
             yield f"change {state.commits + 1} is committed", state._replace(commits=state.commits + 1)
-        for at, job in enumerate(state.jobs):
+        for slot, job in enumerate(state.jobs):
             if job.phase <= _LISTING and job.documents:
                 begun_anew = job._replace(documents=frozenset())
-                yield f"the lister of job {at + 1} is killed", put(state, "jobs", at, begun_anew)
-        for at, job_worker, name in processes(state.job_workers, "job worker"):
+                yield f"the lister of job {slot + 1} is killed", put(state, "jobs", slot, begun_anew)
+        for slot, job_worker, name in processes(state.job_workers, "job worker"):
             if job_worker.phase == _IDLE:
                 continue
             job, free = state.jobs[job_worker.job], state
@@ -133,19 +136,19 @@ class Fanning(Model[State]):
             if holds and job.phase == _LOCKED and self.a_chunk_in_hand_is_a_lock:
                 free = put(state, "jobs", job_worker.job, job._replace(phase=_LISTED))
             if holds:
-                late = put(free, "job_workers", at, job_worker._replace(is_late=True))
+                late = put(free, "job_workers", slot, job_worker._replace(is_late=True))
                 yield f"{name} stalls, and Postgres ends its session", late
-            yield f"{name} is killed", put(free, "job_workers", at, JobWorker())
+            yield f"{name} is killed", put(free, "job_workers", slot, JobWorker())
 
     def wrong(self, state: State) -> str | None:
-        for at, job in enumerate(state.jobs):
+        for slot, job in enumerate(state.jobs):
             if job.counted > 1:
-                return f"the chunk of job {at + 1} counts {job.counted} times"
+                return f"the chunk of job {slot + 1} counts {job.counted} times"
         return None
 
     def unequal(self, state: State) -> str | None:
         for document, shown in enumerate(state.shown):
-            wanted = state.commits if document == 0 else document
-            if document <= state.commits and shown < wanted:
-                return f"document {document} shows state {shown} for good, and not change {wanted}"
+            newest = state.commits if document == 0 else document
+            if document <= state.commits and shown < newest:
+                return f"document {document} shows state {shown} for good, and not change {newest}"
         return None

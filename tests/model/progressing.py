@@ -35,9 +35,9 @@ class State(NamedTuple):
     has_kafka: bool = True
     # The leader
     leads: bool = False
-    seen: int = 0  # up to which change it has read the outbox
+    read_to: int = 0  # up to which change it has read the outbox
     sent: int = 0  # up to which change it has sent, or written without Kafka
-    last: int = 0  # the number that its last record has, or that was saved
+    last_number: int = 0  # the number that its last record has, or that was saved
     used: int = 0  # the greatest number that was ever used
     cursor: int = 0  # up to which change the saved cursor is
     saved: int = 0  # the last number that was saved with it
@@ -47,7 +47,7 @@ class State(NamedTuple):
     number: int = 0  # the greatest number that it has handled
     offset: int = 0  # the next offset that is saved
     handled: int = 0  # the number that is saved
-    done: int = 0  # which changes were written
+    written_changes: int = 0  # which changes were written
     covered: int = 0  # up to which change a refresh covers all
     # What may still happen
     losses: int = _LOSSES
@@ -59,7 +59,7 @@ class State(NamedTuple):
 class Progressing(Model[State]):
     """Whatever Kafka loses, and whichever process dies, what counts as handled is written, or a refresh covers it."""
 
-    first = State()
+    initial = State()
     bounds = (
         f"{_COMMITS} changes, losses: {_LOSSES}, deaths of a leader: {_DEATHS}, any of the worker, "
         f"Kafka turned off and on, backlogs given up: {_BACKLOGS}"
@@ -80,8 +80,8 @@ class Progressing(Model[State]):
             yield from self._publish(state)
         elif state.sent < state.commits:
             change = state.sent + 1
-            after = state._replace(seen=change, sent=change, done=state.done | 1 << change)
-            yield f"the leader writes change {change}", after
+            successor = state._replace(read_to=change, sent=change, written_changes=state.written_changes | 1 << change)
+            yield f"the leader writes change {change}", successor
         elif state.sent > state.cursor:
             notes = (*state.notes, (state.sent, 0))
             yield "the leader saves the cursor", state._replace(cursor=state.sent, notes=notes)
@@ -91,21 +91,24 @@ class Progressing(Model[State]):
     # The leader
 
     def _led(self, state: State) -> State:
-        led = state._replace(leads=True, seen=state.cursor, sent=state.cursor, last=state.saved)
+        led = state._replace(leads=True, read_to=state.cursor, sent=state.cursor, last_number=state.saved)
         if state.has_kafka or state.saved <= state.handled:
             return led
         # The note without numbers counts as handled.
         covered = state.commits if self.off_refreshes_what_is_not_handled else state.covered
-        return led._replace(covered=covered, saved=state.handled, last=state.handled)
+        return led._replace(covered=covered, saved=state.handled, last_number=state.handled)
 
     def _publish(self, state: State) -> Iterator[Step[State]]:
-        if state.seen == state.cursor == state.sent and state.commits > state.cursor:
-            yield "the relay reads the outbox", state._replace(seen=state.commits)
-        elif state.sent < state.seen:
+        if state.read_to == state.cursor == state.sent and state.commits > state.cursor:
+            yield "the relay reads the outbox", state._replace(read_to=state.commits)
+        elif state.sent < state.read_to:
             yield f"the relay sends change {state.sent + 1}", self._sent(state, state.sent + 1)
-        elif state.seen > state.cursor or state.last > state.saved:
-            notes = (*state.notes, (state.seen, state.last))
-            yield "the relay saves the cursor", state._replace(cursor=state.seen, saved=state.last, notes=notes)
+        elif state.read_to > state.cursor or state.last_number > state.saved:
+            notes = (*state.notes, (state.read_to, state.last_number))
+            yield (
+                "the relay saves the cursor",
+                state._replace(cursor=state.read_to, saved=state.last_number, notes=notes),
+            )
         elif self._is_quiet(state) and self.a_quiet_partition_gets_an_empty_record:
             yield "the relay sends an empty record", self._sent(state, 0)
 
@@ -115,13 +118,13 @@ class Progressing(Model[State]):
         return state.number == state.handled < state.saved and state.position == len(state.log)
 
     def _sent(self, state: State, change: int) -> State:
-        is_first = state.last == state.saved
-        number = (state.used if self.numbers_are_never_reused else state.last) + 1
-        previous = 0 if is_first and not self.a_new_leader_names_what_was_saved else state.last
+        is_first = state.last_number == state.saved
+        number = (state.used if self.numbers_are_never_reused else state.last_number) + 1
+        previous = 0 if is_first and not self.a_new_leader_names_what_was_saved else state.last_number
         return state._replace(
             log=(*state.log, Record(number, previous, change)),
             sent=change or state.sent,
-            last=number,
+            last_number=number,
             used=max(number, state.used),
         )
 
@@ -146,11 +149,11 @@ class Progressing(Model[State]):
             if self.the_refresh_is_committed_with_the_number:
                 return "the worker meets a gap, and creates a refresh", counted._replace(covered=state.commits)
             return "the worker meets a gap, and dies", counted._replace(position=-1, number=0)
-        what = f"change {record.change}" if record.change else "an empty record"
-        return f"the worker handles {what}", state._replace(
+        action = f"change {record.change}" if record.change else "an empty record"
+        return f"the worker handles {action}", state._replace(
             position=state.position + 1,
             number=max(state.number, record.number),
-            done=state.done | 1 << record.change if record.change else state.done,
+            written_changes=state.written_changes | 1 << record.change if record.change else state.written_changes,
         )
 
     # The world
@@ -158,7 +161,7 @@ class Progressing(Model[State]):
     def world(self, state: State) -> Iterator[Step[State]]:
         if state.commits < _COMMITS:
             yield f"change {state.commits + 1} is committed", state._replace(commits=state.commits + 1)
-        without_leader = state._replace(leads=False, seen=0, sent=0, last=0)
+        without_leader = state._replace(leads=False, read_to=0, sent=0, last_number=0)
         if state.leads and state.deaths:
             yield "the leader dies", without_leader._replace(deaths=state.deaths - 1)
         if state.leads and state.backlogs and state.commits > state.cursor:
@@ -193,4 +196,6 @@ class Progressing(Model[State]):
 
 
 def _missing(state: State, cursor: int) -> int:
-    return next((change for change in range(state.covered + 1, cursor + 1) if not state.done & 1 << change), 0)
+    return next(
+        (change for change in range(state.covered + 1, cursor + 1) if not state.written_changes & 1 << change), 0
+    )

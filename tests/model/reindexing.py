@@ -59,7 +59,7 @@ class State(NamedTuple):
 class Reindexing(Model[State]):
     """A new index replaces the old one beside live traffic."""
 
-    first = State()
+    initial = State()
     identical = ("workers",)
     bounds = f"2 workers, {_COMMITS} commits, a rebuild, any crashes"
 
@@ -72,8 +72,8 @@ class Reindexing(Model[State]):
     out_of_force_before_dropping: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        for at, worker, name in processes(state.workers, "worker"):
-            yield from self._work(state, at, worker, name)
+        for slot, worker, name in processes(state.workers, "worker"):
+            yield from self._work(state, slot, worker, name)
         if state.phase == _MOVED:
             active = (False, True) if self.out_of_force_before_dropping else state.active
             yield "a commit makes B the current index, and deactivates A", state._replace(phase=_CURRENT, active=active)
@@ -83,54 +83,54 @@ class Reindexing(Model[State]):
         elif state.phase == _ACTIVE and not state.is_loading:
             yield "the load is done", state._replace(phase=_LOADED)
 
-    def _work(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
+    def _work(self, state: State, slot: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         if worker.phase == _IDLE:
             # Without the rule, those at the worker's start.
             is_asked = self.ask_for_indices_after_receiving
             indices = tuple(index for index in (_A, _B) if state.active[index]) if is_asked else (_A,)
             for number, is_done in enumerate(state.events):
                 if not is_done:
-                    what = f"{name} receives event {number + 1}, for {' and '.join('AB'[index] for index in indices)}"
-                    yield what, put(state, "workers", at, Worker(phase=_HOLDS, task=number, indices=indices))
+                    action = f"{name} receives event {number + 1}, for {' and '.join('AB'[index] for index in indices)}"
+                    yield action, put(state, "workers", slot, Worker(phase=_HOLDS, task=number, indices=indices))
             if state.is_loading:
-                taken = Worker(phase=_HOLDS, task=_LOAD, indices=(_B,))
-                yield f"{name} takes the load's chunk", put(state, "workers", at, taken)
+                holder = Worker(phase=_HOLDS, task=_LOAD, indices=(_B,))
+                yield f"{name} takes the load's chunk", put(state, "workers", slot, holder)
         elif not worker.indices:
-            after = put(state, "workers", at, Worker())
+            successor = put(state, "workers", slot, Worker())
             if worker.task == _LOAD:
-                yield f"{name} finishes the load's chunk", after._replace(is_loading=False)
+                yield f"{name} finishes the load's chunk", successor._replace(is_loading=False)
             else:
-                saved = put(after, "events", worker.task, item=True)
+                saved = put(successor, "events", worker.task, item=True)
                 yield f"{name} saves that event {worker.task + 1} is handled", saved
         elif worker.phase == _HOLDS:
-            yield self._read(state, at, worker, name)
+            yield self._read_snapshot(state, slot, worker, name)
         else:
-            yield self._send(state, at, worker, name)
+            yield self._send(state, slot, worker, name)
 
-    def _read(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
+    def _read_snapshot(self, state: State, slot: int, worker: Worker, name: str) -> Step[State]:
         index = worker.indices[0]
         if not state.active[index] and (worker.task != _LOAD or self.load_the_new_index_after_the_commit):
-            skipped = put(state, "workers", at, _next(worker))
+            skipped = put(state, "workers", slot, _next(worker))
             return f"{name} finds {'AB'[index]} no longer active, and skips it", skipped
         version = 1 + max(*(holder.version for holder in state.holds), *(holder.version for holder in state.workers))
-        read = worker._replace(phase=_READ, version=version, state=len(state.events), is_there=state.is_there)
-        what = f"{name} assigns version {version}, and reads state {read.state} for {'AB'[index]}"
-        return what, put(state, "workers", at, read)
+        reading = worker._replace(phase=_READ, version=version, state=len(state.events), is_there=state.is_there)
+        action = f"{name} assigns version {version}, and reads state {reading.state} for {'AB'[index]}"
+        return action, put(state, "workers", slot, reading)
 
-    def _send(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
+    def _send(self, state: State, slot: int, worker: Worker, name: str) -> Step[State]:
         index = worker.indices[0]
         verb, to = ("writes", "to") if worker.is_there else ("deletes", "in")
-        what = f"{name} {verb} state {worker.state} {to} {'AB'[index]} as version {worker.version}"
+        action = f"{name} {verb} state {worker.state} {to} {'AB'[index]} as version {worker.version}"
         requires_alias = self.writes_require_the_alias and (worker.is_there or self.deletes_have_an_update)
         if not state.exists[index] and requires_alias:
-            again = Worker(phase=_HOLDS, task=worker.task, indices=worker.indices)
-            rejected = put(state, "workers", at, again)
-            return f"{what}, which is rejected: there is no such alias; it starts again", rejected
-        after = put(state, "workers", at, _next(worker))
+            restarted = Worker(phase=_HOLDS, task=worker.task, indices=worker.indices)
+            rejected = put(state, "workers", slot, restarted)
+            return f"{action}, which is rejected: there is no such alias; it starts again", rejected
+        successor = put(state, "workers", slot, _next(worker))
         if state.exists[index] and worker.version <= state.holds[index].version:
-            return f"{what}, which is rejected", after
-        written = put(put(after, "exists", index, item=True), "holds", index, Held(worker.version, worker.state))
-        return what if state.exists[index] else f"{what}, which creates it again", written
+            return f"{action}, which is rejected", successor
+        indexed = put(put(successor, "exists", index, item=True), "holds", index, Held(worker.version, worker.state))
+        return action if state.exists[index] else f"{action}, which creates it again", indexed
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:
@@ -141,9 +141,9 @@ class Reindexing(Model[State]):
             )
             if state.is_there:
                 yield f"the row is deleted: state {number}", state._replace(events=events, is_there=False)
-        for at, worker, name in processes(state.workers, "worker"):
+        for slot, worker, name in processes(state.workers, "worker"):
             if worker.phase:
-                yield f"{name} is killed", put(state, "workers", at, Worker())
+                yield f"{name} is killed", put(state, "workers", slot, Worker())
         loads_after = self.load_the_new_index_after_the_commit
         if state.phase == _NONE:
             created = state._replace(phase=_CREATED, exists=(True, True), is_loading=not loads_after)
@@ -158,9 +158,11 @@ class Reindexing(Model[State]):
 
     def wrong(self, state: State) -> str | None:
         shown = state.holds[state.alias].state
-        done = max((number for number, is_done in enumerate(state.events, 1) if is_done), default=0)
-        if shown < done:
-            return f"a search finds state {max(shown, 0)} in {'AB'[state.alias]}, though event {done} is handled"
+        last_handled = max((number for number, is_done in enumerate(state.events, 1) if is_done), default=0)
+        if shown < last_handled:
+            return (
+                f"a search finds state {max(shown, 0)} in {'AB'[state.alias]}, though event {last_handled} is handled"
+            )
         return None
 
     def unequal(self, state: State) -> str | None:
@@ -168,8 +170,8 @@ class Reindexing(Model[State]):
             if state.exists[index] and not state.active[index] and state.phase != _CREATED:
                 return f"{name} exists, but is not active: an orphan"
             if state.active[index] and state.holds[index].state != len(state.events):
-                held = state.holds[index].state
-                return f"{name} holds state {held} for good, and Postgres is at state {len(state.events)}"
+                shown = state.holds[index].state
+                return f"{name} holds state {shown} for good, and Postgres is at state {len(state.events)}"
         return None
 
 

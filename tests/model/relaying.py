@@ -47,7 +47,7 @@ class State(NamedTuple):
     next_xid: int = 1
     phase: int = _DOWN  # of the relay
     cursor: Cursor = _NOTHING  # that the relay uses
-    seen: Cursor = _NOTHING  # the next cursor: what the relay has read and will save
+    next_cursor: Cursor = _NOTHING  # the next cursor: what the relay has read and will save
     rows: tuple[int, ...] = ()  # the transactions whose rows it has read
     saved: Cursor = Cursor(1, ())  # in Postgres
     durable: Cursor = Cursor(1, ())  # survives a crash; every synchronous commit makes the saved one durable
@@ -58,7 +58,7 @@ class State(NamedTuple):
 class Relaying(Model[State]):
     """Every committed change is published, however transactions overlap and whichever process dies."""
 
-    first = State()
+    initial = State()
     bounds = f"{_TRANSACTIONS} transactions, a crash or a restore of Postgres, any crashes of the relay"
 
     the_cursor_is_a_snapshot: bool
@@ -74,15 +74,18 @@ class Relaying(Model[State]):
             yield from self._look(state)
         elif state.phase == _READ:
             transactions = tuple(
-                transaction._replace(is_published=transaction.is_published or at in state.rows)
-                for at, transaction in enumerate(state.transactions)
+                transaction._replace(is_published=transaction.is_published or slot in state.rows)
+                for slot, transaction in enumerate(state.transactions)
             )
             published = state._replace(phase=_PUBLISHED, transactions=transactions)
             yield f"Kafka acknowledges the changes of {_names(state.rows)}", published
             if not self.save_after_acknowledgement:
-                yield "the relay saves the cursor, and dies", _down(state._replace(saved=state.seen, is_own=True))
+                yield (
+                    "the relay saves the cursor, and dies",
+                    _down(state._replace(saved=state.next_cursor, is_own=True)),
+                )
         else:
-            yield "the relay saves the cursor", self._rest(state._replace(saved=state.seen, is_own=True))
+            yield "the relay saves the cursor", self._at_rest(state._replace(saved=state.next_cursor, is_own=True))
 
     def _lead(self, state: State) -> Step[State]:
         if state.is_own or not self.no_cursor_of_another_cluster:
@@ -93,21 +96,23 @@ class Relaying(Model[State]):
             transaction._replace(xid=state.next_xid) if transaction.phase == _COMMITTED else transaction
             for transaction in state.transactions
         )
-        after = state._replace(transactions=transactions, next_xid=state.next_xid + 1, phase=_LEADS, is_own=True)
-        return "the relay leads, and makes every row a new change", after._replace(cursor=cursor, saved=cursor)
+        successor = state._replace(transactions=transactions, next_xid=state.next_xid + 1, phase=_LEADS, is_own=True)
+        return "the relay leads, and makes every row a new change", successor._replace(cursor=cursor, saved=cursor)
 
     def _look(self, state: State) -> Iterator[Step[State]]:
         last_id = max(
             (transaction.id for transaction in state.transactions if transaction.phase == _COMMITTED), default=0
         )
-        seen = Cursor(state.next_xid, _in_progress(state), 0 if self.the_cursor_is_a_snapshot else last_id)
-        rows = tuple(at for at, transaction in enumerate(state.transactions) if self._is_new(transaction, state.cursor))
+        next_cursor = Cursor(state.next_xid, _in_progress(state), 0 if self.the_cursor_is_a_snapshot else last_id)
+        rows = tuple(
+            slot for slot, transaction in enumerate(state.transactions) if self._is_new(transaction, state.cursor)
+        )
         if rows:
-            taken = seen if self.the_cursor_is_what_was_read else _NOTHING
-            after = state._replace(phase=_READ, rows=rows, seen=taken)
-            yield f"the relay reads the changes of {_names(rows)}", after
-        elif seen != state.cursor:
-            yield "the relay finds nothing new", state._replace(cursor=seen)
+            saved_next = next_cursor if self.the_cursor_is_what_was_read else _NOTHING
+            successor = state._replace(phase=_READ, rows=rows, next_cursor=saved_next)
+            yield f"the relay reads the changes of {_names(rows)}", successor
+        elif next_cursor != state.cursor:
+            yield "the relay finds nothing new", state._replace(cursor=next_cursor)
         is_written = any(transaction.phase == _WRITTEN for transaction in state.transactions)
         is_kept = any(transaction.is_kept and transaction.phase == _COMMITTED for transaction in state.transactions)
         if is_kept and not rows and not (is_written and self.trim_under_a_lock):
@@ -123,26 +128,26 @@ class Relaying(Model[State]):
             return transaction.xid >= cursor.xmax or transaction.xid in cursor.in_progress
         return transaction.id > cursor.last_id
 
-    def _rest(self, state: State) -> State:
-        seen = state.seen
+    def _at_rest(self, state: State) -> State:
+        next_cursor = state.next_cursor
         if not self.the_cursor_is_what_was_read:
-            seen = Cursor(state.next_xid, _in_progress(state))
-        saved = seen if state.saved == state.seen else state.saved
-        return state._replace(phase=_LEADS, cursor=seen, saved=saved, seen=_NOTHING, rows=())
+            next_cursor = Cursor(state.next_xid, _in_progress(state))
+        saved = next_cursor if state.saved == state.next_cursor else state.saved
+        return state._replace(phase=_LEADS, cursor=next_cursor, saved=saved, next_cursor=_NOTHING, rows=())
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.transactions) < _TRANSACTIONS:
             begun = (*state.transactions, Transaction(xid=state.next_xid))
-            after = state._replace(transactions=begun, next_xid=state.next_xid + 1)
-            yield f"transaction {len(begun)} begins, as xid {state.next_xid}", after
-        for at, transaction in enumerate(state.transactions):
+            successor = state._replace(transactions=begun, next_xid=state.next_xid + 1)
+            yield f"transaction {len(begun)} begins, as xid {state.next_xid}", successor
+        for slot, transaction in enumerate(state.transactions):
             if transaction.phase == _OPEN:
-                number = 1 + max(other.id for other in state.transactions)
-                written = put(state, "transactions", at, transaction._replace(id=number, phase=_WRITTEN))
-                yield f"transaction {at + 1} writes row {number}", written
+                number = 1 + max(transaction.id for transaction in state.transactions)
+                inserted = put(state, "transactions", slot, transaction._replace(id=number, phase=_WRITTEN))
+                yield f"transaction {slot + 1} writes row {number}", inserted
             elif transaction.phase == _WRITTEN:
-                committed = put(state, "transactions", at, transaction._replace(phase=_COMMITTED))
-                yield f"transaction {at + 1} commits", committed._replace(durable=_lasting(state))
+                committed = put(state, "transactions", slot, transaction._replace(phase=_COMMITTED))
+                yield f"transaction {slot + 1} commits", committed._replace(durable=_lasting(state))
         if state.phase != _DOWN:
             yield "the relay is killed", _down(state)
         if state.troubles:
@@ -153,15 +158,15 @@ class Relaying(Model[State]):
                 troubles=state.troubles - 1,
             )
             lost = {"is_own": False} if state.durable == _FOREIGN else {"saved": state.durable}
-            what = "Postgres crashes: open transactions are rolled back, and the last cursor may be lost"
-            yield what, committed._replace(**lost)
+            action = "Postgres crashes: open transactions are rolled back, and the last cursor may be lost"
+            yield action, committed._replace(**lost)
             elsewhere = committed._replace(next_xid=1, is_own=False, durable=_FOREIGN)
             yield "Postgres is dumped and restored into another cluster", elsewhere
 
     def unequal(self, state: State) -> str | None:
-        for at, transaction in enumerate(state.transactions):
+        for slot, transaction in enumerate(state.transactions):
             if transaction.phase == _COMMITTED and not transaction.is_published:
-                return f"the change of transaction {at + 1} is never published"
+                return f"the change of transaction {slot + 1} is never published"
         return None
 
 
@@ -175,8 +180,8 @@ def _in_progress(state: State) -> tuple[int, ...]:
 
 
 def _down(state: State) -> State:
-    return state._replace(phase=_DOWN, cursor=_NOTHING, seen=_NOTHING, rows=())
+    return state._replace(phase=_DOWN, cursor=_NOTHING, next_cursor=_NOTHING, rows=())
 
 
 def _names(rows: tuple[int, ...]) -> str:
-    return " and ".join(f"transaction {at + 1}" for at in rows)
+    return " and ".join(f"transaction {slot + 1}" for slot in rows)

@@ -43,7 +43,7 @@ class State(NamedTuple):
 class Routing(Model[State]):
     """Every document that shows a changed row is found, even if rows on the path change meanwhile."""
 
-    first = State()
+    initial = State()
     identical = ("workers",)
     bounds = f"2 posts, a link, a tag, {_COMMITS} transactions, 2 workers"
 
@@ -52,23 +52,23 @@ class Routing(Model[State]):
     every_table_is_captured: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        for at, worker, name in processes(state.workers, "worker"):
+        for slot, worker, name in processes(state.workers, "worker"):
             if worker:
-                number, found = worker[0], worker[1:]
+                number, posts_found = worker[0], worker[1:]
                 shown = tuple(
-                    _name(state, post) if post in found else shown
+                    _name(state, post) if post in posts_found else shown
                     for post, shown in zip(_POSTS, state.shown, strict=True)
                 )
-                after = put(state, "events", number, state.events[number]._replace(is_done=True))
-                what = f"{name} writes the posts that it found, and saves that change {number + 1} is handled"
-                yield what, put(after._replace(shown=shown), "workers", at, ())
+                successor = put(state, "events", number, state.events[number]._replace(is_done=True))
+                action = f"{name} writes the posts that it found, and saves that change {number + 1} is handled"
+                yield action, put(successor._replace(shown=shown), "workers", slot, ())
                 continue
             for number, event in enumerate(state.events):
                 if not event.is_done:
-                    found = self._affected(state, event)
-                    posts = " and ".join(f"post {post}" for post in found) or "no post"
-                    what = f"{name} receives change {number + 1}, of the {event.table}, and finds {posts}"
-                    yield what, put(state, "workers", at, (number, *found))
+                    posts_found = self._affected(state, event)
+                    posts = " and ".join(f"post {post}" for post in posts_found) or "no post"
+                    action = f"{name} receives change {number + 1}, of the {event.table}, and finds {posts}"
+                    yield action, put(state, "workers", slot, (number, *posts_found))
 
     def _affected(self, state: State, event: Event) -> tuple[int, ...]:
         if event.table == _TAG:
@@ -79,16 +79,16 @@ class Routing(Model[State]):
         return tuple(sorted(images - {0}))
 
     def world(self, state: State) -> Iterator[Step[State]]:
-        for at, worker, name in processes(state.workers, "worker"):
+        for slot, worker, name in processes(state.workers, "worker"):
             if worker:
-                yield f"{name} is killed", put(state, "workers", at, ())
+                yield f"{name} is killed", put(state, "workers", slot, ())
         if state.commits == _COMMITS:
             return
         number = state.commits + 1
         for post in (0, *_POSTS):
             if post != state.link:
-                what = f"the link is assigned to post {post}" if post else "the link is deleted"
-                yield what, self._commit(state, post, state.tag)
+                action = f"the link is assigned to post {post}" if post else "the link is deleted"
+                yield action, self._commit(state, post, state.tag)
         yield f"the tag is named {number}", self._commit(state, state.link, number)
         if state.tag:
             yield "the tag is deleted", self._commit(state, state.link, 0)

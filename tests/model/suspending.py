@@ -59,7 +59,7 @@ class State(NamedTuple):
 class Suspending(Model[State]):
     """A fan-out, a refresh or a load writes what changed while a document was suspended or its definition changed."""
 
-    first = State()
+    initial = State()
     identical = ("workers",)
     bounds = (
         f"2 workers, {_COMMITS} commits, a table locked, or altered and altered back, an apply, fan-outs of "
@@ -86,8 +86,8 @@ class Suspending(Model[State]):
             if self.stale_with_the_acceptance:
                 accepted = accepted._replace(is_suspended=True, is_stale=True)
             yield "revision 1 works on the altered table: that is accepted", accepted
-        for at, worker, name in processes(state.workers, "worker"):
-            yield from self._work(state, at, worker, name)
+        for slot, worker, name in processes(state.workers, "worker"):
+            yield from self._work(state, slot, worker, name)
 
     def _apply(self, state: State) -> Iterator[Step[State]]:
         if state.applying == _NONE:
@@ -102,65 +102,68 @@ class Suspending(Model[State]):
         elif state.applying == _APPLIED:
             yield "apply is done", state._replace(applying=_ENDED)
 
-    def _work(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
+    def _work(self, state: State, slot: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         if worker.phase == _IDLE:
-            yield from self._take(state, at, name)
+            yield from self._take(state, slot, name)
         elif worker.phase == _KNOWS:
-            yield from self._resolve(state, at, worker, name)
+            yield from self._resolve(state, slot, worker, name)
         elif worker.phase == _RESOLVED:
-            yield self._read(state, at, worker, name)
+            yield self._read_snapshot(state, slot, worker, name)
         elif worker.phase == _READ:
-            what = f"{name} writes state {worker.state} in form {worker.revision} as version {worker.version}"
-            after = self._done(state, at, worker)
+            action = f"{name} writes state {worker.state} in form {worker.revision} as version {worker.version}"
+            successor = self._handled(state, slot, worker)
             if worker.version <= state.version:
-                yield f"{what}, which is rejected", after
+                yield f"{action}, which is rejected", successor
             else:
-                yield what, after._replace(version=worker.version, shown=(worker.state, worker.revision))
+                yield action, successor._replace(version=worker.version, shown=(worker.state, worker.revision))
         else:
-            suspended, what = self._suspend(state, worker, name)
-            yield f"{what}, and starts again", put(suspended, "workers", at, Worker())
+            suspended, action = self._suspend(state, worker, name)
+            yield f"{action}, and starts again", put(suspended, "workers", slot, Worker())
 
-    def _resolve(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
+    def _resolve(self, state: State, slot: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         if worker.revision != state.revision:
             # Whatever is older than the active revision is written by its load.
-            yield f"{name} leaves the change to the load of revision {state.revision}", self._done(state, at, worker)
+            yield (
+                f"{name} leaves the change to the load of revision {state.revision}",
+                self._handled(state, slot, worker),
+            )
         elif not state.is_suspended:
-            resolved = put(state, "workers", at, worker._replace(phase=_RESOLVED))
+            resolved = put(state, "workers", slot, worker._replace(phase=_RESOLVED))
             yield f"{name} resolves the change", resolved
         elif state.is_stale:
-            yield f"{name} leaves the change to the refresh to come", self._done(state, at, worker)
+            yield f"{name} leaves the change to the refresh to come", self._handled(state, slot, worker)
         elif not self.a_change_that_cannot_be_written_joins_a_fan_out:
-            yield f"{name} skips the change of the suspended document", self._done(state, at, worker)
+            yield f"{name} skips the change of the suspended document", self._handled(state, slot, worker)
         elif state.causes < _CAUSES_MAX:
             joined = _with_job(state)._replace(causes=state.causes + 1)
-            yield f"{name} adds the change to the fan-out", self._done(joined, at, worker)
+            yield f"{name} adds the change to the fan-out", self._handled(joined, slot, worker)
         else:
             dropped = _without_job(state)._replace(is_stale=self.a_full_fan_out_becomes_a_refresh)
-            yield f"{name} drops the full fan-out: the document is stale", self._done(dropped, at, worker)
+            yield f"{name} drops the full fan-out: the document is stale", self._handled(dropped, slot, worker)
 
     @staticmethod
-    def _take(state: State, at: int, name: str) -> Iterator[Step[State]]:
+    def _take(state: State, slot: int, name: str) -> Iterator[Step[State]]:
         for number, is_done in enumerate(state.events):
             if not is_done:
                 knows = Worker(phase=_KNOWS, task=number, revision=state.revision)
-                what = f"{name} receives event {number + 1}, and reads that revision {state.revision} is active"
-                yield what, put(state, "workers", at, knows)
+                action = f"{name} receives event {number + 1}, and reads that revision {state.revision} is active"
+                yield action, put(state, "workers", slot, knows)
         if state.has_job and not state.is_suspended:
-            taken = Worker(phase=_RESOLVED, task=_JOB, revision=state.revision)
-            yield f"{name} takes the job's chunk", put(state, "workers", at, taken)
+            holder = Worker(phase=_RESOLVED, task=_JOB, revision=state.revision)
+            yield f"{name} takes the job's chunk", put(state, "workers", slot, holder)
 
-    def _read(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
+    def _read_snapshot(self, state: State, slot: int, worker: Worker, name: str) -> Step[State]:
         revision = state.revision if self.the_revision_is_read_in_the_snapshot else worker.revision
         if state.is_suspended:
             failed = worker._replace(phase=_FAILED, revision=revision, is_altered=False)
-            return f"{name} finds the document suspended", put(state, "workers", at, failed)
+            return f"{name} finds the document suspended", put(state, "workers", slot, failed)
         if state.table in (_LOCKED, _ALTERED) and revision == 1:
             failed = Worker(phase=_FAILED, task=worker.task, revision=1, is_altered=state.table == _ALTERED)
-            return f"{name} cannot read: revision 1 fails", put(state, "workers", at, failed)
+            return f"{name} cannot read: revision 1 fails", put(state, "workers", slot, failed)
         version = max(state.version, *(worker.version for worker in state.workers)) + 1
-        read = worker._replace(phase=_READ, revision=revision, version=version, state=len(state.events))
-        what = f"{name} assigns version {version}, and reads state {read.state} in form {revision}"
-        return what, put(state, "workers", at, read)
+        reading = worker._replace(phase=_READ, revision=revision, version=version, state=len(state.events))
+        action = f"{name} assigns version {version}, and reads state {reading.state} in form {revision}"
+        return action, put(state, "workers", slot, reading)
 
     @staticmethod
     def _suspend(state: State, worker: Worker, name: str) -> tuple[State, str]:
@@ -170,11 +173,11 @@ class Suspending(Model[State]):
         return state, f"{name} would suspend revision {worker.revision}, which is no longer active"
 
     @staticmethod
-    def _done(state: State, at: int, worker: Worker) -> State:
-        after = put(state, "workers", at, Worker())
+    def _handled(state: State, slot: int, worker: Worker) -> State:
+        successor = put(state, "workers", slot, Worker())
         if worker.task < 0:
-            return _without_job(after) if worker.task == _JOB else after
-        return put(after, "events", worker.task, item=True)
+            return _without_job(successor) if worker.task == _JOB else successor
+        return put(successor, "events", worker.task, item=True)
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:
@@ -191,17 +194,17 @@ class Suspending(Model[State]):
             yield from self._alter(state)
         if state.applying == _NONE:
             yield "syncer apply begins, with revision 2", state._replace(applying=_CAPTURED)
-        for at, worker, name in processes(state.workers, "worker"):
+        for slot, worker, name in processes(state.workers, "worker"):
             if worker.phase:
-                yield f"{name} is killed", put(state, "workers", at, Worker())
+                yield f"{name} is killed", put(state, "workers", slot, Worker())
 
     def _lose(self, state: State) -> Iterator[Step[State]]:
         is_made_up_for = self.a_loss_is_made_up_for_in_a_suspended_document or not state.is_suspended
         for number, is_done in enumerate(state.events):
             if state.losses and not is_done:
                 lost = put(state, "events", number, item=True)._replace(losses=state.losses - 1)
-                what = f"Kafka loses event {number + 1}, which is found out"
-                yield what, _with_job(lost) if is_made_up_for else lost
+                action = f"Kafka loses event {number + 1}, which is found out"
+                yield action, _with_job(lost) if is_made_up_for else lost
 
     def _alter(self, state: State) -> Iterator[Step[State]]:
         if state.table == _AS_APPLIED:

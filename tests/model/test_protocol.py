@@ -15,9 +15,9 @@ from tests.model.explorer import Model, explore
 @pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
 def test_nothing_goes_wrong(model: type[Model[Any]]) -> None:
     """No reachable state is wrong, whichever process stalls or dies; in the end every document equals its SELECT."""
-    found = explore(model())
-    assert not found.path, "\n".join(found.path)
-    assert found.ends, "no state has all work done"
+    result = explore(model())
+    assert not result.path, "\n".join(result.path)
+    assert result.ends, "no state has all work done"
 
 
 @pytest.mark.parametrize("name", RULES)

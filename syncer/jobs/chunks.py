@@ -151,7 +151,7 @@ class Chunks:
         Not of jobs that are paused or suspended.
         """
         chunk = self._take_left() if time.monotonic() - self._looked_at >= _LOOK_SECONDS else None
-        chunk = chunk or self._read(_TAKE)
+        chunk = chunk or self._fetch(_TAKE)
         if chunk is not None:
             self._in_hand.add(chunk.id)
         return chunk
@@ -159,13 +159,13 @@ class Chunks:
     def _take_left(self) -> Chunk | None:
         while free := self._connection.execute(_LOCK_LEFT, (list(self._in_hand),), prepare=True).fetchone():
             # Its holder may have deleted it before it gave up the lock.
-            if (chunk := self._read(_READ, *free[1:])) is not None:
+            if (chunk := self._fetch(_READ, *free[1:])) is not None:
                 return chunk
             self._connection.execute(_UNLOCK, ([free[0]],))
         self._looked_at = time.monotonic()
         return None
 
-    def _read(self, query: str, *parameters: object) -> Chunk | None:
+    def _fetch(self, query: str, *parameters: object) -> Chunk | None:
         row = self._connection.execute(query, parameters, prepare=True).fetchone()
         return None if row is None else Chunk(*row)
 
@@ -184,7 +184,6 @@ class Chunks:
         counted = 0
         for job_id, rows in by_job.items():
             columns = [list(column) for column in zip(*rows, strict=True)]
-            finished = self._connection.execute(_FINISH, (job_id, *columns), prepare=True).fetchone()
-            counted += finished[0] if finished else 0
+            counted += sum(self._connection.execute(_FINISH, (job_id, *columns), prepare=True).fetchone() or ())
         self._connection.execute(_UNLOCK, ([chunk.id for chunk, _ in ended],), prepare=True)
         return counted

@@ -41,8 +41,7 @@ _UNLOCK = "SELECT pg_advisory_unlock($1::bigint | ($2::bigint & 4294967295))"
 # Rule: begin-before-listing.
 _BEGIN = "UPDATE syncer.job SET state = 'writing', started_at = clock_timestamp() WHERE id = $1 AND state = 'new'"
 # A writer that read before this and writes after it finds that out and reads again. Otherwise its document might not be
-# taken for an orphan: see `syncer.indexing.writer`. A job without a cleanup does not disturb the writers. A load takes
-# up what was committed before its revision, which its creator may not have seen.
+# taken for an orphan. A load takes up what was committed before its revision, which its creator may not have seen.
 # Rule: tell-before-counting.
 _BEGIN_WHOLE = """
 WITH document AS (
@@ -109,7 +108,7 @@ def create_listed(
     with connection.transaction():
         job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision)
         connection.execute(_BEGIN, (job_id,))
-        for chunk_ids in _parts(ids, chunk):
+        for chunk_ids in _in_chunks(ids, chunk):
             _put_chunk(connection, job_id, chunk_ids, JobState.WRITING, everywhere=everywhere)
         # Locked only now, so that nothing waits while the ids come. The job is given the revision active by now: one
         # that came meanwhile could not see the job to cancel it.
@@ -216,19 +215,13 @@ def _list_ranges(connection: Connection, job: Job, document: Document, size: int
 
 
 def _clean_up(connection: Connection, job: Job, orphans: Iterable[str], chunk: int) -> None:
-    """Make chunks of ids that only Elasticsearch has.
-
-    Why only documents unchanged since the sequence numbers were read can be orphans: the numbers were read after the
-    job was known to be listing. A copy with a greater number was written after that. Either its writer also read after
-    that, so that any later removal of the document has a change that names it. Or the writer finds out once it has
-    written, and reads again: see `syncer.indexing.writer`.
-
-    If they are very many, the others are read once these are written, and so are no orphans any more.
-    """
-    for chunk_ids in _parts(orphans, chunk):
+    """Make chunks of ids that only Elasticsearch has, in documents unchanged since the sequence numbers were read."""
+    # A copy with a greater number was written after the job was known to be listing. Either its writer also read after
+    # that, so that a later removal has a change that names it. Or it finds out once it has written, and reads again.
+    for chunk_ids in _in_chunks(orphans, chunk):
         chunks_left = _put_chunk(connection, job.id, chunk_ids, JobState.CLEANING_UP, everywhere=True)
         if chunks_left is None or chunks_left >= 2 * CHUNKS_AHEAD:
-            return
+            return  # the others are read once these are written, and so are no orphans any more
     connection.execute(_CLEANED_UP, (job.id,))
 
 
@@ -268,7 +261,7 @@ def _put_chunk(
     return None if row is None else int(row[0])
 
 
-def _parts(ids: Iterable[str], size: int) -> Iterator[list[str]]:
+def _in_chunks(ids: Iterable[str], size: int) -> Iterator[list[str]]:
     remaining = iter(ids)
     while chunk := list(islice(remaining, size)):
         yield list(dict.fromkeys(chunk))

@@ -196,18 +196,18 @@ def find(connection: Connection, job_id: int) -> Job:
 
 def some(connection: Connection, ids: Sequence[int]) -> list[Job]:
     """Return those of these jobs that still exist."""
-    return _read(connection, "j.id = ANY ($1) ORDER BY j.id", list(ids))
+    return _select(connection, "j.id = ANY ($1) ORDER BY j.id", list(ids))
 
 
 def unfinished(connection: Connection, index_name: str | None = None, *, limit: int | None = None) -> list[Job]:
     """Return the unfinished jobs of one index, or of all, oldest first."""
     which = f"{UNFINISHED} AND (j.index_name = $1 OR $1 IS NULL) ORDER BY j.id LIMIT $2"
-    return _read(connection, which, index_name, limit)
+    return _select(connection, which, index_name, limit)
 
 
 def finished(connection: Connection, *, limit: int | None = None) -> list[Job]:
     """Return the finished jobs that are kept, latest first."""
-    return _read(connection, f"NOT {UNFINISHED} ORDER BY j.finished_at DESC, j.id DESC LIMIT $1", limit)
+    return _select(connection, f"NOT {UNFINISHED} ORDER BY j.finished_at DESC, j.id DESC LIMIT $1", limit)
 
 
 def due(connection: Connection) -> list[Job]:
@@ -215,7 +215,7 @@ def due(connection: Connection) -> list[Job]:
 
     A step lists ids or orphans, or moves the job to its next state: see `syncer.worker.job_loop`.
     """
-    return _read(connection, _DUE)
+    return _select(connection, _DUE)
 
 
 def caused_by(connection: Connection, xid: int, documents: Sequence[str]) -> list[Job]:
@@ -223,7 +223,7 @@ def caused_by(connection: Connection, xid: int, documents: Sequence[str]) -> lis
 
     A job that was created before the transaction had its id is not included, unless a later cause has joined it.
     """
-    return _read(connection, _CAUSED_BY, list(PENDING), list(documents), str(xid))
+    return _select(connection, _CAUSED_BY, list(PENDING), list(documents), str(xid))
 
 
 def incomplete(connection: Connection) -> set[str]:
@@ -231,10 +231,8 @@ def incomplete(connection: Connection) -> set[str]:
     return {row[0] for row in connection.execute(_INCOMPLETE)}
 
 
-def _read(connection: Connection, which: str, *parameters: object) -> list[Job]:
+def _select(connection: Connection, which: str, *parameters: object) -> list[Job]:
+    names = [field.name for field in fields(Job)]
     rows = connection.execute(_JOBS + which, parameters).fetchall()
-    columns: list[dict[str, Any]] = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+    columns: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in rows]
     return [Job(**{**job, "kind": JobKind(job["kind"]), "state": JobState(job["state"])}) for job in columns]
-
-
-_NAMES = [field.name for field in fields(Job)]

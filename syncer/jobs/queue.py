@@ -174,9 +174,7 @@ def create_fan_out(
 
 def _is_stale(connection: Connection, document: Document) -> bool:
     """Whether a locked document is suspended and stale; it becomes so if too many of its fan-outs wait."""
-    row = connection.execute(_STALE, (document.index_name,)).fetchone()
-    assert row is not None  # the document is locked
-    is_stale, is_suspended, waiting = row
+    [(is_stale, is_suspended, waiting)] = connection.execute(_STALE, (document.index_name,))  # the document is locked
     if is_suspended and not is_stale and len(waiting) >= WAITING_FAN_OUTS_MAX:
         registry.mark_stale(connection, document.name, document.revision)
         for job_id in waiting:
@@ -207,13 +205,11 @@ def insert(
     """Insert the row of a job in the caller's transaction, for `create` and `syncer.jobs.listing`; return its id."""
     reasons = (kind.is_whole, None if cause is None else _stored(cause), occasion)
     values = (kind, document.name, document.index_name, revision, *reasons, changed_at)
-    row = connection.execute(_INSERT, values).fetchone()
-    assert row is not None  # an INSERT returns a row
-    return int(row[0])
+    [(job_id,)] = connection.execute(_INSERT, values)
+    return int(job_id)
 
 
 def _stored(cause: Mapping[str, Sequence[Any]]) -> Jsonb:
-    """Serialise a cause as the table stores it."""
     return Jsonb(cause, dumps=dump_images)
 
 

@@ -22,7 +22,7 @@ from syncer.locks.table import INDEX, Holder, Table, readable
 _SHORT_ID = 8
 
 app = typer.Typer(help="List and break locks made of Elasticsearch documents.", no_args_is_help=True)
-Index = Annotated[str, typer.Option(help="The index that contains the locks.")]
+Index = Annotated[str, typer.Option(help="Name of the index.")]
 
 
 @app.command("list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,14 +13,15 @@ from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DefinitionError, DocumentError
 from syncer.base.formatting import amount, shortened, shown_id
 from syncer.cli import jobs, render
-from syncer.cli.context import AnyDocument, AsJson, DocumentName, Servers, Values, flag, open_servers
+from syncer.cli.context import AnyDocument, AsJson, DocumentName, Servers, UsageError, Values, flag, open_servers
 from syncer.cli.render import TIME, Part, Show, say, show_table
-from syncer.documents import queries, registry
+from syncer.documents import definition, queries, registry
 from syncer.documents.registry import Document
 from syncer.jobs import listing
-from syncer.verify import compare, explain as explaining
+from syncer.verify import audit, compare, explain as explaining
+from syncer.verify.audit import AuditReport
 from syncer.verify.compare import SETTLE_SECONDS, VerifyReport
-from syncer.verify.diff import Drift, advice
+from syncer.verify.diff import Cause, Drift, advice
 from syncer.verify.explain import InIndex, State
 
 _SHOWN_MAX = 20
@@ -32,6 +34,18 @@ def verify(
     document: AnyDocument = None,
     *,
     repair: Annotated[bool, flag("--repair", text="Write what differs again, and compare once more.")] = False,
+    select: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Compare --index with the SELECT in this file instead."),
+    ] = None,
+    index: Annotated[str | None, typer.Option(help="Name of the index.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Field that --select does not compare; can be repeated.")
+    ] = None,
+    settle: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds after which --select reads again what differs, each time (default: 10)."),
+    ] = None,
     values: Values = False,
     as_json: AsJson = False,
 ) -> None:
@@ -41,19 +55,81 @@ def verify(
     the cause if known: a dead letter, an unfinished load, or a write by another client. Waits
     for changes in flight while they make progress. Exit code 1 if documents have drifted,
     3 if some are busy: being written all the while, or left to changes or jobs in flight.
+
+    With --select and --index, compares an index, alias or data stream that another program fills.
+    It only reads, needs no schema of syncer's, and compares the fields that the SELECT returns.
     """
     render.out.quiet = as_json
-    reports = []
+    if select is not None and index is not None:
+        if document is not None or repair:
+            raise UsageError("--select does not go with DOCUMENT or --repair: syncer does not write that index.")
+        seconds = SETTLE_SECONDS if settle is None else settle
+        _audit(select, index, frozenset(ignore or ()), settle_seconds=seconds, values=values, as_json=as_json)
+        return
+    if select is not None or index is not None or ignore or settle is not None:
+        raise UsageError("--select and --index belong together, and --ignore and --settle go with them alone.")
+    reports: list[VerifyReport] = []
     with open_servers("verify") as parts:
         for kept in _kept(parts, document):
             reports.append(compared(parts, kept, values=values, repair=repair))
             show_verify(reports[-1], kept)
+    _end(reports, as_json=as_json)
+
+
+def _end(reports: Sequence[VerifyReport], *, as_json: bool) -> None:
+    """Print JSON if it is asked for, and exit with the code for these reports."""
     if as_json:
         render.print_json(reports)
     if any(report.has_drifted for report in reports):
         raise typer.Exit(1)
     if not all(report.holds for report in reports):
         raise typer.Exit(3)
+
+
+def _audit(
+    select: Path, index: str, ignored: frozenset[str], *, settle_seconds: float, values: bool, as_json: bool
+) -> None:
+    """Compare an index that syncer does not write with a SELECT, and print the result."""
+    query = definition.read_sql(select)
+    with open_servers("verify", is_migrated=False) as parts, render.progress(f"comparing {index}") as show:
+        report = audit.audit(
+            parts.connect,
+            query,
+            file=str(select),
+            index=parts.index,
+            name=index,
+            ignored=ignored,
+            settle_seconds=settle_seconds,
+            values=values,
+            progress=lambda done, looked_up: show(
+                f"{done:,}" + (f"; {looked_up:,} of the index looked up in Postgres" if looked_up else "")
+            ),
+        )
+    _show_report(report)
+    for line in _audit_advice(report):
+        say(line, style="dim")
+    _end([report], as_json=as_json)
+
+
+def _audit_advice(report: AuditReport) -> Iterator[str]:
+    if report.not_compared:
+        fields: Any = shortened(sorted(report.not_compared))
+        yield f"Not compared, since the SELECT does not return them: {', '.join(fields)}"
+    if not report.is_complete:
+        yield "So many differ that not all were compared."
+    if report.documents and report.drifts and not report.has_common_id:
+        yield "No id of the SELECT is in the index: let _id be what the other program uses as the document's id."
+    if any(drift.cause is Cause.REORDERED for drift in report.drifts):
+        yield "Reordered: the elements are the same. Order the aggregate in the SELECT as the other program does."
+    if not report.is_refreshed:
+        yield "An index has no refresh interval: searches do not find what was written since its last refresh."
+    if report.busy:
+        yield "What is busy was written all the while. To decide whether it differs, run it again."
+    if report.drifts:
+        yield (
+            f"Each was read {audit.READINGS} times. Changes that the other program has yet to write are unknown to "
+            "syncer: with a longer --settle, they have more time."
+        )
 
 
 def _kept(parts: Servers, name: str | None) -> Iterator[Document]:
@@ -129,6 +205,13 @@ def show_verify(report: VerifyReport, document: Document) -> None:
         state = "cannot be compared" if document.suspended is None else "is suspended"
         say((f"{report.document} {state}:", "bold red"), f" {report.suspended}")
         return
+    _show_report(report)
+    for line in _advice(report, document):
+        say(line, style="dim")
+
+
+def _show_report(report: VerifyReport) -> None:
+    """Print how many documents were compared, and which differ."""
     groups = (
         ("repaired", report.repaired, "dim"),
         ("busy", report.busy, "yellow"),
@@ -148,8 +231,6 @@ def show_verify(report: VerifyReport, document: Document) -> None:
         if drifts:
             say(f"{amount(len(drifts), 'document')} {'is' if len(drifts) == 1 else 'are'} {what}:", style=style)
             _show_drifts(drifts)
-    for line in _advice(report, document):
-        say(line, style="dim")
 
 
 def _show_drifts(drifts: Sequence[Drift]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
-from elasticsearch import ApiError, Elasticsearch
+from elasticsearch import ApiError, AuthorizationException, Elasticsearch
 from elasticsearch.serializer import NdjsonSerializer
 
 from syncer.base.error_policy import NO_ROOM, explain
@@ -53,7 +54,8 @@ def connect(
         problem += f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
         hint = "As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
         raise IndexingError(problem, hint=f"{hint}ca_certs is a file of PEM certificates.") from None
-    require_supported(client.info().body)
+    with suppress(AuthorizationException):  # of a user with privileges on one index: `syncer verify --select`
+        require_supported(client.info().body)
     return client
 
 

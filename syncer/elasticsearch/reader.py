@@ -1,5 +1,8 @@
 """Reads what Elasticsearch holds: copies of documents by id, on any shard, and the ids of a whole index.
 
+The target may also be an alias or a data stream that syncer does not write: `Holdings.find`, `ids`, `mappings` and
+`refresh_seconds` need the privileges ``read`` and ``view_index_metadata`` alone.
+
 Guarantees: results are complete; an unavailable shard is an error, never fewer copies. A document's ``_source`` is
 returned as the bytes that were written, so that documents can be compared without parsing.
 """
@@ -33,6 +36,8 @@ _HITS_MAX = 1000  # more than a document has copies: one for each shard at most
 _SHARDS_FIELDS = ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
 _SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
 _NOT_FOUND = 404
+_REFRESH = "index.refresh_interval"
+_KEPT_OPEN = "5m"
 _JSON = {"accept": "application/json", "content-type": "application/json"}
 
 
@@ -92,6 +97,8 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     routing: str | None = msgspec.field(name="_routing", default=None)
     json: msgspec.Raw = msgspec.field(name="_source", default=_NO_SOURCE)
     sort: list[Any] = []
+    index: str = msgspec.field(name="_index", default="")
+    fields: dict[str, list[Any]] = {}
 
     @property
     def place(self) -> Place:
@@ -152,6 +159,10 @@ class _TooManyIdsError(Exception):
     """A search asked for more documents by their ids than the index allows; the next one asks for fewer."""
 
 
+def _cut_short() -> UnavailableError:
+    return UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
+
+
 class Holdings:
     """Reads from one Elasticsearch. Safe to share between threads, as the client is."""
 
@@ -196,26 +207,74 @@ class Holdings:
         """Return how many hits a search may ask for, as far as this process has found out."""
         return min(size, self._hits_max.get(target.index_name, size))
 
-    def find(self, target: Target, ids: Sequence[str]) -> list[Copy]:
-        """As `read`, but as searches find them: without what was written since the last refresh."""
+    def find(self, target: Target, ids: Sequence[str], *, dates: Sequence[str] = ()) -> list[Copy]:
+        """As `read`, but as searches find them: without what was written since the last refresh.
+
+        The ``fields`` of a copy have these ``dates`` as ISO 8601 in UTC, whatever the format of the mapping.
+        """
         # Elasticsearch has no copies with other ids, and refuses requests for them.
         valid = list(filter(is_id, ids))
         if not valid:
             return []
         if len(valid) > (allowed := self._hits_allowed(target, _HITS_MAX)):
-            return self.find(target, valid[:allowed]) + self.find(target, valid[allowed:])
+            halves = valid[:allowed], valid[allowed:]
+            return [copy for half in halves for copy in self.find(target, half, dates=dates)]
         request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}
+        if dates:
+            request["fields"] = [{"field": field, "format": "strict_date_optional_time_nanos"} for field in dates]
         try:
             page = self._search(target, request)
         except _TooManyIdsError:
-            return self.find(target, valid)
+            return self.find(target, valid, dates=dates)
         if page.total.value <= len(page.hits):
             return page.hits
         if len(valid) == 1:
             problem = f"{target.index_name} has more than {len(page.hits):,} copies of {valid[0]}"
             raise IndexingError(problem, hint="Is index.max_result_window less than the number of its shards?")
         middle = len(valid) // 2
-        return self.find(target, valid[:middle]) + self.find(target, valid[middle:])
+        halves = valid[:middle], valid[middle:]
+        return [copy for half in halves for copy in self.find(target, half, dates=dates)]
+
+    def ids(self, target: Target, *, page: int) -> Iterator[list[str]]:
+        """Yield the ids of all documents that a point in time shows, in chunks; one id may be in several indices."""
+        point = {"id": self._client.open_point_in_time(index=target.index_name, keep_alive=_KEPT_OPEN).body["id"]}
+        request: dict[str, Any] = {"sort": "_shard_doc", "source": False, "track_total_hits": False}
+        request |= {"size": self._hits_allowed(target, page), "allow_partial_search_results": False}
+        try:
+            while True:
+                answer = self._client.search(**request, pit={**point, "keep_alive": _KEPT_OPEN}).body
+                if answer["timed_out"]:
+                    raise _cut_short()
+                point = {"id": answer["pit_id"]}
+                hits = answer["hits"]["hits"]
+                if not hits:
+                    return
+                yield [hit["_id"] for hit in hits]
+                request["search_after"] = hits[-1]["sort"]
+        finally:
+            self._client.options(ignore_status=_NOT_FOUND).close_point_in_time(body=point)
+
+    def mappings(self, target: Target) -> dict[str, dict[str, Any]]:
+        """Return the mapping of each physical index that a search of this target reads; each stores its ``_source``."""
+        try:
+            answer = self._client.indices.get_mapping(index=target.index_name).body
+        except elasticsearch.NotFoundError:
+            answer = {}
+        if not answer:
+            hint = "Name an index, an alias or a data stream. Check elasticsearch.url, too."
+            raise IndexingError(f"Elasticsearch has nothing that is called {target.index_name}", hint=hint)
+        for name, index in answer.items():
+            if index["mappings"].get("_source", {}).get("enabled") is False:
+                raise IndexingError(f"{name} stores no _source, so there is nothing to compare with")
+        return {name: index["mappings"] for name, index in answer.items()}
+
+    def refresh_seconds(self, target: Target) -> float:
+        """Return after how long searches find what was written; 0 if nothing but a request refreshes an index."""
+        asked: dict[str, Any] = {"name": _REFRESH, "include_defaults": True, "flat_settings": True}
+        indices = self._client.indices.get_settings(index=target.index_name, **asked).body.values()
+        intervals = [{**index.get("defaults", {}), **index["settings"]}.get(_REFRESH, "1s") for index in indices]
+        seconds = [shortcomings.seconds(interval) for interval in intervals]
+        return max(seconds) if min(seconds) > 0 else 0
 
     def sample(self, target: Target, *, but: Sequence[str], number: int) -> list[str]:
         """Return the ids of so many documents, or fewer, as searches find them: any but these, at random."""
@@ -297,7 +356,7 @@ class Holdings:
 
     def _search(self, target: Target, request: Mapping[str, Any], *, shard: str | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.
-        path = f"/{target.index_name}/_search?allow_partial_search_results=false"
+        path = f"/{quote(target.index_name, safe=',*')}/_search?allow_partial_search_results=false"
         path = path if shard is None else f"{path}&preference=_shards:{shard}"
         size = self._hits_allowed(target, request["size"])
         try:
@@ -320,7 +379,7 @@ class Holdings:
             hits = [msgspec.structs.replace(hit, json=self._source(target, hit)) for hit in page.hits]
             return _Hits(hits=hits, total=page.total)
         if answer.timed_out:
-            raise UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
+            raise _cut_short()
         return answer.hits
 
     def _source(self, target: Target, copy: Copy) -> msgspec.Raw:

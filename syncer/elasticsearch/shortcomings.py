@@ -90,14 +90,14 @@ _RULES: dict[str, tuple[Effect, Any, str]] = {
 }
 """By setting: what another value does, the right value, and why."""
 _ARE_WRONG: dict[str, Callable[[str], bool]] = {
-    "index.gc_deletes": lambda value: _seconds(value) < GC_DELETES_SECONDS,
+    "index.gc_deletes": lambda value: seconds(value) < GC_DELETES_SECONDS,
     "index.refresh_interval": lambda value: value.startswith("-1"),
     "index.lifecycle.name": bool,
 }
 """Settings of which some other values are right, too."""
 
 
-def _seconds(duration: str) -> float:
+def seconds(duration: str) -> float:
     """Return a duration that Elasticsearch writes, as in ``"1.5h"``; 0 if it has no unit."""
     match = re.fullmatch(r"(-?[0-9.]+)([a-z]+)", duration)
     return float(match[1]) * _UNITS.get(match[2], 0) if match else 0

@@ -245,7 +245,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
             f"{file} takes locks (FOR UPDATE or its like)", hint="A document is read, not locked. Leave that out."
         ) from error
     except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
-        raise _refused(connection, error, query, file) from error
+        raise refused(connection, error, query, file) from error
 
 
 def _probe(connection: Connection, query: str, file: str) -> Probe:
@@ -308,7 +308,10 @@ def tables(tree: exp.Expr) -> list[exp.Table]:
     return [table for table in tree.find_all(exp.Table) if table.db]
 
 
-def _refused(connection: Connection, error: psycopg.Error, query: str, file: str) -> DefinitionError:
+def refused(
+    connection: Connection, error: psycopg.Error, query: str, file: str, *, prefix: str = _PREFIX
+) -> DefinitionError:
+    """Return the error for a query that Postgres refuses, with the place; it was executed after this prefix."""
     message = error.diag.message_primary or str(error)
     if "multiple commands" in message:
         return DefinitionError(f"{file} has more than one statement", hint="Write one SELECT into it.")
@@ -321,7 +324,7 @@ def _refused(connection: Connection, error: psycopg.Error, query: str, file: str
             f"The event trigger {trigger} refuses the temporary view by which syncer reads {file}: {message}",
             hint="Let it pass the role of postgres.dsn, or temporary objects: the view is rolled back at once.",
         )
-    offset = int(error.diag.statement_position or 0) - 1 - len(_PREFIX)
+    offset = int(error.diag.statement_position or 0) - 1 - len(prefix)
     if offset >= 0:  # show the line, with a caret below the position
         before = query[:offset]
         line = before.count("\n")

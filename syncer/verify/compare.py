@@ -48,6 +48,7 @@ from syncer.documents.queries import IdRange, Row
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.reader import Copy
 from syncer.elasticsearch.shortcomings import Effect
 from syncer.indexing import dead_letters, failover, version
 from syncer.jobs import listing, model
@@ -177,17 +178,13 @@ def verify(
     Raises:
         DocumentError: The document has to be suspended.
     """
-    report, began = VerifyReport(document=document.name, index_name=document.index_name), time.monotonic()
+    report = VerifyReport(document=document.name, index_name=document.index_name)
     if document.role is Role.CURRENT:
         searched = index.holdings.searched([document.index])[document.index]
         report.searched = None if searched == [document.index_name] else searched
         for shortcoming in index.holdings.shortcomings(document.target, searched_as=document.index):
             if shortcoming.effect is Effect.HIDES:
                 report.hidden = f"{shortcoming.problem}. {shortcoming.hint}"
-    suspects: set[str] = set()
-    looked_up = 0
-    in_hand: deque[Future[set[str]]] = deque()
-    stop = Stop()
     with connect() as walking, connect() as connection:
         settler = Settler(
             document=document,
@@ -197,29 +194,46 @@ def verify(
             values=values,
             retries=True,
         )
-        with ThreadPoolExecutor(_SEARCHES_MAX) as threads, closing(_searches(walking, settler, stop)) as searches:
-            try:
-                for search, documents, looked_up_now in searches:
-                    while len(in_hand) >= (1 if looked_up_now else _SEARCHES_MAX):
-                        suspects |= in_hand.popleft().result()
-                    if len(suspects) >= FOUND_MAX:
-                        _settle(report, settler, suspects, repair)
-                        suspects = set()
-                        reported = len(report.drifts) + len(report.busy) + len(report.repaired)
-                        report.is_complete = reported < FOUND_MAX
-                        if not report.is_complete:
-                            break
-                    in_hand.append(threads.submit(search))
-                    report.documents += documents
-                    looked_up += looked_up_now
-                    progress(report.documents, looked_up)
-                suspects = suspects.union(*(future.result() for future in in_hand))
-            finally:
-                stop.request()  # a search does not wait for Elasticsearch any more
-        _settle(report, settler, suspects, repair)
+        walk(walking, settler, report, repair=repair, progress=progress)
+    return report
+
+
+def walk(
+    walking: Connection,
+    settler: Settler,
+    report: VerifyReport,
+    *,
+    repair: Callable[[Sequence[str]], object] | None = None,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Walk both sides, and add to the report what differs once it is settled; ``progress`` is as for `verify`."""
+    began = time.monotonic()
+    suspects: set[str] = set()
+    looked_up = 0
+    in_hand: deque[Future[set[str]]] = deque()
+    stop = Stop()
+    with ThreadPoolExecutor(_SEARCHES_MAX) as threads, closing(_searches(walking, settler, stop)) as searches:
+        try:
+            for search, documents, looked_up_now in searches:
+                while len(in_hand) >= (1 if looked_up_now else _SEARCHES_MAX):
+                    suspects |= in_hand.popleft().result()
+                if len(suspects) >= FOUND_MAX:
+                    _settle(report, settler, suspects, repair)
+                    suspects = set()
+                    reported = len(report.drifts) + len(report.busy) + len(report.repaired)
+                    report.is_complete = reported < FOUND_MAX
+                    if not report.is_complete:
+                        break
+                in_hand.append(threads.submit(search))
+                report.documents += documents
+                looked_up += looked_up_now
+                progress(report.documents, looked_up)
+            suspects = suspects.union(*(future.result() for future in in_hand))
+        finally:
+            stop.request()  # a search does not wait for Elasticsearch any more
+    _settle(report, settler, suspects, repair)
     report.seconds = time.monotonic() - began
     report.drifts.sort(key=lambda drift: drift.id)
-    return report
 
 
 def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tuple[Callable[[], set[str]], int, int]]:
@@ -228,13 +242,11 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
     With each, the number of documents that it compares, or of those of the index that it looks up. The latter use the
     connection: one at a time.
     """
-    document, holdings = settler.document, settler.index.holdings
-    numbers = holdings.sequence_numbers(document.target)
-    holdings.refresh(document.target)
+    document, ids_of_index = settler.document, settler.ids_of_index()
 
     def differing(rows: dict[str, Row], failing: Collection[str]) -> set[str]:
-        copies = retry(partial(holdings.find, document.target, list(rows)), pause=stop.pause, component="verify")
-        return {*failing, *(drift.id for drift in diff.compare(rows, copies))}
+        copies = retry(partial(settler.find, list(rows)), pause=stop.pause, component="verify")
+        return {*failing, *(drift.id for drift in settler.differing(rows, copies))}
 
     def existing(ids: list[str]) -> set[str]:
         with reading(walking, document):
@@ -261,8 +273,8 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
                 documents = max(0, documents - len(rows))
         # Documents may be large: a range then has fewer of them.
         rows_max = max(1, rows_max // 2) if chunks > 1 else min(PAGE, 2 * rows_max)
-    for page in holdings.untouched_since(document.target, numbers, page=PAGE):
-        yield partial(only_in_index, [copy_place.id for copy_place in page]), 0, len(page)
+    for page in ids_of_index:
+        yield partial(only_in_index, page), 0, len(page)
 
 
 def _in_range(walking: Connection, document: Document, span: IdRange) -> Iterator[dict[str, Row]]:
@@ -306,7 +318,7 @@ def _settle(
     report.are_changes_handled &= settled.are_changes_handled
 
 
-class _Differing(NamedTuple):
+class Differing(NamedTuple):
     """A document that differs, with the routings and versions of its copies in Elasticsearch."""
 
     drift: Drift
@@ -323,6 +335,22 @@ class Settler:
     settle_seconds: float = SETTLE_SECONDS
     values: bool = False
     retries: bool = False
+
+    def ids_of_index(self) -> Iterator[list[str]]:
+        """Return the ids of the index in chunks, but for those that are written from now on; they are read later."""
+        holdings, target = self.index.holdings, self.document.target
+        numbers = holdings.sequence_numbers(target)
+        holdings.refresh(target)
+        return ([place.id for place in page] for page in holdings.untouched_since(target, numbers, page=PAGE))
+
+    def find(self, ids: Sequence[str], *, refreshes: bool = False) -> list[Copy]:
+        """Return all copies of these documents, as searches find them."""
+        holdings = self.index.holdings
+        return (holdings.read if refreshes else holdings.find)(self.document.target, ids)
+
+    def differing(self, expected: Mapping[str, Row], copies: Collection[Copy]) -> Iterator[Drift]:
+        """Yield how copies differ from the rows with their ids."""
+        return diff.compare(expected, copies, values=self.values)
 
     def settle(self, ids: Collection[str]) -> Settled:
         """Return which of these documents differ, once that is known; the others equal their SELECT."""
@@ -350,12 +378,12 @@ class Settler:
         settled.drifts, settled.busy = self._explained(settled.drifts), self._explained(settled.busy)
         return settled
 
-    def _compare(self, ids: Collection[str]) -> dict[str, _Differing]:
+    def _compare(self, ids: Collection[str]) -> dict[str, Differing]:
         """Read these documents from both sides; return those that differ."""
-        differing: dict[str, _Differing] = {}
+        differing: dict[str, Differing] = {}
         all_ids = list(ids)
         for page in (all_ids[start : start + _SETTLED_AT_ONCE] for start in range(0, len(all_ids), _SETTLED_AT_ONCE)):
-            read_copies = partial(self.index.holdings.read, self.document.target, page)
+            read_copies = partial(self.find, page, refreshes=True)
             copies = retry(read_copies, pause=time.sleep, component="verify") if self.retries else read_copies()
             read_rows = partial(queries.current, self.connection, self.document)
             results, failing = queries.isolated(read_rows, page)
@@ -365,12 +393,12 @@ class Settler:
             comparable = [copy for copy in copies if copy.id not in failing]
             failing |= {id_ for id_ in page if not is_utf8(id_)}
             drifts = [Drift(id=id_, kind=DriftKind.FAILING) for id_ in failing]
-            for drift in (*drifts, *diff.compare(expected, comparable, values=self.values)):
+            for drift in (*drifts, *self.differing(expected, comparable)):
                 places_and_versions = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
-                differing[drift.id] = _Differing(drift, places_and_versions)
+                differing[drift.id] = Differing(drift, places_and_versions)
         return differing
 
-    def _wait(self, differing: Mapping[str, _Differing]) -> tuple[bool, dict[str, list[int]]]:
+    def _wait(self, differing: Mapping[str, Differing]) -> tuple[bool, dict[str, list[int]]]:
         """Wait until all changes so far are handled, and no job that is open then holds one of these documents.
 
         Returns:

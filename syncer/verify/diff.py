@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
@@ -28,7 +28,7 @@ _ROUNDING = Decimal("1e-12")
 _NOTHING = object()
 _BETWEEN_ELEMENTS = re.compile(r"\s*[,;|/\n]\s*")
 """What `string_agg` usually puts between elements."""
-_UNPARSED = (RecursionError, ValueError, InvalidOperation)
+UNPARSED = (RecursionError, ValueError, InvalidOperation)
 """Nested too deep, an exponent beyond all bounds, or not JSON to Python, though Elasticsearch has accepted it."""
 
 
@@ -40,6 +40,7 @@ class DriftKind(StrEnum):
     DIFFERENT = "different"  # both have it, with other contents
     FAILING = "failing"  # its SELECT fails on the data
     MISPLACED = "misplaced"  # Elasticsearch has it, or a second copy of it, under another routing
+    DUPLICATE = "duplicate"  # searches find it several times, in an index that syncer does not write
 
 
 class Cause(StrEnum):
@@ -88,13 +89,24 @@ class Drift:
     error: str | None = None
 
 
-def compare(expected: Mapping[str, Row], copies: Iterable[Copy], *, values: bool = False) -> Iterator[Drift]:
+Compared = tuple[list["Difference"], Cause | None]
+"""The first differences, and the cause if it is known."""
+
+
+def compare(
+    expected: Mapping[str, Row],
+    copies: Iterable[Copy],
+    *,
+    values: bool = False,
+    compared: Callable[[Row, Copy], Compared] | None = None,
+) -> Iterator[Drift]:
     """Yield the differences between documents in Postgres and all their copies in Elasticsearch.
 
     Args:
         expected: Documents as in Postgres.
         copies: All copies of these documents, and of documents that Postgres lacks.
         values: Whether to show differing values, which may be secrets.
+        compared: How to compare what differs in its bytes; by default, as JSON.
     """
     copies_by_id: dict[str, list[Copy]] = {}
     for copy in copies:
@@ -109,7 +121,7 @@ def compare(expected: Mapping[str, Row], copies: Iterable[Copy], *, values: bool
             yield Drift(id=id_, kind=DriftKind.MISSING)
         # Elasticsearch keeps the bytes that syncer wrote, so only documents of another client are parsed.
         elif row.source != stored[0].source:
-            differences, cause = _compared(row.source, stored[0].source)
+            differences, cause = (compared or _as_json)(row, stored[0])
             if differences:
                 yield Drift(
                     id=id_,
@@ -122,13 +134,19 @@ def compare(expected: Mapping[str, Row], copies: Iterable[Copy], *, values: bool
                 )
 
 
-def _compared(expected: bytes, actual: bytes) -> tuple[list[Difference], Cause | None]:
-    """Return the first differences, and the cause if it is the order of elements."""
+def _as_json(row: Row, copy: Copy) -> Compared:
     try:  # as floats, two long numbers could be equal
-        left, right = (json.loads(source, parse_float=Decimal, parse_int=Decimal) for source in (expected, actual))
-        differences = list(islice(_differences(left, right), _DIFFERENCES_MAX))
-    except _UNPARSED:
+        left, right = (
+            json.loads(source, parse_float=Decimal, parse_int=Decimal) for source in (row.source, copy.source)
+        )
+        return first_differences(left, right)
+    except UNPARSED:
         return [Difference(path=TOO_DEEP)], None
+
+
+def first_differences(left: Any, right: Any) -> Compared:
+    """Compare two values, without their types."""
+    differences = list(islice(_differences(left, right), _DIFFERENCES_MAX))
     if len(differences) < _DIFFERENCES_MAX and all(map(_is_rounding, differences)):
         return differences, Cause.ROUNDED
     try:

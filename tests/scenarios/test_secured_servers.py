@@ -209,6 +209,21 @@ def test_each_duty_does_its_work_over_tls(guarded: Guarded) -> None:
     it.output += [daemon.log_file.read_text() for daemon in (relay, workers)]
 
 
+def test_an_audit_needs_to_read_and_nothing_else(guarded: Guarded) -> None:
+    """SELECT on the tables, and two privileges on the index: no schema syncer, and nothing of the cluster."""
+    it, select, quoted = guarded, guarded.folder / "posts.sql", HOSTILE.replace("'", "''")
+    select.write_text("SELECT p.id AS _id, p.title FROM posts AS p")
+    it.world.sql(f"CREATE ROLE auditor LOGIN PASSWORD '{quoted}auditor-postgres'")
+    it.world.sql("GRANT SELECT ON posts TO auditor")
+    indices = [{"names": [f"{it.world.alias}*"], "privileges": ["read", "view_index_metadata"]}]
+    with it.world.elasticsearch() as client:
+        owner = client.options(basic_auth=("owner", f"{HOSTILE}owner"))
+        key = owner.security.create_api_key(name="auditor", role_descriptors={"auditor": {"indices": indices}})
+    it.file("auditor-key", str(key.body["encoded"]))
+    found = it.run("auditor", "verify", "--select", str(select), "--index", it.world.alias)
+    assert "equal their SELECT" in found
+
+
 def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:
     """The relay cannot read the topic, nor a worker write it; a reader can write no document."""
     it, topic = guarded, guarded.world.settings.kafka.topic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from syncer.documents.queries import Row
 from syncer.elasticsearch.reader import Copy
 from syncer.verify.diff import TOO_DEEP, Cause, Difference, Drift, DriftKind, compare
+from syncer.verify.meaning import Meaning
 
 POST = {"title": "t", "n": 1, "user": {"id": 7}, "comments": [{"age": 3}, {"age": 4}]}
 
@@ -147,3 +149,22 @@ def test_rounding_is_a_cause_only_if_nothing_else_differs(
     """The last of some fifteen digits, of numbers alone."""
     (found,) = compare({"1": row(expected)}, [copy(held)])
     assert (found.cause is Cause.ROUNDED) is is_rounding
+
+
+@pytest.mark.parametrize(
+    ("mapping", "left", "right", "is_alike"),
+    [
+        ({"type": "scaled_float", "scaling_factor": 100}, Decimal("19.99"), "19.990000000000002", True),
+        ({"type": "scaled_float", "scaling_factor": 100}, Decimal("19.99"), "20", False),
+        ({"type": "long"}, "not a number", 0, False),
+        ({"type": "date"}, "infinity", 0, False),
+        ({"type": "date"}, "20260101", "2026-01-01", False),
+        ({"type": "date"}, 10**30, 10**30, True),
+    ],
+)
+def test_a_value_means_what_its_field_reads(
+    mapping: dict[str, Any], left: object, right: object, *, is_alike: bool
+) -> None:
+    """What a type does not read stays as it is."""
+    meaning = Meaning({"properties": {"a": mapping}})
+    assert (meaning.of({"a": left}) == meaning.of({"a": right})) is is_alike

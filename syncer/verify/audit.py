@@ -1,0 +1,215 @@
+"""Audit: compares an index that syncer does not write with a SELECT. Nothing is written on either side.
+
+Whatever fills the index, `syncer.verify.compare` walks both sides as it does for an index of syncer's. Three things are
+other. Values are compared by what the mapping makes of them: see `syncer.verify.meaning`. Only the fields that the
+SELECT returns are compared. And which changes are in flight is unknown, so what differs is read again, three times,
+each after a time that changes may take. What differs then and has kept its version has *drifted*; what something writes
+all the while is *busy*.
+
+Needs no schema of syncer's: SELECT on the tables, and ``read`` and ``view_index_metadata`` on the index. One snapshot
+lasts until all documents are read, also on a standby.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from syncer.base.errors import ComposeError, DefinitionError, DocumentError
+from syncer.base.model import Target
+from syncer.base.postgres import Connection, value
+from syncer.documents.queries import Row
+from syncer.documents.registry import Dependencies, Document
+from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.reader import Copy
+from syncer.lineage.catalog import refused
+from syncer.verify import compare, diff, meaning
+from syncer.verify.compare import Differing, Settled, Settler, VerifyReport
+from syncer.verify.diff import Compared, Difference, Drift, DriftKind
+from syncer.verify.meaning import Meaning
+
+READINGS = 3
+"""How often a document that differs is read again."""
+_SESSION = "SET default_transaction_read_only = on; SET search_path TO DEFAULT"
+_PREFIX = "SELECT * FROM ("
+_JSON = msgspec.json.Decoder(float_hook=Decimal)
+_NORMAL = msgspec.json.Encoder(decimal_format="number", order="sorted")
+
+
+@dataclass(slots=True, kw_only=True)
+class AuditReport(VerifyReport):
+    """What an audit found.
+
+    Args:
+        not_compared: Fields of the index that the SELECT does not return.
+        is_refreshed: False if nothing but a request refreshes an index: what was written since is not seen.
+        has_common_id: Whether any id is in both.
+    """
+
+    not_compared: set[str] = field(default_factory=set)
+    is_refreshed: bool = True
+    has_common_id: bool = False
+
+
+def audit(
+    connect: Callable[[], Connection],
+    select: str,
+    *,
+    file: str,
+    index: Index,
+    name: str,
+    ignored: frozenset[str] = frozenset(),
+    settle_seconds: float,
+    values: bool = False,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> AuditReport:
+    """Compare every document of an index, an alias or a data stream with a SELECT; ``file`` is for errors.
+
+    Raises:
+        DefinitionError: Postgres refuses the SELECT, it has no ``_id``, or returns an id more than once.
+        IndexingError: There is no such index, or it stores no ``_source``.
+    """
+    target = Target(index_name=name, write_alias=name)
+    mappings, refresh_seconds = index.holdings.mappings(target), index.holdings.refresh_seconds(target)
+    report = AuditReport(document=name, index_name=name, is_refreshed=refresh_seconds > 0)
+    with _reading(connect) as walking, _reading(connect) as connection:
+        document = _document(connection, select, file, target)
+        names = document.dependencies.fields
+        if unknown := sorted(path for path in ignored if path.partition(".")[0] not in names):
+            problem = f"{file} returns no field {', '.join(unknown)} to ignore"
+            raise DefinitionError(problem, hint=f"It has: {', '.join(names)}")
+        auditor = Auditor(
+            document=document,
+            index=index,
+            connection=connection,
+            settle_seconds=max(settle_seconds, refresh_seconds),
+            values=values,
+            retries=True,
+            report=report,
+            meanings={name: Meaning(mapping, ignored=ignored) for name, mapping in sorted(mappings.items())},
+        )
+        try:
+            compare.walk(walking, auditor, report, progress=progress)
+        except DocumentError as error:  # its hint is for a definition that is applied
+            if isinstance(error.__cause__, ComposeError):
+                hint = "If a join multiplies rows, aggregate the joined table in a subquery."
+                raise DefinitionError(error.message, hint=hint) from error
+            raise (error.__cause__ or error) from None
+    return report
+
+
+@contextmanager
+def _reading(connect: Callable[[], Connection]) -> Iterator[Connection]:
+    """Open a connection that cannot write, and that resolves names as the role does."""
+    with connect() as connection:
+        connection.execute(_SESSION, prepare=False)
+        yield connection
+
+
+def _document(connection: Connection, select: str, file: str, target: Target) -> Document:
+    """Return the definition that the walk of both sides needs."""
+    try:
+        columns = connection.execute(f"{_PREFIX}{select}\n) AS d LIMIT 0", prepare=True).description or ()
+    except psycopg.errors.InsufficientPrivilege:
+        raise
+    except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
+        raise refused(connection, error, select, file, prefix=_PREFIX) from error
+    types = {column.name: column.type_code for column in columns}
+    if "_id" not in types:
+        raise DefinitionError(
+            f"{file} has no column _id", hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p"
+        )
+    dependencies = Dependencies(
+        canonical_select=f"{select}\n",
+        id_type=str(value(connection, sql.SQL("SELECT format_type({}, NULL)").format(types["_id"]))),
+        fields=tuple(name for name in types if name not in {"_id", "_routing"}),
+        has_routing="_routing" in types,
+        root=None,
+        root_key=None,
+        tables={},
+        views=(),
+        shapes={},
+    )
+    alias = target.index_name
+    return Document(name=file, revision=0, index=alias, index_body={}, dependencies=dependencies, target=target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auditor(Settler):
+    """Compares by the mappings of the physical indices, and settles without knowing what is in flight."""
+
+    report: AuditReport
+    meanings: dict[str, Meaning]
+
+    def ids_of_index(self) -> Iterator[list[str]]:
+        """Return the ids of the index in chunks, as a point in time shows them that is opened for the first one."""
+        return self.index.holdings.ids(self.document.target, page=compare.PAGE)
+
+    def find(self, ids: Sequence[str], *, refreshes: bool = False) -> list[Copy]:  # noqa: ARG002 - see `settle`
+        """Return all copies of these documents, as searches find them; nothing is refreshed."""
+        meanings = self.meanings.values()
+        dates = set().union(*(one.to_render for one in meanings)).difference(*(one.unrenderable for one in meanings))
+        return self.index.holdings.find(self.document.target, ids, dates=sorted(dates))
+
+    def differing(self, expected: Mapping[str, Row], copies: Collection[Copy]) -> Iterator[Drift]:
+        """Yield how copies differ from the rows with their ids, in the fields that the SELECT returns."""
+        numbers = Counter(copy.id for copy in copies)
+        self.report.has_common_id |= not numbers.keys().isdisjoint(expected)
+        twice = {id_ for id_ in numbers.keys() & expected.keys() if numbers[id_] > 1}
+        yield from (Drift(id=id_, kind=DriftKind.DUPLICATE) for id_ in twice)
+        single = [copy for copy in copies if copy.id not in twice]
+        if not self.document.dependencies.has_routing:
+            single = [msgspec.structs.replace(copy, routing=None) if copy.routing else copy for copy in single]
+        rows = {id_: row for id_, row in expected.items() if id_ not in twice}
+        yield from diff.compare(rows, single, values=self.values, compared=self._compared)
+
+    def settle(self, ids: Collection[str]) -> Settled:
+        """Read documents that differ again, each time after the index was refreshed, and decide after the last time."""
+        settled, suspects, readings = Settled(), ids, list[Mapping[str, Differing]]()
+        while suspects and len(readings) < READINGS:
+            time.sleep(self.settle_seconds)
+            readings.append(suspects := self._compare(suspects))
+        for id_, differing in sorted(readings[-1].items() if readings else ()):
+            is_kept = differing.copies == readings[-2][id_].copies
+            (settled.drifts if is_kept else settled.busy).append(differing.drift)
+        return settled
+
+    def _compared(self, row: Row, copy: Copy) -> Compared:
+        """Compare by meaning the fields that differ as JSON."""
+        names = self.document.dependencies.fields
+        try:
+            expected, held = _parsed(row.source), _parsed(copy.source)
+            self.report.not_compared.update(held.keys() - names)
+            unequal = [name for name in names if _normal(expected.get(name)) != _normal(held.get(name))]
+            if not unequal:
+                return [], None
+            # An index that was made meanwhile is most like the last one.
+            reader = self.meanings.get(copy.index) or self.meanings[max(self.meanings)]
+            rendered = {path: meaning.rendered(copy.fields, path) for path in reader.to_render}
+            left = reader.of({name: expected.get(name) for name in unequal})
+            right = reader.of({name: held.get(name) for name in unequal}, rendered=rendered)
+            return diff.first_differences(left or {}, right or {})
+        except diff.UNPARSED:
+            return [Difference(path=diff.TOO_DEEP)], None
+
+
+def _parsed(source: bytes) -> dict[str, Any]:
+    try:
+        return dict(_JSON.decode(source))
+    except (msgspec.DecodeError, RecursionError):  # half a surrogate pair, or nested deep
+        return dict(json.loads(source, parse_float=Decimal))
+
+
+def _normal(field: Any) -> Any:
+    """Return what is equal for equal JSON, and not for true and 1."""
+    return field if field is None or isinstance(field, str) else _NORMAL.encode(field)

@@ -1,0 +1,178 @@
+"""An index that another program fills is compared with a SELECT: by meaning, read only, and without false alarms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from elasticsearch import Elasticsearch
+
+from syncer.verify import audit
+from syncer.verify.audit import AuditReport
+from tests.support.world import World
+
+DAYS = {"type": "date", "format": "yyyy/MM/dd"}
+AT = "'2026-03-01 10:20:30.123456+02'::timestamptz"
+FIELDS: dict[str, tuple[dict[str, Any], str, object, bool]] = {
+    "epoch": ({"type": "date"}, AT, 1772353230123, True),
+    "epoch_one_later": ({"type": "date"}, AT, 1772353230124, False),
+    "epoch_of_seconds": ({"type": "date", "format": "epoch_second"}, "'2026-03-01'::date", 1772323200, True),
+    "other_zone": ({"type": "date"}, AT, "2026-03-01T04:20:30.123-04:00", True),
+    "day_of_a_format": (DAYS, "'2026-03-01'::date", "2026/03/01", True),
+    "other_day_of_a_format": (DAYS, "'2026-03-01'::date", "2026/03/02", False),
+    "day_before_month": ({"type": "date", "format": "yyyy-dd-MM"}, "'2026-03-01'::date", "2026-01-03", True),
+    "days_in_objects": (
+        {"properties": {"at": DAYS}},
+        """'[{"at": "2026-03-01"}, {"at": null}, {"at": "2026-03-02"}]'::jsonb""",
+        [{"at": "2026/03/01"}, {}, {"at": ["2026/03/02"]}], True,
+    ),
+    "days_in_nested_objects_swapped": (
+        {"type": "nested", "properties": {"at": DAYS}}, """'[{"at": "2026-03-01"}, {"at": "2026-03-02"}]'::jsonb""",
+        [{"at": "2026/03/02"}, {"at": "2026/03/01"}], False,
+    ),
+    "microseconds": ({"type": "date_nanos"}, AT, "2026-03-01T08:20:30.123456Z", True),
+    "nanoseconds": ({"type": "date_nanos"}, AT, "2026-03-01T08:20:30.123456001Z", False),
+    "text_of_a_number": ({"type": "long"}, "7", "7", True),
+    "single_precision": ({"type": "float"}, "0.1::numeric", 0.10000000149011612, True),
+    "double_precision": ({"type": "double"}, "0.1::numeric", 0.10000000149011612, False),
+    "number_as_keyword": ({"type": "keyword"}, "1.50::numeric", "1.50", True),
+    "other_text_of_a_number": ({"type": "keyword"}, "1.50::numeric", "1.5", False),
+    "truth": ({"type": "boolean"}, "true", "true", True),
+    "truth_and_one": ({"type": "object", "enabled": False}, """'{"a": true}'::jsonb""", {"a": 1}, False),
+    "absent": ({"type": "keyword"}, "ARRAY[]::text[]", None, True),
+    "one_in_an_array": ({"type": "keyword"}, "'a'", ["a", None], True),
+    "other_order": ({"type": "keyword"}, "ARRAY['a', 'b']", ["b", "a"], False),
+    "range": ({"type": "integer_range"}, "jsonb_build_object('gte', 1, 'lt', 5)", {"gt": 0, "lte": "4"}, True),
+    "other_range": ({"type": "integer_range"}, "jsonb_build_object('gte', 1, 'lt', 5)", {"gte": 1, "lte": 5}, False),
+    "range_of_dates": (
+        {"type": "date_range", "format": "yyyy/MM/dd"}, "jsonb_build_object('gte', '2026-03-01'::date, 'lt', NULL)",
+        {"gte": "2026/03/01"}, True,
+    ),
+}  # fmt: skip
+"""By name: the mapping of a field, what the SELECT returns, what the index holds, and whether they are alike."""
+
+
+def audited(world: World, select: str, *, settle_seconds: float = 0) -> AuditReport:
+    """What an audit finds; by default, it waits for nothing but the refresh of the index."""
+    with world.index() as index:
+        return audit.audit(
+            world.connect, select, file="x.sql", index=index, name=world.alias, settle_seconds=settle_seconds
+        )
+
+
+def fill(client: Elasticsearch, index: str, documents: dict[str, dict[str, Any]]) -> None:
+    """What a script does."""
+    for id_, source in documents.items():
+        client.index(index=index, id=id_, document=source, refresh=True)
+
+
+def test_values_are_compared_by_what_the_mapping_makes_of_them(empty_world: World) -> None:
+    """Dates in any format, numbers, ranges, null, arrays of one; each difference is named, and nothing else."""
+    world = empty_world
+    fields = ", ".join(f"{sql} AS {name}" for name, (_, sql, _, _) in FIELDS.items())
+    with world.elasticsearch() as client:
+        body = {"properties": {name: mapping for name, (mapping, *_) in FIELDS.items()}}
+        client.indices.create(index=world.alias, mappings=body, settings={"refresh_interval": "10ms"})
+        fill(client, world.alias, {"1": {name: held for name, (_, _, held, _) in FIELDS.items()} | {"other": 1}})
+    report = audited(world, f"SELECT 1 AS _id, {fields} -- all")
+    (drift,) = report.drifts
+    differing = {difference.path.partition("[")[0].partition(".")[0] for difference in drift.differences}
+    assert differing == {name for name, (*_, is_alike) in FIELDS.items() if not is_alike}
+    assert report.not_compared == {"other"}
+
+
+POSTS = """
+CREATE TABLE posts (id int PRIMARY KEY, title text, at timestamptz DEFAULT now());
+INSERT INTO posts SELECT g, 'secret ' || g FROM generate_series(1, 9) AS g
+"""
+SELECT = "SELECT p.id AS _id, p.title FROM posts AS p"
+
+
+@pytest.fixture
+def filled(empty_world: World) -> World:
+    """Nine posts, in two indices of one alias, by a script."""
+    world = empty_world
+    world.sql(POSTS)
+    with world.elasticsearch() as client:
+        for number in range(2):
+            name = f"{world.alias}-{number}"
+            client.indices.create(index=name, aliases={world.alias: {}}, settings={"refresh_interval": "10ms"})
+            fill(client, name, {str(id_): {"title": f"secret {id_}"} for id_ in range(1, 10) if id_ % 2 == number})
+    (world.folder / "posts.sql").write_text(SELECT)
+    return world
+
+
+def test_an_audit_finds_and_only_reads(filled: World) -> None:
+    """What is missing, extra, twice or stale, without a schema of syncer's; it shows a row's values only if asked."""
+    world = filled
+    command = "verify", "--select", str(world.folder / "posts.sql"), "--index", world.alias, "--settle", "0"
+    level = world.syncer(*command)
+    assert (level.returncode, "9 documents equal their SELECT" in level.stdout) == (0, True), level.stderr
+    with world.elasticsearch() as client:
+        fill(client, f"{world.alias}-0", {"10": {"title": "secret"}, "1": {"title": "secret 1"}})
+        client.delete(index=f"{world.alias}-0", id="2", refresh=True)
+    world.sql("UPDATE posts SET title = 'secret new' WHERE id = 3")
+    as_json = json.loads(world.syncer(*command, "--json").stdout)[0]
+    kinds = {drift["id"]: drift["kind"] for drift in as_json["drifts"]}
+    assert kinds == {"1": "duplicate", "2": "missing", "3": "different", "10": "extra"}
+    text = world.syncer(*command)
+    assert (text.returncode, "secret" in text.stdout) == (1, False)
+    assert "unknown to syncer" in text.stdout
+    assert "secret new" in world.syncer(*command, "--values").stdout
+    assert world.syncer(*command, "--ignore", "title", "--json").stdout.count("different") == 0
+    assert world.sql("SELECT to_regnamespace('syncer')") == [(None,)]
+
+
+def test_ids_that_no_side_shares_are_named_as_the_cause(filled: World) -> None:
+    """Everything is then missing and extra, which says little."""
+    (filled.folder / "posts.sql").write_text(SELECT.replace("p.id", "'post-' || p.id"))
+    found = filled.syncer("verify", "--select", str(filled.folder / "posts.sql"), "--index", filled.alias, "--settle=0")
+    assert "No id of the SELECT is in the index" in found.stdout
+
+
+Between = Callable[[World, Elasticsearch, int], object]
+FLIGHTS: dict[str, tuple[Between, int, int]] = {
+    "written late": (lambda w, c, n: fill(c, f"{w.alias}-1", {"3": {"title": "old" if n == 1 else "new"}}), 0, 0),
+    "written all the while": (lambda w, c, n: fill(c, f"{w.alias}-1", {"3": {"title": f"old {n}"}}), 0, 1),
+    "never written": (lambda w, c, _: fill(c, f"{w.alias}-1", {"1": {"title": "secret 1"}}), 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", FLIGHTS)
+def test_what_is_in_flight_is_read_again(name: str, filled: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times, after the time to settle: what is written meanwhile is level, or busy; what is kept has drifted."""
+    write, drifted, busy = FLIGHTS[name]
+    pauses: list[float] = []
+    filled.sql("UPDATE posts SET title = 'new' WHERE id = 3")
+    with filled.elasticsearch() as client:
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            write(filled, client, len(pauses))
+
+        monkeypatch.setattr(audit, "time", SimpleNamespace(sleep=sleep))
+        report = audited(filled, SELECT, settle_seconds=7)
+    assert (len(report.drifts), len(report.busy)) == (drifted, busy)
+    assert pauses == [7.0] * (2 if name == "written late" else 3)
+
+
+@pytest.mark.parametrize(
+    ("select", "index", "message"),
+    [
+        ("SELECT id FROM posts", "", "has no column _id"),
+        ("SELECT id AS _id, nope FROM posts", "", 'column "nope" does not exist'),
+        ("SELECT 1 AS _id FROM posts", "", "more than once"),
+        ("SELECT id AS _id FROM posts; SELECT 1", "", "refused by Postgres"),
+        ("SELECT id AS _id, nextval('posts_seq') AS n FROM posts", "", "read-only transaction"),
+        (SELECT, "-nothing", "nothing that is called"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(select: str, index: str, message: str, filled: World) -> None:
+    """With the reason, and no traceback; nothing can be written through the SELECT."""
+    filled.sql("CREATE SEQUENCE posts_seq")
+    (filled.folder / "posts.sql").write_text(select)
+    found = filled.syncer("verify", "--select", str(filled.folder / "posts.sql"), "--index", filled.alias + index)
+    assert (found.returncode, message in found.stderr, "Traceback" in found.stderr) == (1, True, False), found.stderr

@@ -157,8 +157,8 @@ def retry_letters(
     """Write the documents of dead letters again.
 
     Use it after a fix that syncer cannot see, such as a mapping changed by hand, a replaced
-    function, or an Elasticsearch setting. Fixed data and `syncer apply` need no retry. Exit
-    code 1 if any remain.
+    function, or an Elasticsearch setting. Fixed data and `syncer apply` need no retry, and a
+    daemon tries one of each index a minute. Exit code 1 if any remain.
     """
     with open_servers("dead-letters") as servers:
         if document is not None:

@@ -2,6 +2,8 @@
 
 Guarantees: a dead letter is in Postgres before its document counts as done. A newer one is kept. It is removed once the
 document was written or deleted with a newer version. Each query returns one page or counts: there may be 200,000.
+
+The job worker tries each again from time to time: see `syncer.worker.job_loop`. If that fails, it stays as it is.
 """
 
 from __future__ import annotations
@@ -165,9 +167,14 @@ def indices(connection: Connection, *, document: str | None = None, id_: str | N
     return dict(connection.execute(_INDICES, parameters).fetchall())
 
 
+def next_ids(connection: Connection, index_name: str, last: str, limit: int) -> list[str]:
+    """Return the ids of one index that can be written again, after the last one of the page before."""
+    return [id_ for (id_,) in connection.execute(_IDS, (index_name, last, limit))]
+
+
 def ids(connection: Connection, index_name: str) -> Iterator[str]:
     """Yield the ids of one index that can be written again, read page by page."""
     last = ""
-    while rows := connection.execute(_IDS, (index_name, last, _PAGE_IDS)).fetchall():
-        yield from (row[0] for row in rows)
-        last = rows[-1][0]
+    while page_ids := next_ids(connection, index_name, last, _PAGE_IDS):
+        yield from page_ids
+        last = page_ids[-1]

@@ -63,13 +63,16 @@ class WriterPool:
         everywhere: bool = False,
         origin: Mapping[str, int] = NO_ORIGIN,
         resumes: bool = False,
+        retries: bool = False,
     ) -> Future[WriteReport]:
         """Bring documents up to date in one index; return a future of what `Writer.write` returns or raises."""
         done, opened = Future[WriteReport](), self._open
 
         def write(writer: Writer) -> None:
             try:
-                report = writer.write(index_name, ids, everywhere=everywhere, origin=origin, resumes=resumes)
+                report = writer.write(
+                    index_name, ids, everywhere=everywhere, origin=origin, resumes=resumes, retries=retries
+                )
                 tell = partial(done.set_result, report)
             except BaseException as error:  # noqa: BLE001 - the future passes it on
                 tell = partial(done.set_exception, error)

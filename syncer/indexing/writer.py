@@ -91,6 +91,7 @@ class Slice:
     everywhere: bool = False
     origin: Mapping[str, int] = field(default_factory=dict)
     resumes: bool = False
+    retries: bool = False
     attempts: int = 0  # how many have failed in a row
     rewrites: int = 0  # how many times in a row some of them had to be written again
     is_unanswered: bool = False  # a request got no answer: it is unknown what it created
@@ -150,11 +151,13 @@ class Writer:
         everywhere: bool = False,
         origin: Mapping[str, int] = NO_ORIGIN,
         resumes: bool = False,
+        retries: bool = False,
     ) -> WriteReport:
         """Bring documents up to date in one index; return when each is written, skipped or dead-lettered.
 
         ``everywhere`` also removes stray copies from all other shards. ``origin`` is logged with each document. With
-        ``resumes``, it writes although the definition is suspended, to find out if it may be resumed.
+        ``resumes``, it writes although the definition is suspended, to find out if it may be resumed. With ``retries``,
+        it writes dead letters; those that fail again stay as they are.
 
         Raises:
             Stopping: The writer was told to stop. It is safe to repeat.
@@ -164,6 +167,7 @@ class Writer:
         """
         all_ids = list(dict.fromkeys(ids))
         whole = Slice(index_name=index_name, ids=all_ids, everywhere=everywhere, origin=origin, resumes=resumes)
+        whole.retries = whole.is_judged = retries
         self._write(whole)
         counts, report = Counter(whole.results.values()), whole.report
         if resumes:
@@ -450,7 +454,7 @@ class Writer:
 
     def _dead_letter(self, current: Slice, document: Document, failed: Mapping[str, Failure]) -> list[str]:
         """Record dead letters; return the ids of those that are no longer the documents that failed."""
-        self._record(document, current.batch.version, failed)
+        self._record(current, document, failed)
         # Another writer may have written them meanwhile, and looked for dead letters before these were recorded. A
         # writer of a later change finds these.
         try:
@@ -462,8 +466,11 @@ class Writer:
         sent = {(composition.id, composition.source, composition.routing) for composition in current.batch.compositions}
         return [later.id for later in rebuilt.compositions if (later.id, later.source, later.routing) not in sent]
 
-    def _record(self, document: Document, version: int, failed: Mapping[str, Failure]) -> None:
-        dead_letters.dead_letter(self._link.connection, document.index_name, version, failed)
+    def _record(self, current: Slice, document: Document, failed: Mapping[str, Failure]) -> None:
+        # Not again for a retry, which no change has caused: `syncer wait` would report it to whoever waits for another.
+        if current.retries:
+            return
+        dead_letters.dead_letter(self._link.connection, document.index_name, current.batch.version, failed)
         for id_, failure in failed.items():
             # With the kind of error only: a server's message quotes values.
             if number := self._dead_lettered.count((document.index_name, failure.kind)):
@@ -479,7 +486,7 @@ class Writer:
             if batch.document is None or not ids:
                 return []
             failure = Failure(kind=type(error).__name__, error=f"the SELECT fails on the data: {kind(error)}")
-            self._record(batch.document, batch.version, dict.fromkeys(ids, failure))
+            self._record(replace(current, batch=batch), batch.document, dict.fromkeys(ids, failure))
             self._failing[current.index_name] += 1
             if self._failing[current.index_name] >= _FAILING_MAX:
                 self._require_others(batch.document, error)

@@ -10,8 +10,8 @@ Guarantees:
 - No job waits long for an unavailable index, or for one whose step fails.
 - An unexpected error fails its own job only.
 
-The job worker also tries to resume suspended documents, and records the last assigned version: see
-`syncer.indexing.version`.
+The job worker also tries to resume suspended documents and to write dead letters, and records the last assigned
+version: see `syncer.indexing.version`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing import failover, version
+from syncer.indexing import dead_letters, failover, version
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import chunks, listing, queue
@@ -63,6 +63,8 @@ _ALIVE_TURNS = 20
 _STAYS_SUSPENDED = (DocumentError, IndexingError, elasticsearch.ApiError, elasticsearch.TransportError)
 _ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
+_LETTERS_SECONDS = 60.0
+"""How often to try to write a dead letter of each index: somebody may have put right what no change tells."""
 _STEPS = "job steps"
 """The steps of jobs, in the log and the status: one that fails does not keep chunks from being written."""
 _NOTE_SECONDS = 10.0
@@ -98,9 +100,14 @@ class JobWorker:
         self._writes: list[tuple[Chunk, Future[WriteReport]]] = []
         self._attempts: dict[str, Future[WriteReport]] = {}
         """Attempts to write a suspended document, by index."""
+        self._retries: dict[str, tuple[list[str], Future[WriteReport]]] = {}
+        """Dead letters that are tried, by index."""
+        self._retried: dict[str, str] = {}
+        """By index, the last dead letter that was tried: the next ones follow it in the order of ids."""
         self._deferred: dict[int, float] = {}
         """By job, when its step is to be tried again."""
         self._looked_at = self._noted_at = self._attempted_at = 0.0
+        self._retried_at = time.monotonic()
         self._log = structlog.get_logger().bind(job_worker=name)
 
     def run(self, stop: Stop) -> None:
@@ -141,6 +148,8 @@ class JobWorker:
                 self._try_suspended(connection)
             if (is_due or not self._writes) and not self._stop.is_requested:
                 units_done += self._take_steps(connection)
+        if not self._stop.is_requested:
+            self._try_dead_letters(connection)
         self._note_version(connection, keeps=units_done > 0 or not self._writes)
         return 0 if units_done or self._writes else _IDLE_SECONDS
 
@@ -162,6 +171,7 @@ class JobWorker:
         self._chunks = None
         self._writes.clear()
         self._attempts.clear()
+        self._retries.clear()
 
     def _opened(self) -> Connection:
         connection = self._connect()
@@ -318,6 +328,25 @@ class JobWorker:
         for index_name, ids in registry.suspended(connection).items():
             if index_name not in self._attempts:
                 self._attempts[index_name] = self._writers.submit(index_name, ids, resumes=True)
+
+    def _try_dead_letters(self, connection: Connection) -> None:
+        """Try one dead letter of each index a minute; after a success twice as many at once, until one fails."""
+        numbers: dict[str, int] = {}
+        if time.monotonic() - self._retried_at >= _LETTERS_SECONDS:
+            self._retried_at = time.monotonic()
+            numbers = dict.fromkeys(dead_letters.indices(connection), 1)
+        for index_name, (ids, write) in list(self._retries.items()):
+            numbers.pop(index_name, None)
+            if write.done():
+                del self._retries[index_name]
+                with suppress(DocumentError):
+                    if not write.result().dead_lettered:
+                        numbers[index_name] = min(2 * len(ids), self._chunk_documents)
+        for index_name, number in numbers.items():
+            ids = dead_letters.next_ids(connection, index_name, self._retried.get(index_name, ""), number)
+            self._retried[index_name] = ids[-1] if ids else ""
+            if ids:
+                self._retries[index_name] = ids, self._writers.submit(index_name, ids, retries=True)
 
     def _note_version(self, connection: Connection, *, keeps: bool) -> None:
         """Record the last version from time to time, also where a restore of Postgres does not undo it.

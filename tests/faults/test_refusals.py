@@ -12,9 +12,11 @@ from unittest.mock import patch
 
 import pytest
 from elasticsearch import Elasticsearch
+from structlog.testing import capture_logs
 
 from syncer.base.errors import DocumentError
 from syncer.base.model import WriteReport
+from syncer.worker import job_loop
 from tests.faults.harness import DEAD_LETTERS, SUSPENDED, require_holds
 from tests.support.inference import Model, model
 from tests.support.world import VERSIONS, World, wait_until
@@ -37,25 +39,29 @@ MAPPINGS: dict[str, Any] = {
 }
 
 
-def define(world: World, mappings: dict[str, Any], *, name: str = "thing") -> None:
+def define(world: World, mappings: dict[str, Any], *, name: str = "thing", select: str = SELECT) -> None:
     """Have Elasticsearch 9 return vectors, too."""
     settings = {"index.mapping.exclude_source_vectors": False} if VERSIONS.elasticsearch == "9" else {}
     body = json.dumps({"mappings": mappings, "settings": settings})
-    (world.define(name, SELECT) / "index.json").write_text(body)
+    (world.define(name, select) / "index.json").write_text(body)
+
+
+def make_things(world: World, mappings: dict[str, Any], *, select: str = SELECT, sql: str = "") -> World:
+    """Sixty things in Postgres and in Elasticsearch, after this change of theirs."""
+    world.use()
+    world.documents = ("thing",)
+    define(world, mappings, select=select)
+    world.sql(TABLE + ";" + sql)
+    world.migrate()
+    world.apply()
+    world.sql("TRUNCATE syncer.outbox")
+    return world
 
 
 @pytest.fixture
 def things(empty_world: World) -> World:
     """Sixty things in Postgres and in Elasticsearch."""
-    world = empty_world
-    world.use()
-    world.documents = ("thing",)
-    define(world, MAPPINGS)
-    world.sql(TABLE)
-    world.migrate()
-    world.apply()
-    world.sql("TRUNCATE syncer.outbox")
-    return world
+    return make_things(empty_world, MAPPINGS)
 
 
 def write(world: World) -> tuple[WriteReport, int]:
@@ -402,6 +408,84 @@ def test_a_text_that_a_model_refuses_takes_no_neighbour(embedded: tuple[World, M
     served.refused = "-"
     assert write(world)[0].dead_lettered == 0
     assert world.sql(DEAD_LETTERS) == []
+
+
+# What somebody puts right by hand: no change of a row tells
+
+NO_TEXT = "UPDATE things SET t = NULL"
+RARE = "UPDATE things SET t = 'rare', o = '{\"b\": 1}' WHERE id > 50"
+FAILING = (
+    "CREATE OR REPLACE FUNCTION shown(t text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN {} RETURN t; END $$"
+)
+Repair = Callable[[], object]
+
+
+def mappings(**changes: Any) -> dict[str, Any]:
+    """The mappings of things with other fields, or without one."""
+    properties = {**MAPPINGS["properties"], **changes}
+    return {**MAPPINGS, "properties": {name: field for name, field in properties.items() if field}}
+
+
+@contextmanager
+def rare_model(world: World) -> Iterator[Repair]:
+    """A model is away, and no document that was written has its field."""
+    with world.elasticsearch() as client, model(client, world.name) as served:
+        make_things(world, mappings(t={"type": "semantic_text", "inference_id": world.name}), sql=NO_TEXT)
+        served.status = 400  # Elasticsearch itself would repeat a 503 for half a minute
+        yield lambda: setattr(served, "status", 200)
+
+
+@contextmanager
+def few_fields(world: World) -> Iterator[Repair]:
+    """An index may have no more fields than it has."""
+    make_things(world, mappings(o={"dynamic": True, "properties": {"a": {"type": "long"}}}), sql=NO_TEXT)
+    with world.elasticsearch() as client:
+        limit = partial(client.indices.put_settings, index=world.index_of("thing"))
+        limit(settings={"index.mapping.total_fields.limit": 6})
+        yield lambda: limit(settings={"index.mapping.total_fields.limit": 60})
+
+
+@contextmanager
+def strict_mapping(world: World) -> Iterator[Repair]:
+    """A mapping lacks a field."""
+    make_things(world, mappings(o={"dynamic": "strict", "properties": {"a": {"type": "long"}}}), sql=NO_TEXT)
+    with world.elasticsearch() as client:
+        properties = {"o": {"properties": {"b": {"type": "long"}}}}
+        yield lambda: client.indices.put_mapping(index=world.index_of("thing"), properties=properties)
+
+
+@contextmanager
+def failing_function(world: World) -> Iterator[Repair]:
+    """A function of the SELECT fails for some rows."""
+    function = FAILING.format("IF t = 'rare' THEN RAISE 'not yet'; END IF;")
+    make_things(world, MAPPINGS, select=SELECT.replace(", t ", ", public.shown(t) AS t "), sql=function)
+    yield lambda: world.sql(FAILING.format(""))
+
+
+@pytest.mark.parametrize("fault", [rare_model, few_fields, strict_mapping, failing_function])
+def test_no_dead_letter_is_for_good(
+    empty_world: World, fault: Callable[[World], AbstractContextManager[Repair]]
+) -> None:
+    """Each is tried alone, in turn; a failure changes no dead letter and is not logged, and a success tries more."""
+    world = empty_world
+    recorded = partial(world.sql, "SELECT *, recorded_in::text FROM syncer.dead_letter ORDER BY id")
+    with fault(world) as repair, world.index() as index, world.job_worker(index) as job_worker:
+        world.sql(RARE)
+        assert write(world)[0].dead_lettered == 10
+        letters, turn, submit = recorded(), job_worker.run_once, job_worker._writers.submit
+        with (
+            patch.object(job_loop, "_LETTERS_SECONDS", 0),
+            patch.object(job_worker._writers, "submit", wraps=submit) as tried,
+            capture_logs() as logs,
+        ):
+            wait_until(lambda: turn() >= 0 and tried.call_count > 12, what="each is tried")
+            assert [call.args[1] for call in tried.call_args_list[:10]] == [[letter[1]] for letter in letters]
+            assert (recorded(), world.sql(SUSPENDED)) == (letters, [])
+            assert [event for event in logs if event["log_level"] == "error"] == []
+            repair()
+            wait_until(lambda: turn() >= 0 and not recorded(), what="none is left")
+        assert max(len(call.args[1]) for call in tried.call_args_list) > 1
+        assert write(world)[0].indexed == ROWS
 
 
 def test_plan_blames_no_document_for_its_cluster(things: World) -> None:

@@ -280,8 +280,8 @@ def _require_acceptable(
     """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
     # What is busy is about to be written, unless the new index refuses it.
     ids = [drift.id for drift in (*report.drifts, *(drift for drift in report.busy if drift.error is not None))]
-    dead_lettered = dead_letters.errors(servers.connection, building.index_name, ids).keys()
-    lacking = dead_letters.errors(servers.connection, current.index_name, ids).keys()
+    dead_lettered = dead_letters.find(servers.connection, building.index_name, ids).keys()
+    lacking = dead_letters.find(servers.connection, current.index_name, ids).keys()
     hint = (
         "Searches still use the current index.\n"
         f"To go on: syncer index rebuild {building.name}\nTo give it up: syncer index abort {building.name}"
@@ -307,6 +307,6 @@ def _unwritten(servers: Servers, document: Document, number: int, *, hint: str) 
     """The error that so many documents could not be written, with an example."""
     kinds = dead_letters.kinds(servers.connection, document.name)  # the most frequent first
     ids = [kind.example for kind in kinds if kind.index_name == document.index_name][:1]
-    errors = dead_letters.errors(servers.connection, document.index_name, ids)
-    example = "".join(f", such as {shown_id(id_)}: {shortened(error)}" for id_, error in errors.items())
+    letters = dead_letters.find(servers.connection, document.index_name, ids)
+    example = "".join(f", such as {shown_id(id_)}: {shortened(letter.error)}" for id_, letter in letters.items())
     return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{example}", hint=hint)

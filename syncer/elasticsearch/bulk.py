@@ -11,8 +11,8 @@ Guarantees:
 - Alone before blame: what is refused together with others is sent again in halves, until it is written or was refused
   alone. Pipelines and inference endpoints refuse a request, or a part of it, for one of its documents.
 
-Elasticsearch keeps versions per shard and id, and a document with a ``_routing`` may have been on any shard. So it is
-written to its own shard, and deleted from every other one with the same version: no copy stays on a former shard.
+- A document with a ``_routing`` is written to its own shard, and deleted from every other one with the same version,
+  since Elasticsearch keeps versions per shard and id: no copy stays on a former shard.
 """
 
 from __future__ import annotations
@@ -70,27 +70,18 @@ class Rejection(NamedTuple):
 
 @dataclass(slots=True)
 class BulkOutcome:
-    """The outcome of one bulk write.
-
-    Args:
-        done: By id: "indexed", "deleted" (or absent), or "skipped", since a shard had a version at least as new.
-        newer_version: The greatest version found there; 0 if Elasticsearch did not report it.
-        created: Documents that did not exist before, on at least one shard, as far as Elasticsearch remembers.
-        unsure: Not written, because its own version was there, or one that syncer does not assign.
-        rejections: One for each shard that refused a document: alone, for now, or since it takes none.
-        has_taken: Whether a document, not a delete, was written, or would have been but for its version.
-        untried: Not sent alone, since no document was taken. To be written another time.
-        has_met_pipeline: Whether a pipeline may have changed documents. What became of them is unknown.
-    """
+    """The outcome of one bulk write."""
 
     done: dict[str, str] = field(default_factory=dict)
-    newer_version: int = 0
-    created: list[Composition] = field(default_factory=list)
+    """By id: "indexed", "deleted" (or absent), or "skipped", since a shard had a version at least as new."""
+    newer_version: int = 0  # the greatest that such a shard had; 0 if Elasticsearch did not report it
+    created: list[Composition] = field(default_factory=list)  # new on at least one shard, as far as it remembers
     unsure: list[Composition] = field(default_factory=list)
-    rejections: list[Rejection] = field(default_factory=list)
-    has_taken: bool = False
-    untried: list[Composition] = field(default_factory=list)
-    has_met_pipeline: bool = False
+    """Not written, because its own version was there, or one that syncer does not assign."""
+    rejections: list[Rejection] = field(default_factory=list)  # by shard: alone, for now, or since it takes none
+    has_taken: bool = False  # whether a document, not a delete, was written, or would have been but for its version
+    untried: list[Composition] = field(default_factory=list)  # not sent alone, since none was taken: for another time
+    has_met_pipeline: bool = False  # whether a pipeline may have changed documents: what became of them is unknown
 
 
 class Index:
@@ -110,10 +101,10 @@ class Index:
         """
         outcome, tasks, size = BulkOutcome(), list[_Task](), 0
         for composition in compositions:
-            if not _has_valid_id(composition, outcome):
-                continue
             if outcome.has_met_pipeline:
                 break
+            if not _has_valid_id(composition, outcome):
+                continue
             if outcome.untried and not outcome.has_taken:
                 outcome.untried.append(composition)
                 continue
@@ -256,9 +247,8 @@ class _Task(NamedTuple):
 def _operations(composition: Composition, stale: Sequence[str]) -> list[bytes]:
     """Return the lines of each operation: write a document, or delete it, and delete it where these routings lead."""
     id_, version, routing, source = composition.id, composition.version, composition.routing, composition.source
-    # Rules: external-versions, deletes-have-versions.
+    # Rules: external-versions, deletes-have-versions. So a shard that has seen this version keeps no older copy.
     meta = f'"_id":{_quoted(id_)},"version":{version},"version_type":"external"'
-    # The version rule on every other shard: each sees this version, and has no copy as long as this version wins.
     deletes = [f'{{"delete":{{{meta},"routing":{_quoted(other)}}}}}\n'.encode() for other in stale]
     if source is None:
         return deletes or [f'{{"delete":{{{meta}}}}}\n'.encode()]
@@ -273,16 +263,15 @@ def _update_of_nothing(deleted: Composition) -> bytes:
 
 def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     """Whether Elasticsearch accepts the id. An invalid one would make it refuse the whole request."""
+    why = f"an id has 1 to {ID_BYTES_MAX} bytes"
     if not (is_utf8(composition.id) and is_utf8(composition.routing or "")):
         why = "an _id and a _routing are valid UTF-8"
-        outcome.rejections.append(Rejection(composition, _BAD_REQUEST, INVALID_ID, why))
     elif is_id(composition.id):
         return True
     elif composition.source is None:  # no document can have that id
         outcome.done[composition.id] = "deleted"
-    else:
-        why = f"an id has 1 to {ID_BYTES_MAX} bytes"
-        outcome.rejections.append(Rejection(composition, _BAD_REQUEST, INVALID_ID, why))
+        return False
+    outcome.rejections.append(Rejection(composition, _BAD_REQUEST, INVALID_ID, why))
     return False
 
 
@@ -323,7 +312,7 @@ def _answer(item: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
 
 def _may_be_of_another(rejection: Rejection) -> bool:
     """Whether a document may be refused for another one of its request: a mapper looks at each by itself."""
-    status, kind, why = rejection[1:]
+    _, status, kind, why = rejection
     is_for_good = status == ITEM_FAILED or decide_item(status, kind, why) is Action.DEAD_LETTER
     return is_for_good and kind not in OF_DOCUMENT
 

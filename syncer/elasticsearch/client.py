@@ -48,9 +48,7 @@ def connect(
         client = (_Patient if is_patient else _Client)(settings.urls, **options)
     except (ValueError, OSError) as error:
         # Not chained: the client's message may quote a password in the URL.
-        problem = (
-            "The client of Elasticsearch does not take elasticsearch.url, .ca_certs and the credentials as they are"
-        )
+        problem = "The client of Elasticsearch does not take elasticsearch.url, .ca_certs or the credentials"
         problem += f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
         hint = "As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
         raise IndexingError(problem, hint=f"{hint}ca_certs is a file of PEM certificates.") from None

@@ -180,9 +180,8 @@ class Indices:
         self.settle(target)  # a load that was killed must not bring the settings of that time back later
         if refusal := self.try_change(target, body):
             hint = "The active definition is unchanged. Run `syncer apply` again: it finds out what is needed."
-            raise IndexingError(
-                f"Elasticsearch refuses to change the index of {document} in place: {refusal}", hint=hint
-            )
+            problem = f"Elasticsearch refuses to change the index of {document} in place: {refusal}"
+            raise IndexingError(problem, hint=hint)
 
     def try_change(self, target: Target, body: Mapping[str, Any]) -> str | None:
         """As `change`, but return Elasticsearch's reason if it refuses."""

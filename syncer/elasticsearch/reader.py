@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import elasticsearch
@@ -41,49 +40,34 @@ _KEPT_OPEN = "5m"
 _JSON = {"accept": "application/json", "content-type": "application/json"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
     """The shards of one physical index. Their number never changes: a split or shrunk index is a new one.
 
-    The hash modulo ``routing_number`` is divided evenly among them. ``addresses`` has a routing value for each.
+    ``metadata`` is that of the index in the cluster state. ``addresses`` has a routing value for each shard.
     """
 
-    number: int
-    routing_number: int
-    addresses: tuple[str, ...]
-
-    @classmethod
-    def of_index(cls, metadata: Mapping[str, Any]) -> Self:
-        """Return the shards of an index from its metadata in the cluster state."""
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
         settings = metadata["settings"]["index"]
-        number = int(settings["number_of_shards"])
+        self.number = int(settings["number_of_shards"])
         is_modulo = int(settings["version"]["created"]) >= MODULO_SINCE
-        return cls.of(number=number, routing_number=number if is_modulo else metadata["routing_num_shards"])
-
-    @classmethod
-    def of(cls, *, number: int, routing_number: int) -> Self:
-        """Return the shards of an index with these two numbers."""
-        addresses: dict[int, str] = {}
+        self._routing_number = self.number if is_modulo else int(metadata["routing_num_shards"])
+        routings: dict[int, str] = {}
         values = map(str, count())
-        while len(addresses) < number:
+        while len(routings) < self.number:
             routing = next(values)
-            addresses.setdefault(_shard(routing, number, routing_number), routing)
-        ordered = tuple(addresses[shard] for shard in range(number))
-        return cls(number=number, routing_number=routing_number, addresses=ordered)
+            routings.setdefault(self.shard(routing), routing)
+        self.addresses = tuple(routings[shard] for shard in range(self.number))
 
     def shard(self, routing: str) -> int:
         """Return the shard of a routing value; without one, of the document's id."""
-        return _shard(routing, self.number, self.routing_number)
+        # Java hashes UTF-16 code units, and Python's % equals Java's floorMod.
+        code = mmh3.hash(routing.encode("utf-16-le"), 0, signed=True)
+        return code % self._routing_number // (self._routing_number // self.number)
 
     def others(self, routing: str) -> tuple[str, ...]:
         """Return a routing value for every shard except the one that this routing leads to."""
         shard = self.shard(routing)
         return self.addresses[:shard] + self.addresses[shard + 1 :]
-
-
-def _shard(routing: str, number: int, routing_number: int) -> int:
-    # Java hashes UTF-16 code units, and Python's % equals Java's floorMod.
-    return mmh3.hash(routing.encode("utf-16-le"), 0, signed=True) % routing_number // (routing_number // number)
 
 
 _NO_SOURCE = msgspec.Raw(b"{}")
@@ -137,11 +121,9 @@ class _Undecoded(CompatibilityModeJsonSerializer):
 
 def _undecoded(client: Elasticsearch) -> Elasticsearch:
     """Return a client on the same connections that leaves responses undecoded."""
-    transport = copy(client.transport)
-    transport.serializers = SerializerCollection(
-        {**transport.serializers.serializers, _Undecoded.mimetype: _Undecoded()}, default_mimetype=_Undecoded.mimetype
-    )
-    raw = client.options()
+    raw, transport, mimetype = client.options(), copy(client.transport), _Undecoded.mimetype
+    serializers = {**transport.serializers.serializers, mimetype: _Undecoded()}
+    transport.serializers = SerializerCollection(serializers, default_mimetype=mimetype)
     raw._transport = transport  # noqa: SLF001 - a new client would lose its headers and timeouts
     return raw
 
@@ -153,10 +135,6 @@ def index_metadata(
     path = ",".join(f"metadata.indices.*.{field}" for field in fields)
     state = client.cluster.state(metric="metadata", index=names, filter_path=path, **options).body
     return dict(state.get("metadata", {}).get("indices", {}))
-
-
-class _TooManyIdsError(Exception):
-    """A search asked for more documents by their ids than the index allows; the next one asks for fewer."""
 
 
 def _cut_short() -> UnavailableError:
@@ -178,7 +156,7 @@ class Holdings:
         shards = self._shards.get(target.index_name)
         if shards is None:
             metadata = index_metadata(self._client, target.index_name, *_SHARDS_FIELDS, ignore_unavailable=False)
-            shards = Shards.of_index(metadata[target.index_name])
+            shards = Shards(metadata[target.index_name])
             if shards.number > 1:
                 self._require_computed_shard(target, shards)
             self._shards[target.index_name] = shards
@@ -224,8 +202,10 @@ class Holdings:
             request["fields"] = [{"field": field, "format": "strict_date_optional_time_nanos"} for field in dates]
         try:
             page = self._search(target, request)
-        except _TooManyIdsError:
-            return self.find(target, valid, dates=dates)
+        except elasticsearch.BadRequestError:
+            if self._hits_allowed(target, _HITS_MAX) == allowed:
+                raise
+            return self.find(target, valid, dates=dates)  # with fewer ids, too
         if page.total.value <= len(page.hits):
             return page.hits
         if len(valid) == 1:
@@ -367,7 +347,7 @@ class Holdings:
                 raise
             self._hits_max[target.index_name] = size // 2
             if "ids" in request["query"]:
-                raise _TooManyIdsError from error
+                raise
             return self._search(target, request, shard=shard)
         try:
             answer = _ANSWER.decode(body)

@@ -144,9 +144,7 @@ def is_metadata_blocked(error: ApiError) -> bool:
 
 def metadata_blocked(name: str) -> Shortcoming:
     """Return the shortcoming of an index that cannot be asked about."""
-    block = "index.blocks.metadata"
-    remedy = request("PUT", f"/{name}/_settings", {block: False})
-    return Shortcoming(Effect.REFUSES, f"{block} of {name} is true", remedy, block, value=False)
+    return next(of_index(name, {"settings": {"index.blocks.metadata": "true"}, "mappings": {}}))
 
 
 def of_index(name: str, index: Mapping[str, Any]) -> Iterator[Shortcoming]:

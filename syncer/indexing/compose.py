@@ -1,12 +1,10 @@
 """Composer: builds whole documents from ids, in one snapshot, with a version assigned together with that snapshot.
 
-This module keeps the reading half of the version rule. Assigning a version and taking the snapshot is serialised
-against all other writers. So of any two readers, the one with the greater version has seen all that the other has. If a
+Of any two batches, the one with the greater version shows all that the other shows: see `syncer.indexing.version`. If a
 snapshot missed a change, the change's own event is handled in a later turn: its document has a greater version.
 
-Before the snapshot, the document's relations are locked against ALTER TABLE, which would make a table look empty in it.
-In it, the catalog is compared with the one that the definition was applied to: a document is built from the columns
-that it was made for, or not at all.
+A document is built from the columns that its definition was applied to, or not at all. In the snapshot, the catalogue
+is compared; before it, the relations are locked against ALTER TABLE, which would make a table look empty in it.
 """
 
 from __future__ import annotations
@@ -63,9 +61,7 @@ _FEW_IDS = 10
 _FOR_ANY = "SET LOCAL plan_cache_mode = force_generic_plan"
 _REPLAN_SECONDS = 10.0
 """How long such a plan is used: a table may have grown out of it before Postgres has analysed it again."""
-_REPLAN = "DISCARD PLANS"
 _PREPARE = "PREPARE {name} (text[], bigint) AS {check} UNION ALL {documents}"
-_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +123,7 @@ class Composer:
         """Assign a version with a snapshot, and read the documents and their definition in it.
 
         There is a composition for each distinct id; none if the definition is not active. A document larger than
-        ``bytes_max`` is not fetched. ``everywhere`` and ``resumes`` are as in `syncer.indexing.writer.Writer.write`.
+        ``bytes_max`` is not fetched. ``everywhere`` and ``resumes`` are as in `syncer.indexing.writer.Options`.
 
         Raises:
             DocumentError: The definition is suspended, or has to be.
@@ -177,8 +173,9 @@ class Composer:
             planning.append(_FOR_ANY)
             if clock() - self._planned_at > _REPLAN_SECONDS:
                 self._planned_at = clock()
-                planning.append(_REPLAN)
-        statements = filter(None, [_BEGIN, *planning, plan.lock, version.assign_version(), read, "COMMIT"])
+                planning.append("DISCARD PLANS")
+        begin = ["BEGIN ISOLATION LEVEL REPEATABLE READ", *planning]
+        statements = filter(None, [*begin, plan.lock, version.assign_version(), read, "COMMIT"])
         rows: list[tuple[Any, ...]] = []
         try:
             cursor = self.connection.execute("; ".join(statements), prepare=False)

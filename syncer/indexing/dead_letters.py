@@ -44,17 +44,20 @@ WHERE dead_letter.version <= excluded.version
 """
 _CLEAR = "DELETE FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2::text[]) AND version < $3"
 COUNTS = "SELECT index_name, count(*) FROM syncer.dead_letter GROUP BY index_name"
-_ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
 _LETTERS = "SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter"
-_OF = "WHERE ($1::text IS NULL OR document = $1) AND ($2::text IS NULL OR id = $2)"
-_PAGE = f"{_LETTERS} {_OF} ORDER BY index_name, id LIMIT $3"
+_OF = "WHERE ($1::text IS NULL OR document = $1)"
+_WITH_IDS = f"{_LETTERS} WHERE index_name = $1 AND id = ANY ($2)"
+_PAGE = f"{_LETTERS} {_OF} ORDER BY index_name, id LIMIT $2"
 _SINCE = f"{_LETTERS} WHERE index_name = ANY ($1) AND recorded_in > $2::xid8 ORDER BY index_name, id LIMIT $3"
-_KINDS = """
+_KINDS = f"""
 SELECT document, index_name, kind, count(*) AS letters, min(failed_at) AS first_at, min(id) AS example
-FROM syncer.dead_letter WHERE $1::text IS NULL OR document = $1
+FROM syncer.dead_letter {_OF}
 GROUP BY document, index_name, kind ORDER BY letters DESC, document, index_name, kind
 """
-_INDICES = f"SELECT index_name, count(*) FROM syncer.dead_letter {_OF} GROUP BY index_name ORDER BY index_name"
+_INDICES = f"""
+SELECT index_name, count(*) FROM syncer.dead_letter {_OF} AND ($2::text IS NULL OR id = $2)
+GROUP BY index_name ORDER BY index_name
+"""
 _IDS = "SELECT id FROM syncer.dead_letter WHERE index_name = $1 AND NOT is_id_cut AND id > $2 ORDER BY id LIMIT $3"
 
 
@@ -127,16 +130,11 @@ def clear(connection: Connection, index_name: str, ids: Sequence[str], version: 
     connection.execute(_CLEAR, (index_name, list(map(recorded, ids)), version))
 
 
-def errors(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
-    """Return the errors of those documents that are dead-lettered, by id."""
-    dead: dict[str, str] = dict(connection.execute(_ERRORS, (index_name, list(map(recorded, ids)))).fetchall())
-    return {id_: dead[recorded(id_)] for id_ in ids if recorded(id_) in dead}
-
-
-def find(connection: Connection, index_name: str, id_: str) -> DeadLetter | None:
-    """Return the dead letter of one document; None if there is none."""
-    letters = page(connection, id_=id_, limit=_PAGE_IDS)
-    return next((letter for letter in letters if letter.index_name == index_name), None)
+def find(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, DeadLetter]:
+    """Return the dead letters of those documents that have one, by id."""
+    rows = _read(connection, DeadLetter, _WITH_IDS, index_name, list(map(recorded, ids)))
+    letters = {letter.id: letter for letter in rows}
+    return {id_: letters[recorded(id_)] for id_ in ids if recorded(id_) in letters}
 
 
 def since(connection: Connection, index_names: Sequence[str], xid: int, *, limit: int) -> list[DeadLetter]:
@@ -149,11 +147,9 @@ def kinds(connection: Connection, document: str | None = None) -> list[DeadLette
     return _read(connection, DeadLetterGroup, _KINDS, document)
 
 
-def page(
-    connection: Connection, *, document: str | None = None, id_: str | None = None, limit: int
-) -> list[DeadLetter]:
+def page(connection: Connection, *, document: str | None, limit: int) -> list[DeadLetter]:
     """Return the first dead letters, by index and id."""
-    return _read(connection, DeadLetter, _PAGE, document, None if id_ is None else recorded(id_), limit)
+    return _read(connection, DeadLetter, _PAGE, document, limit)
 
 
 def _read(connection: Connection, kind: type[_Row], query: str, *parameters: object) -> list[_Row]:

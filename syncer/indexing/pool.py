@@ -10,18 +10,18 @@ depends neither on the number of ids nor on the size of documents.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 from syncer.base.lifecycle import Stopping, join
 from syncer.base.model import WriteReport
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl
-from syncer.indexing.writer import NO_ORIGIN, Writer
+from syncer.indexing.writer import Options, Writer
 
 _Tasks: TypeAlias = "SimpleQueue[Callable[[Writer], None] | None]"
 
@@ -55,25 +55,13 @@ class WriterPool:
         """Whether to submit more: nothing waits for a thread, and live changes have room."""
         return len(self._open) < self._flow.open_max
 
-    def submit(
-        self,
-        index_name: str,
-        ids: Sequence[str],
-        *,
-        everywhere: bool = False,
-        origin: Mapping[str, int] = NO_ORIGIN,
-        resumes: bool = False,
-        retries: bool = False,
-    ) -> Future[WriteReport]:
+    def submit(self, index_name: str, ids: Sequence[str], **options: Unpack[Options]) -> Future[WriteReport]:
         """Bring documents up to date in one index; return a future of what `Writer.write` returns or raises."""
         done, opened = Future[WriteReport](), self._open
 
         def write(writer: Writer) -> None:
             try:
-                report = writer.write(
-                    index_name, ids, everywhere=everywhere, origin=origin, resumes=resumes, retries=retries
-                )
-                tell = partial(done.set_result, report)
+                tell = partial(done.set_result, writer.write(index_name, ids, **options))
             except BaseException as error:  # noqa: BLE001 - the future passes it on
                 tell = partial(done.set_exception, error)
             opened.discard(done)

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 import elasticsearch
 import msgspec
@@ -45,12 +45,11 @@ from syncer.base.error_policy import (
     is_of_data,
     kind,
 )
-from syncer.base.errors import DocumentError, IndexingError, SuspendedError, UnavailableError
+from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, Target, WriteReport
 from syncer.base.postgres import Connection, Link, bounded
 from syncer.base.retry import retry
-from syncer.base.settings import WorkerSettings
 from syncer.documents import registry, suspend
 from syncer.documents.queries import current as current_rows, existing, isolated, some_ids
 from syncer.documents.registry import Document
@@ -75,15 +74,23 @@ _WITNESSES, _SAMPLE = 8, 100
 _TAKEN = ("indexed", "skipped")
 
 _Result = TypeVar("_Result")
-NO_ORIGIN: Mapping[str, int] = {}
+
+
+class Options(TypedDict, total=False):
+    """How documents are written."""
+
+    everywhere: bool  # also remove stray copies from all other shards
+    origin: Mapping[str, int]  # is logged with each document
+    resumes: bool  # write although the definition is suspended, to find out whether it may be resumed
+    retries: bool  # write dead letters: those that fail again stay as they are
 
 
 @dataclass(slots=True, kw_only=True)
 class Slice:
     """Documents of one index that are built together, and what became of them so far.
 
-    The first fields are as in `Writer.write`. The last are shared by the slices of a write: by id, what became of a
-    document in the end, and what was refused alone: it or the index may be at fault. Witnesses were taken after that.
+    The last fields are shared by the slices of a write: by id, what became of a document in the end, and what was
+    refused alone: it or the index may be at fault. Witnesses were taken after that.
     """
 
     index_name: str
@@ -127,13 +134,13 @@ class Writer:
         index: Index,
         pause: Callable[[float], None],
         name: str,
-        flow: FlowControl | None = None,
+        flow: FlowControl,
     ) -> None:
         self._connect = connect
         self._index = index
         self._pause = pause
         self._name = name
-        self._flow = flow or FlowControl(WorkerSettings())
+        self._flow = flow
         self._dead_lettered = Repeated()
         self._failing: Counter[str] = Counter()
         """By index, for how many documents in a row the SELECT has failed."""
@@ -143,21 +150,8 @@ class Writer:
         self._usable: set[str] = set()
         """The indices that were found usable since the connection was opened."""
 
-    def write(
-        self,
-        index_name: str,
-        ids: Sequence[str],
-        *,
-        everywhere: bool = False,
-        origin: Mapping[str, int] = NO_ORIGIN,
-        resumes: bool = False,
-        retries: bool = False,
-    ) -> WriteReport:
+    def write(self, index_name: str, ids: Sequence[str], **options: Unpack[Options]) -> WriteReport:
         """Bring documents up to date in one index; return when each is written, skipped or dead-lettered.
-
-        ``everywhere`` also removes stray copies from all other shards. ``origin`` is logged with each document. With
-        ``resumes``, it writes although the definition is suspended, to find out if it may be resumed. With ``retries``,
-        it writes dead letters; those that fail again stay as they are.
 
         Raises:
             Stopping: The writer was told to stop. It is safe to repeat.
@@ -165,13 +159,12 @@ class Writer:
             IndexingError: It ``resumes``, and the index takes no documents, or the SELECT fails for all of them.
             Exception: An error that the policy classifies as FATAL.
         """
-        all_ids = list(dict.fromkeys(ids))
-        whole = Slice(index_name=index_name, ids=all_ids, everywhere=everywhere, origin=origin, resumes=resumes)
-        whole.retries = whole.is_judged = retries
+        whole = Slice(index_name=index_name, ids=list(dict.fromkeys(ids)), **options)
+        whole.is_judged = whole.retries
         self._write(whole)
         counts, report = Counter(whole.results.values()), whole.report
-        if resumes:
-            if counts["dead_lettered"] == len(all_ids) > 1 and not whole.witnesses:
+        if whole.resumes:
+            if counts["dead_lettered"] == counts.total() > 1 and not whole.witnesses:
                 raise UnavailableError(f"{index_name} takes no documents")
             self._index.holdings.require_usable(Target.of_index(index_name))
             self._index.holdings.count(Target.of_index(index_name))  # every shard answers
@@ -231,9 +224,8 @@ class Writer:
         except psycopg.errors.LockNotAvailable:
             if current.attempts >= suspend.LOCKED_ATTEMPTS_MAX:
                 with self._link.used() as connection:
-                    for document in registry.documents(connection):
-                        if document.index_name == current.index_name:
-                            suspend.require_unlocked(connection, document)
+                    if document := registry.Catalogue().last(connection, current.index_name):
+                        suspend.require_unlocked(connection, document)
             raise
         except psycopg.Error as error:
             if not is_of_data(error):
@@ -283,10 +275,8 @@ class Writer:
         if current.outcome.has_met_pipeline:
             self._require_usable(document)  # it names the pipeline
             problem = f"An ingest pipeline may have changed documents of {document.name}, and is not set any more"
-            lifted = IndexingError(
-                problem, hint="It resumes by itself in a few seconds, and writes all documents again."
-            )
-            raise DocumentError.of(lifted, document.name, document.revision)
+            hint = "It resumes by itself in a few seconds, and writes all documents again."
+            raise DocumentError(problem, hint=hint, document=document.name, revision=document.revision)
         if any(rejection.status == NO_ROOM for rejection in current.outcome.rejections):
             self._flow.halve(document.index_name, len(compositions))
         else:
@@ -365,36 +355,32 @@ class Writer:
 
     def _judge(self, whole: Slice, *, is_last: bool) -> list[Slice]:
         """Return the suspects, each to be sent alone once more, if others are taken; none if that is not known yet."""
-        suspects = whole.suspects
+        suspects = dict(whole.suspects)
         with self._link.used() as connection:  # the last slice may have none, as when its SELECT failed
-            active = registry.documents(connection)
-        document = next((document for document in active if document.index_name == whole.index_name), None)
+            document = registry.Catalogue().last(connection, whole.index_name)
         if document is None:
-            suspects.clear()
+            whole.suspects.clear()
             return []
         self._require_usable(document)
         kinds = {suspect.kind for suspect in suspects.values()}
         is_of_data = kinds <= OF_DOCUMENT
-        witness = Slice(index_name=whole.index_name, ids=self._witnesses(whole, document), is_witness=True)
-        witness.resumes = whole.resumes
+        ids = self._witnesses(whole, document)
+        witness = Slice(index_name=whole.index_name, ids=ids, resumes=whole.resumes, is_witness=True)
         self._write(witness)
         is_taken = any(result in _TAKEN for result in witness.results.values())
         is_refused = any(suspect.kind in kinds for suspect in witness.suspects.values())
         if not is_taken and not is_refused and not is_last and len(suspects) < _SUSPECTS_MAX:
             return []
+        whole.suspects.clear()
         # A mass update may spoil some of the witnesses, too. A model may concern some documents only.
         if (is_refused and not is_of_data) or (
             not is_taken and (is_refused or not is_of_data or len(suspects) >= _SUSPECTS_MAX)
         ):
             suspect = next(iter(suspects.values()))
             refusal = explain_refusals(document.name, f"{suspect.kind}: {suspect.reason}")
-            ids = list(suspects)[:_SUSPECTS_MAX]
-            suspects.clear()
-            raise DocumentError.of(refusal, document.name, document.revision, ids=ids)
+            raise DocumentError.of(refusal, document.name, document.revision, ids=list(suspects)[:_SUSPECTS_MAX])
         whole.witnesses += [id_ for id_, result in witness.results.items() if result in _TAKEN]
-        judged = [replace(whole, ids=[id_], attempts=0, is_judged=True) for id_ in suspects]
-        suspects.clear()
-        return judged
+        return [replace(whole, ids=[id_], attempts=0, is_judged=True) for id_ in suspects]
 
     def _witnesses(self, whole: Slice, document: Document) -> list[str]:
         """Return documents that the index has taken: of this write and at random, those most like the first suspect."""
@@ -402,7 +388,7 @@ class Writer:
         with self._link.used() as connection, at_work_for(document.name, document.revision, isolates=True):
             sampled = self._index.holdings.sample(document.target, but=whole.ids, number=_SAMPLE)
             ids = list(dict.fromkeys([*taken[-_SAMPLE:], *sampled]))
-            dead = dead_letters.errors(connection, document.index_name, ids)
+            dead = dead_letters.find(connection, document.index_name, ids)
             ids = [id_ for id_ in ids if id_ not in dead]
             try:
                 bytes_max = self._flow.bytes_max // _SAMPLE

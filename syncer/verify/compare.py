@@ -423,7 +423,8 @@ class Settler:
 
     def _explained(self, drifts: Sequence[Drift]) -> list[Drift]:
         """Add dead-letter errors and causes; return them by id."""
-        errors = dead_letters.errors(self.connection, self.document.index_name, [drift.id for drift in drifts])
+        letters = dead_letters.find(self.connection, self.document.index_name, [drift.id for drift in drifts])
+        errors = {id_: letter.error for id_, letter in letters.items()}
         explained = [replace(drift, error=errors.get(drift.id), cause=self._cause(drift, errors)) for drift in drifts]
         return sorted(explained, key=lambda drift: drift.id)
 

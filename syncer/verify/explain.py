@@ -119,7 +119,7 @@ def explain(
         psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
     """
     documents = registry.named(connection, name)
-    letters = [dead_letters.find(connection, document.index_name, id_) for document in documents]
+    letters = [dead_letters.find(connection, document.index_name, [id_]).get(id_) for document in documents]
     if not any(letters) and not is_id(id_):
         raise DefinitionError(f"An id has 1 to {ID_BYTES_MAX} bytes of UTF-8")
     settlers = [

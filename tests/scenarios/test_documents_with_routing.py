@@ -177,5 +177,5 @@ def test_an_unknown_function_is_refused(empty_world: World, monkeypatch: pytest.
 def test_an_index_keeps_the_function_that_it_was_created_with(created: str, shard: int) -> None:
     """Elasticsearch 9.4 creates indices with another function, and reads older indices with theirs."""
     settings = {"number_of_shards": "3", "version": {"created": created}}
-    found = Shards.of_index({"routing_num_shards": 768, "settings": {"index": settings}})
-    assert found.shard("2") == shard
+    shards = Shards({"routing_num_shards": 768, "settings": {"index": settings}})
+    assert shards.shard("2") == shard

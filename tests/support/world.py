@@ -37,7 +37,7 @@ from syncer.base import migrations, postgres
 from syncer.base.errors import TopicError
 from syncer.base.lifecycle import Component, Stop
 from syncer.base.postgres import Connection, Link
-from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
+from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings, WorkerSettings
 from syncer.capture import progress
 from syncer.cli.context import Servers
 from syncer.cli.load import load_all
@@ -45,6 +45,7 @@ from syncer.documents import definition, registry
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from syncer.indexing import failover
+from syncer.indexing.flow_control import FlowControl
 from syncer.indexing.writer import Writer
 from syncer.jobs import model, queue
 from syncer.jobs.model import JobKind
@@ -463,7 +464,8 @@ class World:
 
     def writer(self, index: Index, *, connect: Callable[[], Connection] | None = None) -> closing[Writer]:
         """A writer of its own connection."""
-        return closing(Writer(connect=connect or self.connect, index=index, pause=Stop().pause, name="test"))
+        connect, flow = connect or self.connect, FlowControl(WorkerSettings())
+        return closing(Writer(connect=connect, index=index, pause=Stop().pause, name="test", flow=flow))
 
     def relay(self) -> closing[Relay]:
         """A relay that turns only when the test says so, and leads if nobody else does.

@@ -56,7 +56,8 @@ _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
 _FORBIDDEN = frozenset({401, 403})
 # A login is checked when a component starts. What is refused later, an operator has changed, and may revert.
 _RETRIED_STATUSES = _RETRIED_ITEMS | _FORBIDDEN
-_PRODUCT = "x-elastic-product"
+PRODUCT, OPENSEARCH_VERSION = "x-elastic-product", "x-opensearch-version"
+"""The headers with which the servers name themselves; `syncer.elasticsearch.client` adds the first for OpenSearch."""
 ITEM_FAILED = 500
 """The status of a document at which Elasticsearch failed: it is retried some times, and then counts as refused."""
 _CLUSTER_BLOCK = "cluster_block_exception"
@@ -137,7 +138,7 @@ def is_by_another(error: elasticsearch.ApiError) -> bool:
     """Whether the response came from a proxy or load balancer instead of Elasticsearch."""
     # Some of Elasticsearch's own error responses lack the header, but have its JSON structure.
     is_of_its_form = isinstance(error.body, dict) and isinstance(error.body.get("error"), dict)
-    is_from_it = is_of_its_form or _PRODUCT in error.meta.headers
+    is_from_it = is_of_its_form or PRODUCT in error.meta.headers
     return not is_from_it or isinstance(error, elasticsearch.UnsupportedProductError)
 
 
@@ -177,7 +178,7 @@ def kind(error: BaseException) -> str:
     if isinstance(error, psycopg.Error):
         return f"{type(error).__name__} {error.sqlstate}"
     if isinstance(error, elasticsearch.ApiError):
-        return f"{error.status_code} {error.message if _PRODUCT in error.meta.headers else type(error).__name__}"
+        return f"{error.status_code} {error.message if PRODUCT in error.meta.headers else type(error).__name__}"
     if isinstance(error, KafkaException):
         return str(error.args[0].name())
     return f"{type(error).__name__} {getattr(error, 'kind', '')}"
@@ -321,12 +322,12 @@ def explain_refusals(document: str, cause: str) -> IndexingError:
 _ELASTICSEARCH = (
     (
         r"401 ",
-        "Elasticsearch refuses the login",
+        "{} refuses the login",
         "Check SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME and _PASSWORD. If one of them changes, restart the daemons.",
     ),
     (
         r"403 .* is unauthorized",
-        "Elasticsearch refuses a privilege",
+        "{} refuses a privilege",
         "The role must be able to manage and write the indices of the documents and syncer-state: docs/security.md",
     ),
     (
@@ -336,7 +337,7 @@ _ELASTICSEARCH = (
     ),
     (
         r"429 (es_rejected_execution|circuit_breaking)_exception",
-        "Elasticsearch has no room for the request",
+        "{} has no room for the request",
         "Run fewer loads at a time, or give its heap more memory (docs/sizing.md). Nothing is lost.",
     ),
 )
@@ -348,19 +349,20 @@ def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
     if is_by_another(error):
         return IndexingError(
             f"Not Elasticsearch, but something else at elasticsearch.url answers {error.status_code}",
-            hint="A load balancer or a proxy: is Elasticsearch up behind it? OpenSearch and other relatives are not\n"
-            "supported. Check SYNCER_ELASTICSEARCH_URL.",
+            hint="A load balancer or a proxy: is Elasticsearch or OpenSearch up behind it? Check\n"
+            "SYNCER_ELASTICSEARCH_URL, and for 401 or 403, also the credentials.",
         )
     cause = reason(error)
-    message, hint = f"Elasticsearch answers {error.status_code}", ""
-    for pattern, *shown in _ELASTICSEARCH:
+    server = "OpenSearch" if OPENSEARCH_VERSION in error.meta.headers else "Elasticsearch"
+    message, hint = f"{server} answers {error.status_code}", ""
+    for pattern, shown, advice in _ELASTICSEARCH:
         if re.match(pattern, f"{error.status_code} {error.message} {cause}"):
-            message, hint = shown
+            message, hint = shown.format(server), advice
     if "flood-stage watermark" in cause:
-        message = "Elasticsearch's disk is full"
+        message = f"{server}'s disk is full"
         hint = "Make room on the disk of its nodes, or add one: it lifts the block by itself, and a daemon goes on."
     elif _CLUSTER_BLOCK in str(error.body):
-        message = "Elasticsearch is blocked"
+        message = f"{server} is blocked"
         if block := _BLOCK.search(cause):
             hint = f"{block[1]}.blocks.{re.sub('[ /-]+', '_', block[2])} is true: set it to false."
         elif "no master" in cause or "not recovered" in cause:

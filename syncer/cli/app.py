@@ -27,7 +27,7 @@ from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.cli import apply, detach, init, jobs, load, locks, render, sandbox, status, verify
-from syncer.cli.context import NoKafka, UsageError, Yes, confirm, flag
+from syncer.cli.context import NoKafka, OpenSearch, UsageError, Yes, confirm, flag
 from syncer.cli.render import say
 from syncer.monitoring import daemons
 
@@ -179,13 +179,14 @@ def demo(
     as_list: Annotated[bool, flag("--list", text="List the data models and what each is for.")] = False,
     keep: Annotated[bool, flag("--keep", text="Leave everything running.")] = False,
     no_kafka: NoKafka = False,
+    opensearch: OpenSearch = None,
 ) -> None:
     """Demonstrate syncer with a blog and a renamed author."""
     from syncer.demo import list_models, play  # noqa: PLC0415 - its packages are an extra
 
     if as_list:
         list_models(render.out)
-    elif not play(render.out, models or [], keep=keep, with_kafka=not no_kafka):
+    elif not play(render.out, models or [], keep=keep, with_kafka=not no_kafka, opensearch=opensearch):
         raise typer.Exit(1)
 
 

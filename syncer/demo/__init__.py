@@ -23,7 +23,7 @@ from syncer.demo.guide import models
 from syncer.demo.stage import perform
 
 
-def play(console: Console, names: Sequence[str], *, keep: bool, with_kafka: bool) -> bool:
+def play(console: Console, names: Sequence[str], *, keep: bool, with_kafka: bool, opensearch: str | None) -> bool:
     """Play these models of the guide on the same servers, or without names the blog; return what `perform` does.
 
     Raises:
@@ -36,7 +36,8 @@ def play(console: Console, names: Sequence[str], *, keep: bool, with_kafka: bool
             hint=f"The models: {', '.join(models())}\nsyncer demo --list says what each is for.",
         )
     shown = [models()[name] for name in dict.fromkeys(names)]
-    return perform(console, partial(guide.play, shown=shown) if shown else blog.play, keep=keep, with_kafka=with_kafka)
+    played = partial(guide.play, shown=shown) if shown else blog.play
+    return perform(console, played, keep=keep, with_kafka=with_kafka, opensearch=opensearch)
 
 
 def list_models(console: Console) -> None:

@@ -25,7 +25,8 @@ from rich.console import Console
 
 from syncer.base import settings
 from syncer.base.errors import SyncerError
-from syncer.sandbox import Sandbox
+from syncer.elasticsearch.client import open_client
+from syncer.sandbox import Sandbox, Versions
 from syncer.sandbox.cache import Account, Cache, locked, make_open_folder
 from syncer.sandbox.server import LOOPBACK, EmbeddedServer, answers_ok
 from syncer.verify.wait import wait
@@ -81,15 +82,17 @@ class Stage:
         self.daemon = DemoDaemon(folder, Cache(account=Account()))
 
     @contextmanager
-    def started(self, *, with_kafka: bool) -> Iterator[None]:
+    def started(self, *, with_kafka: bool, opensearch: str | None) -> Iterator[None]:
         """Start the servers, and point the settings of this process at them."""
-        self.heading(f"Real servers: Postgres, {'Kafka, ' if with_kafka else ''}Elasticsearch")
+        self.sandbox = Sandbox(self.sandbox.folder, versions=Versions(opensearch=opensearch), console=self.console)
+        kafka = "Kafka, " if with_kafka else ""
+        self.heading(f"Real servers: Postgres, {kafka}{self.sandbox.elasticsearch.name}")
         endpoints = self.sandbox.start(with_kafka=with_kafka)
         for name in [name for name in os.environ if name.startswith("SYNCER_")]:
             del os.environ[name]
         os.environ |= {**endpoints.environment(), "SYNCER_CONFIG": str(self.folder / "config")}
         # A small machine may be slow to answer after its servers have started.
-        with Elasticsearch(endpoints.elasticsearch_url, request_timeout=_ANSWER_SECONDS) as self.client:
+        with open_client(endpoints.elasticsearch_url, request_timeout=_ANSWER_SECONDS) as self.client:
             yield
 
     def _pause(self, seconds: float) -> None:
@@ -189,7 +192,9 @@ To end it, or by starting another demo:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
-def perform(console: Console, play: Callable[[Stage], str], *, keep: bool, with_kafka: bool) -> bool:
+def perform(
+    console: Console, play: Callable[[Stage], str], *, keep: bool, with_kafka: bool, opensearch: str | None
+) -> bool:
     """Play a demo on servers of its own; return whether `syncer verify` found every document equal to its SELECT.
 
     If ``keep``, leave the servers and the daemon running, and print how to use them; ``play`` returns SQL to try first.
@@ -211,7 +216,7 @@ def perform(console: Console, play: Callable[[Stage], str], *, keep: bool, with_
         for number in (signal.SIGTERM, signal.SIGHUP):  # they stop everything, as Ctrl-C does
             signal.signal(number, signal.default_int_handler)
         try:
-            with stage.started(with_kafka=with_kafka):
+            with stage.started(with_kafka=with_kafka, opensearch=opensearch):
                 change = play(stage)
                 stage.heading("Every document is compared with its SELECT")
                 holds = stage.syncer("verify", may_fail=True)

@@ -1,26 +1,86 @@
-"""Client: opens a client of Elasticsearch, after checking that the server is supported."""
+"""Client: opens a client of Elasticsearch or OpenSearch, after checking that the server is supported.
+
+The client is that of Elasticsearch for both. What it must send and receive in another way for OpenSearch is done by its
+transport; what else differs is in `Product`.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import structlog
+from elastic_transport import HttpHeaders, Transport, TransportApiResponse
 from elasticsearch import ApiError, AuthorizationException, Elasticsearch
 from elasticsearch.serializer import NdjsonSerializer
 
-from syncer.base.error_policy import NO_ROOM, explain
+from syncer.base.error_policy import NO_ROOM, OPENSEARCH_VERSION, PRODUCT, explain
 from syncer.base.errors import IndexingError
 from syncer.base.retry import Backoff, answered
 from syncer.base.settings import ElasticsearchSettings
 
-OLDEST_SUPPORTED_VERSION = 8
 TIMEOUT_SECONDS = 60.0
 """How long a request may take."""
 _PATIENCE_SECONDS = 60.0
 _BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
+_MEDIA_TYPE = re.compile(r"vnd\.elasticsearch\+|; *compatible-with=\d+")
+
+
+class Product(NamedTuple):
+    """A search server, and what it needs that the other one does not know."""
+
+    name: str
+    oldest: tuple[int, int]
+    supported: str
+    preference: str
+    """With which a search asks primary shards, where a replica may not show what a refresh has shown."""
+    search_options: str
+    """Parameters of a search, for what is in the index and nothing else."""
+    own_settings: Mapping[str, Any]
+    """Settings of syncer's own indices."""
+
+
+ELASTICSEARCH = Product("Elasticsearch", (8, 0), "8 or newer", "", "", {"mode": "standard"})
+# With index.replication.type SEGMENT, a replica copies segments from time to time, and a refresh shows it nothing new.
+OPENSEARCH = Product("OpenSearch", (2, 19), "2.19 or newer", "_primary", "&search_pipeline=_none", {})
+
+
+class ServerTransport(Transport):
+    """Speaks to OpenSearch, too, once the response to ``GET /`` has told that it is one."""
+
+    product = ELASTICSEARCH
+
+    def perform_request(self, method: str, target: str, *, headers: Any = None, **options: Any) -> TransportApiResponse:
+        """Send what OpenSearch takes, and return what the client of Elasticsearch takes."""
+        if self.product is OPENSEARCH and headers:
+            headers = HttpHeaders({name: _MEDIA_TYPE.sub("", str(value)) for name, value in headers.items()})
+        meta, body = super().perform_request(method, target, headers=headers, **options)
+        response = body if isinstance(body, Mapping) else {}
+        is_greeting = target == "/" and response.get("version", {}).get("distribution") == "opensearch"
+        if is_greeting or OPENSEARCH_VERSION in meta.headers:
+            self.product = OPENSEARCH
+        # Version 3 names itself in every response. Version 2 does not: a proxy's responses have another form.
+        is_of_its_form = is_greeting or "_index" in response or isinstance(response.get("error"), Mapping)
+        if self.product is OPENSEARCH and (OPENSEARCH_VERSION in meta.headers or is_of_its_form):
+            named = {OPENSEARCH_VERSION: "", **meta.headers, PRODUCT: "Elasticsearch"}
+            meta = replace(meta, headers=HttpHeaders(named))
+        return TransportApiResponse(meta, body)
+
+
+def product(client: Elasticsearch) -> Product:
+    """Return what a client is connected to; Elasticsearch, unless `connect` or `open_client` has made it."""
+    return client.transport.product if isinstance(client.transport, ServerTransport) else ELASTICSEARCH
+
+
+def open_client(url: str, **options: Any) -> Elasticsearch:
+    """Return a client of Elasticsearch's library, also for OpenSearch; the options are those of the library."""
+    client = Elasticsearch(url, transport_class=ServerTransport, **options)
+    require_supported(client.info().body)
+    return client
 
 
 def connect(
@@ -36,6 +96,7 @@ def connect(
         "retry_on_status": (),
         "retry_on_timeout": False,
         "serializers": dict.fromkeys(_BULK_TYPES, _Prebuilt()),
+        "transport_class": ServerTransport,
     }
     if settings.api_key:
         options["api_key"] = settings.api_key.get_secret_value()
@@ -58,13 +119,15 @@ def connect(
 
 
 def require_supported(info: Mapping[str, Any]) -> None:
-    """Check, from the response to ``GET /``, that the server is Elasticsearch 8 or newer."""
+    """Check, from the response to ``GET /``, that the server is Elasticsearch or OpenSearch, and not too old."""
     version = info.get("version", {})
-    number = str(version.get("number", "0"))
-    product = version.get("distribution", "elasticsearch")
-    if product != "elasticsearch" or int(number.split(".", maxsplit=1)[0]) < OLDEST_SUPPORTED_VERSION:
-        hint = f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Check elasticsearch.url."
-        raise IndexingError(f"{product.capitalize()} {number} is not supported", hint=hint)
+    number, name = str(version.get("number", "0")), str(version.get("distribution", "elasticsearch"))
+    server = next((server for server in (ELASTICSEARCH, OPENSEARCH) if server.name.lower() == name), None)
+    numbers = [int(digits) for digits in re.findall(r"\d+", number)[:2]]
+    if server is None or tuple(numbers) < server.oldest:
+        needed = " or ".join(f"{one.name} {one.supported}" for one in (ELASTICSEARCH, OPENSEARCH))
+        hint = f"syncer needs {needed}. Check elasticsearch.url."
+        raise IndexingError(f"{server.name if server else name} {number} is not supported", hint=hint)
 
 
 class _Client(Elasticsearch):

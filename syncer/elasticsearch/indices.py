@@ -20,8 +20,9 @@ from elasticsearch import Elasticsearch
 from syncer.base.error_policy import reason
 from syncer.base.errors import IndexingError
 from syncer.base.model import Target
+from syncer.elasticsearch.client import product
 from syncer.elasticsearch.reader import Holdings, index_metadata
-from syncer.elasticsearch.shortcomings import BLOCKS, GC_DELETES_SECONDS, is_metadata_blocked, metadata_blocked
+from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, is_metadata_blocked, metadata_blocked
 
 _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 
@@ -39,12 +40,13 @@ _CLEANUP_TIMEOUT_SECONDS = 5.0
 _ROUTING_SHARDS = "index.number_of_routing_shards"
 _WRITES = {"is_hidden": True, "is_write_index": True}
 """A write alias: Elasticsearch lets no other index, as from a restore, become the one that is written to."""
-_OWN_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True, "mode": "standard"}
+_OWN_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}
 _OWN_SETTINGS |= {"default_pipeline": "_none", "final_pipeline": "_none"}
 # Settings that only Elasticsearch itself can set, or that depend on where the index is.
 _PRIVATE = (
     *("index.uuid", "index.version.", "index.creation_date", "index.provided_name", "index.resize.", "index.history."),
     *("index.routing.allocation.", "index.blocks.", "index.lifecycle.", "index.verified_before_close"),
+    "index.remote_store.",
 )
 
 
@@ -388,7 +390,9 @@ class Indices:
             is_unused = name == target.index_name or (since and time.time() - int(since[1]) > _TRIAL_SECONDS_MAX)
             tolerant = client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN))
             if is_unused and tolerant.indices.delete(index=name).meta.status == _FORBIDDEN:  # it has a block
-                client.indices.put_settings(index=name, settings=dict.fromkeys(BLOCKS))
+                # These two forbid it; OpenSearch lets a blocked index lose one of them at a time, and nothing else.
+                for block in ("index.blocks.metadata", "index.blocks.read_only"):
+                    client.indices.put_settings(index=name, settings={block: None})
                 client.indices.delete(index=name)
 
 
@@ -398,7 +402,7 @@ def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) 
         return
     mappings = {"dynamic": False, "_source": {"enabled": True}, "properties": properties}
     try:
-        client.indices.create(index=name, settings=_OWN_SETTINGS, mappings=mappings)
+        client.indices.create(index=name, settings={**_OWN_SETTINGS, **product(client).own_settings}, mappings=mappings)
     except elasticsearch.BadRequestError as error:
         if error.error != "resource_already_exists_exception":
             hint = "syncer keeps data of its own there. See the cluster's index templates and limits."

@@ -26,10 +26,13 @@ from elasticsearch.serializer import CompatibilityModeJsonSerializer
 from syncer.base.errors import IndexingError, UnavailableError
 from syncer.base.model import Place, Target, is_id
 from syncer.elasticsearch import shortcomings
+from syncer.elasticsearch.client import product
 from syncer.elasticsearch.shortcomings import Effect
 
 MODULO_SINCE = 9_064_000
 """The ``index.version.created`` from which on a shard is the hash modulo the number of shards: Elasticsearch 9.4."""
+OPENSEARCH_BIT = 1 << 27
+"""A bit of ``index.version.created`` in OpenSearch."""
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
 _HITS_MAX = 1000  # more than a document has copies: one for each shard at most
 _SHARDS_FIELDS = ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
@@ -49,7 +52,7 @@ class Shards:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         settings = metadata["settings"]["index"]
         self.number = int(settings["number_of_shards"])
-        is_modulo = int(settings["version"]["created"]) >= MODULO_SINCE
+        is_modulo = MODULO_SINCE <= int(settings["version"]["created"]) < OPENSEARCH_BIT
         self._routing_number = self.number if is_modulo else int(metadata["routing_num_shards"])
         routings: dict[int, str] = {}
         values = map(str, count())
@@ -122,7 +125,8 @@ class _Undecoded(CompatibilityModeJsonSerializer):
 def _undecoded(client: Elasticsearch) -> Elasticsearch:
     """Return a client on the same connections that leaves responses undecoded."""
     raw, transport, mimetype = client.options(), copy(client.transport), _Undecoded.mimetype
-    serializers = {**transport.serializers.serializers, mimetype: _Undecoded()}
+    undecoded = dict.fromkeys((mimetype, "application/json"), _Undecoded())
+    serializers = {**transport.serializers.serializers, **undecoded}
     transport.serializers = SerializerCollection(serializers, default_mimetype=mimetype)
     raw._transport = transport  # noqa: SLF001 - a new client would lose its headers and timeouts
     return raw
@@ -150,6 +154,7 @@ class Holdings:
         self._hits_max: dict[str, int] = {}
         """By index, how many hits to ask for, if ``index.max_result_window`` has refused more."""
         self._raw = _undecoded(client)
+        self._product = product(client)
 
     def shards(self, target: Target) -> Shards:
         """Return the shards of a target, requested once; refuse if a routing leads to another one than computed."""
@@ -173,12 +178,17 @@ class Holdings:
 
     def refresh(self, target: Target) -> None:
         """Make searches find everything written so far, on every shard."""
+        self._refresh(target)
+        self.count(target)  # neither server calls a shard failed that has no copy at all, and may ask no shard
+
+    def _refresh(self, target: Target) -> None:
+        """Refresh the shards that are there: a search that follows is refused if one is not."""
         if self._client.indices.refresh(index=target.index_name).body["_shards"]["failed"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
 
     def read(self, target: Target, ids: Sequence[str]) -> list[Copy]:
         """Return all copies of these documents, on any shard and under any routing."""
-        self.refresh(target)
+        self._refresh(target)
         return self.find(target, ids)
 
     def _hits_allowed(self, target: Target, size: int) -> int:
@@ -283,7 +293,7 @@ class Holdings:
         Every copy that existed then and is unchanged is included. A copy written since is excluded, unless its shard
         lost its primary in between: the new primary may reuse the numbers of writes that were never acknowledged.
         """
-        self.refresh(target)
+        self._refresh(target)
         for shard, number in numbers.items():
             # Each chunk is a search of its own, so that nothing is kept open however long the caller takes.
             last, span = -1, page
@@ -322,7 +332,7 @@ class Holdings:
 
     def count(self, target: Target) -> int:
         """Return how many documents a search of all shards of this target finds."""
-        answer = self._client.count(index=target.index_name).body
+        answer = self._client.count(index=target.index_name, preference=self._product.preference or None).body
         if answer["_shards"]["successful"] < answer["_shards"]["total"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be asked", hint=_AGAIN)
         return int(answer["count"])
@@ -337,7 +347,9 @@ class Holdings:
     def _search(self, target: Target, request: Mapping[str, Any], *, shard: str | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.
         path = f"/{quote(target.index_name, safe=',*')}/_search?allow_partial_search_results=false"
-        path = path if shard is None else f"{path}&preference=_shards:{shard}"
+        path += self._product.search_options
+        if preference := "|".join(filter(None, (shard and f"_shards:{shard}", self._product.preference))):
+            path += f"&preference={preference}"
         size = self._hits_allowed(target, request["size"])
         try:
             body = self._raw.perform_request("POST", path, headers=_JSON, body={**request, "size": size}).body
@@ -365,6 +377,7 @@ class Holdings:
     def _source(self, target: Target, copy: Copy) -> msgspec.Raw:
         """Return a document as searches find it, without decoding it."""
         path = f"/{target.index_name}/_doc/{quote(copy.id, safe='')}?realtime=false"
+        path = f"{path}&preference={self._product.preference}" if self._product.preference else path
         path = path if copy.routing is None else f"{path}&routing={quote(copy.routing, safe='')}"
         body = self._raw.options(ignore_status=_NOT_FOUND).perform_request("GET", path, headers=_JSON).body
         # Within a string, a quote is escaped: this is the key of the last field. It is gone if the document is.

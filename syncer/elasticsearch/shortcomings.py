@@ -83,9 +83,12 @@ _RULES: dict[str, tuple[Effect, Any, str]] = {
     "index.mapping.source.mode": (Effect.ALTERS, "stored", ": documents are not kept as they were written"),
     _EXCLUDES_VECTORS: (Effect.ALTERS, False, ": documents are returned without their vectors"),
     "index.disable_sequence_numbers": (Effect.ALTERS, False, ": loads and `syncer verify` cannot list the index"),
+    "index.derived_source.enabled": (Effect.ALTERS, False, ": documents are not kept as they were written"),
+    "index.append_only.enabled": (Effect.REFUSES, False, ": documents cannot be changed or deleted"),
     "index.gc_deletes": (Effect.ALTERS, f"{GC_DELETES_SECONDS}s", ": a late write could bring a deleted document back"),
     "index.translog.durability": (Effect.ENDANGERS, "request", ": acknowledged writes may be lost"),
     "index.refresh_interval": (Effect.ENDANGERS, None, ": searches show an old state"),
+    "index.replication.type": (Effect.ENDANGERS, "DOCUMENT", ": replicas show writes late, also after a refresh"),
     "index.lifecycle.name": (Effect.ENDANGERS, None, ": a lifecycle policy may delete the index or make it read-only"),
 }
 """By setting: what another value does, the right value, and why."""
@@ -95,6 +98,8 @@ _ARE_WRONG: dict[str, Callable[[str], bool]] = {
     "index.lifecycle.name": bool,
 }
 """Settings of which some other values are right, too."""
+_OF_NEW_INDICES = frozenset({"index.append_only.enabled", "index.replication.type"})
+"""Settings that only a new index can have, besides those that alter documents."""
 
 
 def seconds(duration: str) -> float:
@@ -158,13 +163,16 @@ def of_index(name: str, index: Mapping[str, Any]) -> Iterator[Shortcoming]:
         remedy += ' {"_source": {"enabled": true}} in the mappings of index.json prevails.'
         problem = f"_source of {name} leaves out what is written ({', '.join(sorted(source))}), so documents cannot be"
         yield Shortcoming(Effect.ALTERS, f"{problem} compared or kept", remedy, is_request=False)
+    if settings.get("index.remote_store.enabled") == "true":  # then it is SEGMENT, and can be nothing else
+        settings.pop("index.replication.type", None)
     if _VECTORS.isdisjoint(_types(mappings)):
         settings.pop(_EXCLUDES_VECTORS, None)
     for setting, (effect, right, why) in _RULES.items():
         value = str(settings.get(setting, "")).lower()
         is_wrong = _ARE_WRONG.get(setting, str(right).lower().__ne__)
         if settings.get(setting) is not None and is_wrong(value):
-            is_fixed = effect is Effect.ALTERS and setting != "index.gc_deletes"  # only a new index can have another
+            # Only a new index can have another one.
+            is_fixed = setting in _OF_NEW_INDICES or (effect is Effect.ALTERS and setting != "index.gc_deletes")
             advice = f"{in_index_json(setting, right)} Then run: syncer apply"
             remedy = advice if is_fixed else request("PUT", f"/{name}/_settings", {setting: right})
             problem = f"{setting} of {name} is {value}{why}"

@@ -486,9 +486,12 @@ def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]
         fault = _FAULTS.get(answer.get("status"))
         if fault and (fault is not IndexFault.BLOCKED or answer["error"]["type"] == "cluster_block_exception"):
             faults[name] = fault
-        elif answer.get("_shards", {}).get("failed"):
+        elif "hits" not in answer:
+            continue
+        # OpenSearch does not call a shard failed that has no copy.
+        elif answer["_shards"]["successful"] < answer["_shards"]["total"]:
             faults[name] = IndexFault.SHARDS_AWAY
-        elif "hits" in answer:
+        else:
             counts[name] = answer["hits"]["total"]["value"]
     searched = Holdings(client).searched(sorted({document.index for document in documents}))
     return Held(counts=counts, faults=faults, searched={alias: tuple(names) for alias, names in searched.items()})

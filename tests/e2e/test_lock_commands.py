@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from elasticsearch import Elasticsearch
 
+from syncer.elasticsearch.client import open_client
 from syncer.locks import LockLostError, Locks, edits
 from syncer.sandbox import Endpoints
 from tests.support import preloaded
@@ -34,7 +34,7 @@ def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypat
         done = preloaded.run("locks", *arguments, environment=environment, seconds=3 * DEADLINE_SECONDS)
         return done.returncode, done.stdout + done.stderr
 
-    with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as client, ExitStack() as block:
+    with open_client(endpoints.elasticsearch_url, request_timeout=60) as client, ExitStack() as block:
         # No id begins with one of these letters.
         first, second = (Locks(client, owner=name, index=f"{index}-locks", lease_seconds=600) for name in "xy")
         block.enter_context(pytest.raises(LockLostError))

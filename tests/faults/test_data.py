@@ -19,7 +19,7 @@ from syncer.verify.diff import DriftKind
 from tests.faults import harness
 from tests.faults.harness import DEAD_LETTERS, POSTS, SUSPENDED, USER, require_holds
 from tests.support.capture import install, written
-from tests.support.world import BLOG_SCHEMA, World, wait_until
+from tests.support.world import BLOG_SCHEMA, NOT_PARSED, World, wait_until
 
 
 def letters(world: World) -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_rows_and_documents_at_fault_are_dead_lettered(dividing: World) -> None:
     with capture_logs() as logs:
         dividing.backfill()
     kinds = list(letters(dividing).values())
-    assert (kinds.count("DivisionByZero"), kinds.count("document_parsing_exception"), len(kinds)) == (30, 30, 60)
+    assert (kinds.count("DivisionByZero"), kinds.count(NOT_PARSED), len(kinds)) == (30, 30, 60)
     assert dividing.held().keys() == {str(id_) for id_ in range(3, 91, 3)}
     logged = [event for event in logs if event["event"] == "document.dead_lettered"]
     assert 2 <= len(logged) <= 10, logged

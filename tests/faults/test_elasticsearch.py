@@ -88,7 +88,7 @@ def no_room(client: Elasticsearch) -> Iterator[str]:
     limit = "network.breaker.inflight_requests.limit"
     client.cluster.put_settings(persistent={limit: "200b"})
     try:
-        yield "inflight_requests"
+        yield "in_flight_requests" if VERSIONS.opensearch else "inflight_requests"
     finally:
         wait_until(lambda: _is_reset(client, limit), what="the breaker is as it was")
 

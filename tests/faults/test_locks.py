@@ -15,6 +15,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.base.errors import LockError, LockLostError
+from syncer.elasticsearch.client import open_client
 from syncer.locks import Edit, Locks, edits
 from syncer.locks.table import Table
 from syncer.sandbox import Endpoints
@@ -36,7 +37,7 @@ def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 @pytest.fixture
 def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
     """A plain client."""
-    with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as made:
+    with open_client(endpoints.elasticsearch_url, request_timeout=60) as made:
         yield made
 
 
@@ -176,7 +177,7 @@ def test_any_answer_may_be_lost(endpoints: Endpoints, client: Elasticsearch, ind
 
         with (
             Proxy(endpoints.elasticsearch_url).running() as proxy,
-            Elasticsearch(proxy.address) as spoilt,
+            open_client(proxy.address) as spoilt,
             proxy.spoiling(lose),
             owner(spoilt, index, lease=LEASE).tree("/a/b") as held,
         ):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from time import monotonic
 from typing import Any
 
 import pytest
-from elasticsearch import Elasticsearch
+from elasticsearch import ApiError, Elasticsearch
 
-from syncer.base.errors import IndexingError
+from syncer.base.error_policy import Action, decide
+from syncer.base.errors import IndexingError, UnavailableError
 from syncer.base.model import Composition, Place, Target
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
@@ -253,6 +256,34 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
         assert set(found) == places(late) | {each.place for each in routed[20:]}
         room.client.indices.forcemerge(index=target.index_name, max_num_segments=1)
         room.client.indices.flush(index=target.index_name)
+
+
+SHARDS: dict[str, tuple[dict[str, Any], bool]] = {
+    "one of two is away": ({"number_of_shards": 2, "routing.allocation.total_shards_per_node": 1}, False),
+    "two of three are away": ({"number_of_shards": 3, "routing.allocation.total_shards_per_node": 1}, False),
+    "the only one is away": ({"routing.allocation.require._name": "nobody"}, False),
+    "a replica has no node": ({"number_of_replicas": 1}, True),
+    "six replicas have no node": ({"number_of_shards": 3, "number_of_replicas": 2}, True),
+}
+
+
+@pytest.mark.parametrize("case", SHARDS)
+def test_what_is_read_needs_every_shard_and_not_every_copy(room: Room, case: str) -> None:
+    """The servers count copies, and call none failed that is nowhere: part of the documents is no answer."""
+    settings, is_whole = SHARDS[case]
+    target = Target.of(room.alias, 1)
+    room.client.indices.create(
+        index=target.index_name, settings={"number_of_replicas": 0} | settings, wait_for_active_shards="0"
+    )
+    room.client.cluster.health(wait_for_events="languid", wait_for_no_initializing_shards=True)
+    holdings = room.index.holdings
+    reads: list[Callable[[Target], object]] = [holdings.count, partial(holdings.find, ids=["a"])]
+    # Of an index with a shard that is away, both servers answer to a refresh after a minute.
+    reads += [holdings.refresh] if is_whole or case == "one of two is away" else []
+    for read in reads:
+        with nullcontext() if is_whole else pytest.raises((UnavailableError, ApiError)) as refused:
+            read(target)
+        assert refused is None or decide(refused.value) is Action.RETRY, refused
 
 
 def test_a_shard_without_its_primary_is_not_taken_for_one_without_documents(room: Room) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from elasticsearch import ApiError, Elasticsearch, TransportError
 
+from syncer.elasticsearch.client import open_client
 from syncer.locks import Edit, HeldLocks, LockLostError, Locks, LockTimeoutError, edits
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "locks.md").read_text(), re.DOTALL)
@@ -59,7 +60,7 @@ def page_example(url: str, index: str) -> dict[str, Any]:
 def pair_index(url: str) -> Iterator[str]:
     """An index with the two documents, both 0; deleted afterwards, as are its locks."""
     name = f"pair-{uuid.uuid4().hex[:12]}"
-    with Elasticsearch(url, request_timeout=60) as client:
+    with open_client(url, request_timeout=60) as client:
         client.indices.create(index=name, settings={"number_of_shards": 1, "index.gc_deletes": "1h"})
         zero = [Edit(index=name, id=id_, source={"value": 0}) for id_ in PAIR]
         assert edits.write(client, zero, term=1) is None
@@ -113,7 +114,7 @@ def violations(turns: Sequence[Turn], last: Sequence[int]) -> list[str]:
 
 def lock_forever(url: str, index: str, folder: Path, name: str) -> None:
     """Lock trees that overlap, read and write the documents, and record it, again and again."""
-    client = Elasticsearch(url, request_timeout=5, max_retries=0)
+    client = open_client(url, request_timeout=5, max_retries=0)
     locks = Locks(client, owner=name, index=f"{index}-locks", lease_seconds=CROWD_LEASE_SECONDS)
     with (folder / f"{name}.jsonl").open("a", buffering=1) as lines:
         while True:

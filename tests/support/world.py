@@ -43,6 +43,7 @@ from syncer.cli.context import Servers
 from syncer.cli.load import load_all
 from syncer.documents import definition, registry
 from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.client import open_client
 from syncer.elasticsearch.indices import Indices
 from syncer.indexing import failover
 from syncer.indexing.flow_control import FlowControl
@@ -52,6 +53,8 @@ from syncer.jobs.model import JobKind
 from syncer.kafka import topic
 from syncer.relay.loop import Relay
 from syncer.sandbox import Endpoints, Sandbox, Versions
+from syncer.sandbox.server import BRIEF_JAVA
+from syncer.sandbox.servers import ElasticsearchServer
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
 from syncer.worker.source import OutboxSource, Source, TopicSource
@@ -69,6 +72,8 @@ DEADLINE_SECONDS = 120.0
 """How long a test waits for what is to come: a busy machine may pause a server for 20 s, and more than once."""
 VERSIONS = Versions(**json.loads(os.environ.get(OTHER_VERSIONS, "{}")))
 """Those of the servers that the tests run on."""
+NOT_PARSED = "mapper_parsing_exception" if VERSIONS.opensearch else "document_parsing_exception"
+"""With which the search server refuses a document that does not fit the mapping."""
 _LOOK_SECONDS, _LATER_LOOK_SECONDS = 0.05, 0.2
 """How often a test looks for what it waits for: in the first seconds, and later. A look at all documents is work."""
 _OFTEN_SECONDS = 3
@@ -105,6 +110,31 @@ def sandbox_of_its_own() -> Iterator[Sandbox]:
             yield own
         finally:
             own.stop()
+
+
+@contextmanager
+def nodes_of_its_own(
+    versions: Versions, *, java_options: tuple[str, ...] = BRIEF_JAVA
+) -> Iterator[tuple[ElasticsearchServer, ElasticsearchServer]]:
+    """A search server of two nodes, the first of which can lead without the second."""
+    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        first, second = (Sandbox(Path(folder) / name, versions=versions).elasticsearch for name in ("first", "second"))
+        for name, node in (("first", first), ("second", second)):
+            del node.settings["discovery.type"]
+            node.settings |= {"node.name": name, "cluster.name": Path(folder).name}
+            node.java_options = java_options
+        first.settings["cluster.initial_master_nodes"] = "first"
+        try:
+            first.start()
+            with open_client(first.address, request_timeout=60) as client:
+                [started] = client.nodes.info(metric="transport").body["nodes"].values()
+            second.settings["discovery.seed_hosts"] = started["transport"]["publish_address"]
+            second.start()
+            yield first, second
+        finally:
+            second.stop()
+            first.stop()
 
 
 @contextmanager
@@ -448,7 +478,7 @@ class World:
 
     def elasticsearch(self) -> Elasticsearch:
         """A plain client."""
-        return Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=60)
+        return open_client(self.endpoints.elasticsearch_url, request_timeout=60)
 
     @contextmanager
     def index(self) -> Iterator[Index]:

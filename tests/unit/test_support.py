@@ -11,12 +11,14 @@ from syncer.base.errors import IndexingError, SourceError
 from syncer.elasticsearch import client
 
 
-def test_postgres_from_14_and_elasticsearch_from_8_on_are_supported() -> None:
-    """Also what comes after 9, or 18. An older Postgres is refused."""
+def test_postgres_elasticsearch_and_opensearch_are_supported_from_a_version_on() -> None:
+    """Also what comes after the newest that is known. An older Postgres is refused."""
     for version in (140000, 180000, 190000):
         postgres.require_supported(version)
     for number in ("8.0.0", "8.19.0-SNAPSHOT", "9.2.1", "10.0.0"):
         client.require_supported(info(number, build_flavor="default"))
+    for number in ("2.19.0", "2.19.6", "3.0.0-SNAPSHOT", "3.8.0", "4.0.0"):
+        client.require_supported(info(number, distribution="opensearch"))
     with pytest.raises(SourceError, match="Postgres 13 is not supported") as refused:
         postgres.require_supported(139999)
     assert "14 or newer" in refused.value.hint
@@ -32,7 +34,9 @@ def info(number: str, **more: Any) -> dict[str, Any]:
     [
         (info("7.17.29"), "Elasticsearch 7.17.29 is not supported"),
         (info("7.17.0-SNAPSHOT"), "Elasticsearch 7.17.0-SNAPSHOT is not supported"),
-        (info("8.0.0", distribution="opensearch"), "Opensearch 8.0.0 is not supported"),
+        (info("2.18.9", distribution="opensearch"), "OpenSearch 2.18.9 is not supported"),
+        (info("1.3.20", distribution="opensearch"), "OpenSearch 1.3.20 is not supported"),
+        (info("8.0.0", distribution="elassandra"), "elassandra 8.0.0 is not supported"),
         ({}, "."),
         ({"version": {}}, "."),
     ],

@@ -1,1 +1,1 @@
-"""Scenarios on other versions of Postgres, Kafka and Elasticsearch."""
+"""Scenarios on other versions of Postgres, Kafka and Elasticsearch, and on OpenSearch."""

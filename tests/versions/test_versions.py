@@ -1,4 +1,4 @@
-"""What is guaranteed holds on other versions of the servers; docs/versions.md says when it was last run.
+"""What is guaranteed holds on other versions, and on OpenSearch; docs/versions.md says when it was last run.
 
 Each combination runs in a process of its own, with servers of its own. To run any other tests on a combination:
 
@@ -27,6 +27,10 @@ COMBINATIONS = (
     {"postgres": "14", "elasticsearch": "9"},
     {"postgres": "16", "elasticsearch": "8"},
     {"postgres": "18", "elasticsearch": "9"},
+    {"postgres": "14", "kafka": "4.1", "opensearch": "2"},
+    {"postgres": "18", "kafka": "4.4", "opensearch": "3"},
+    {"postgres": "16", "opensearch": "2"},
+    {"postgres": "17", "opensearch": "3"},
 )
 """Each version is there at least twice, and each server in both ways of running; one without a Kafka runs without it.
 
@@ -44,6 +48,7 @@ SCENARIOS = (
     "tests/scenarios/test_indices_of_a_rebuild.py",
     "tests/scenarios/test_clusters_of_others.py",
     "tests/scenarios/test_documents_with_routing.py",
+    "tests/scenarios/test_locks.py",
     "tests/faults/test_elasticsearch.py",
     "tests/faults/test_processes.py",
 )
@@ -51,7 +56,7 @@ _SECONDS = 1800
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("versions", COMBINATIONS, ids=lambda one: "-".join(one.values()))
+@pytest.mark.parametrize("versions", COMBINATIONS, ids=lambda one: "-".join(map("".join, one.items())))
 def test_scenarios_hold_on(versions: dict[str, str]) -> None:
     """Changes are captured, published and indexed, and nothing is lost when daemons are killed."""
     environment = {**os.environ, OTHER_VERSIONS: json.dumps(versions)}

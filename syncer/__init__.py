@@ -25,6 +25,7 @@ The packages, from the top down; each uses only those below it, and its docstrin
 
     cli             the commands and what they print; begin with `cli.app`
     demo, locks     beside the product: a blog whose author is renamed; the models and locks of Elasticsearch's guide
+    testing         fixtures for users' own tests that search
     daemon          the threads of one process
     monitoring      status, problems, metrics; the status page (`web`) and the checks (`doctor`)
     relay           outbox → Kafka, if it is used

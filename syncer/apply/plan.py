@@ -203,7 +203,8 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
             yield Capture(
                 relation=relation,
                 routing=frozenset().union(*(use.routing for use in uses)),
-                watched=frozenset(lead.watched for use in uses for lead in use.leads),
+                watched=frozenset(lead.watched for use in uses for lead in use.leads)
+                | {use.places for use in uses if use.places},
             )
 
 

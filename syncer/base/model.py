@@ -188,12 +188,14 @@ class Composition(NamedTuple):
         source: The whole document as JSON on one line; None if the SELECT does not return the id.
         routing: The value of ``_routing`` in the SELECT, empty if the SELECT leaves routing to Elasticsearch. None
             if only the shard of the id can hold a copy.
+        is_unmoved: Whether it is written for changes of which none has moved it to another shard.
     """
 
     id: str
     version: int
     source: bytes | None
     routing: str | None = None
+    is_unmoved: bool = False
 
     @property
     def place(self) -> Place:

@@ -31,6 +31,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 
 import psycopg
 from psycopg import sql
@@ -70,6 +71,8 @@ _NOTHING = "SELECT NULL::text WHERE false"
 
 Cause = tuple[Image, ...]
 """The distinct images of one change."""
+_Followed = tuple[str, tuple[str, ...], bool]
+"""How documents are found from changes: of which relation, by which queries, and whether they may have moved them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,7 @@ class Affected:
 
     Args:
         ids: Those that were found: distinct.
+        unmoved: Those of them that none of the changes has moved to another shard.
         cause: A fan-out: the distinct images of the changed rows that lead to documents that are too many to be listed
             here, by relation. They are no more than the batch has.
         occasion: Why all documents are to be built again, as after a TRUNCATE; None if they are not.
@@ -85,6 +89,7 @@ class Affected:
     """
 
     ids: Sequence[str] = ()
+    unmoved: frozenset[str] = frozenset()
     cause: Mapping[str, Sequence[Image]] = field(default_factory=dict)
     occasion: str | None = None
     failed: str | None = None
@@ -113,52 +118,48 @@ class AffectedReader:
         if used is None:
             return Affected(occasion=any_row(document, changes))
         # A change from before an id column was captured lacks it: the load of the new revision covers that.
-        ids = {
-            id_: None
-            for relation, relevant in used.items()
-            for lead in document.dependencies.tables[relation].leads
-            if lead.id_column
-            for change in relevant
-            if lead.follows(change)
-            for image in change.images
-            if (id_ := image.get(lead.id_column)) is not None
-        }
+        ids: dict[str, bool] = {}
+        for relation, relevant in used.items():
+            use = document.dependencies.tables[relation]
+            for lead, change in product((lead for lead in use.leads if lead.id_column), relevant):
+                if lead.follows(change):
+                    _note(ids, (image.get(lead.id_column) for image in change.images), moves=use.moves(change))
         try:
-            few, many = self._found(document, used)
+            many = self._find(document, used, ids)
         except _UnresolvedError as error:
             cause = error.__cause__
             assert cause is not None
             return Affected(ids=[*ids], occasion=unresolved(str(error), cause), failed=type(cause).__name__)
-        return Affected(ids=[*(ids | few)], cause=many)
+        unmoved = frozenset(id_ for id_, moves in ids.items() if document.dependencies.has_routing and not moves)
+        return Affected(ids=[*ids], unmoved=unmoved, cause=many)
 
-    def _found(
-        self, document: Document, used: Mapping[str, Sequence[Change]]
-    ) -> tuple[dict[str, None], dict[str, list[Image]]]:
-        """Return the ids that causes lead to that lead to few; and the images of the other causes, by relation."""
-        followed: dict[tuple[str, tuple[str, ...]], list[Change]] = {}
+    def _find(
+        self, document: Document, used: Mapping[str, Sequence[Change]], ids: dict[str, bool]
+    ) -> dict[str, list[Image]]:
+        """Add the ids that causes lead to that lead to few; return the images of the other causes, by relation."""
+        followed: dict[_Followed, list[Change]] = {}
         for relation, relevant in used.items():
-            leads = [lead for lead in document.dependencies.tables[relation].leads if lead.query]
+            use = document.dependencies.tables[relation]
             for change in relevant:
-                queries = tuple(lead.query for lead in leads if lead.follows(change))
+                queries = tuple(lead.query for lead in use.leads if lead.query and lead.follows(change))
                 if queries:
-                    followed.setdefault((relation, queries), []).append(change)
-        groups = [(relation, queries, _causes(relevant)) for (relation, queries), relevant in followed.items()]
+                    followed.setdefault((relation, queries, use.moves(change)), []).append(change)
+        groups = [(by, _causes(relevant)) for by, relevant in followed.items()]
         if not groups:
-            return {}, {}
+            return {}
         try:
-            return self._separated(document, groups.copy())
+            return self._separate(document, groups.copy(), ids)
         except DocumentError as error:
             # Postgres does not plan anew when a table is altered of which a statement uses only the row type.
             # After a failed transaction psycopg has dropped the connection's prepared statements.
             if not isinstance(error.__cause__, psycopg.ProgrammingError):
                 raise
-            return self._separated(document, groups.copy())
+            return self._separate(document, groups.copy(), ids)
 
-    def _separated(
-        self, document: Document, groups: list[tuple[str, tuple[str, ...], list[Cause]]]
-    ) -> tuple[dict[str, None], dict[str, list[Image]]]:
+    def _separate(
+        self, document: Document, groups: list[tuple[_Followed, list[Cause]]], ids: dict[str, bool]
+    ) -> dict[str, list[Image]]:
         """Halve groups of causes until each leads to few documents, or has one cause, or the allowance is used up."""
-        ids: dict[str, None] = {}
         many: list[tuple[str, list[Cause]]] = []
         ids_left, queries_left, until = _PAGES_AT_ONCE * self._page, QUERIES_MAX, time.monotonic() + SECONDS_MAX
         relation = ""
@@ -168,7 +169,8 @@ class AffectedReader:
                 reading(self._connection, document, isolates=True, captured=True, lock_seconds=COMPONENT_LOCK_SECONDS),
             ):
                 while groups and ids_left > 0 and queries_left > 0 and (left := until - time.monotonic()) > 0:
-                    relation, queries, causes = groups[-1]
+                    by, causes = groups[-1]
+                    relation, queries, moves = by
                     limit = min(self._page, ids_left)
                     query = sql.SQL(_FEW).format(affected=_affected(queries))
                     self._connection.execute(_BOUND, (f"{max(1, left * 1000):.0f}ms",))
@@ -177,20 +179,25 @@ class AffectedReader:
                     groups.pop()
                     if len(rows) <= limit:
                         ids_left -= len(rows)
-                        ids.update(dict.fromkeys(row[0] for row in rows))
+                        _note(ids, (row[0] for row in rows), moves=moves)
                     elif len(causes) == 1:
                         many.append((relation, causes))
                     else:
                         middle = len(causes) // 2
-                        groups += [(relation, queries, causes[middle:]), (relation, queries, causes[:middle])]
+                        groups += [(by, causes[middle:]), (by, causes[:middle])]
         except psycopg.Error as error:
             if not is_of_data(error):
                 raise
             raise _UnresolvedError(relation) from error
         rest: dict[str, list[Cause]] = {}
-        for relation, causes in (*many, *((relation, causes) for relation, _, causes in groups)):
+        for relation, causes in (*many, *((by[0], causes) for by, causes in groups)):
             rest.setdefault(relation, []).extend(causes)
-        return ids, {relation: _images(causes) for relation, causes in rest.items()}
+        return {relation: _images(causes) for relation, causes in rest.items()}
+
+
+def _note(ids: dict[str, bool], more: Iterable[str | None], *, moves: bool) -> None:
+    """Add ids, each with whether any change may have moved it."""
+    ids.update({id_: moves or ids.get(id_, False) for id_ in more if id_ is not None})
 
 
 def unresolved(relations: str, error: BaseException) -> str:

@@ -52,6 +52,7 @@ SELECT d._id FROM (SELECT NULL::{type} AS _id) AS d WHERE d._id = ANY ('{{}}'::t
 """
 _Affects = tuple[str, str]  # file and text
 _JSON = frozenset({"json", "jsonb"})
+_CUTS = ("distinct", "limit", "offset", "fetch", "order")
 _FLOATS = frozenset({"real", "double precision"})
 
 
@@ -88,6 +89,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     if graph.competes:
         root = root_key = None  # ranges of its ids would each compute the whole SELECT
     used = {}
+    placing = _placing(connection, found, file)
     for read in found.reads:
         nodes = [node for node in graph.nodes if node.table == read.name]
         watched = _watched(read, nodes)
@@ -99,9 +101,8 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         # An affects query is for what does not follow: from readings without a path, or all.
         asked = frozenset().union(*(watched[node.number] for node in nodes if not paths[node.number])) or read.columns
         asked = read.columns if graph.competes else asked
-        used[read.relation] = _table_use(
-            connection, read, derived, affects.get(read.relation), asked=asked, id_type=id_type
-        )
+        use = _table_use(connection, read, derived, affects.get(read.relation), asked=asked, id_type=id_type)
+        used[read.relation] = use if placing is None else replace(use, places=placing.get(read.relation, frozenset()))
     return Dependencies(
         canonical_select=found.canonical,
         id_type=id_type,
@@ -113,6 +114,36 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         views=found.view_names,
         shapes=_shapes(connection, found, used),
     )
+
+
+def _placing(connection: Connection, found: Probe, file: str) -> dict[str, frozenset[str] | None] | None:
+    """Return the columns that decide which documents there are, and where, by table; None for a table of which any may.
+
+    They are those that the SELECT reads without its fields: without a change of them, no document moves to another
+    shard. None if that is no such SELECT: fields may take part in what LIMIT or DISTINCT return, or repeat a row.
+    """
+    if "_routing" not in found.columns:
+        return {}
+    placed = found.tree.copy() if found.tree else exp.Null()
+    selects = [placed]
+    while selects:
+        select = selects.pop()
+        if not isinstance(select, exp.Select | exp.Union) or any(map(select.args.get, _CUTS)):
+            return None
+        if isinstance(select, exp.Union):
+            selects += [select.this, select.expression]
+        else:
+            shown = zip(found.columns, select.expressions, strict=True)
+            select.set("expressions", [item for name, item in shown if name in _NO_FIELDS])
+    try:
+        with connection.transaction():
+            plan = connection.execute(sql.SQL("EXPLAIN " + found.canonical)).fetchall()
+        if any("ProjectSet" in line for (line,) in plan):
+            return None
+        reads = probe(connection, placed.sql(dialect="postgres"), file).reads
+    except (DefinitionError, psycopg.DataError):
+        return None
+    return {read.relation: None if read.is_whole or read.virtual else read.columns or None for read in reads}
 
 
 def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> dict[str, Shape]:

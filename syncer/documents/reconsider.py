@@ -102,4 +102,5 @@ def _leads_alike(before: TableUse, after: TableUse) -> bool:
     stored, new = (fingerprint.as_text("\n".join(use.affected)) for use in (before, after))
     is_fit = set(_TO_TEXT.findall(new)) <= set(_TO_TEXT.findall(stored))
     is_alike = is_fit and _TO_TEXT.sub(r"\1\2", stored) == _TO_TEXT.sub(r"\1\2", new)
-    return is_alike and (before.id_columns, before.routing) == (after.id_columns, after.routing)
+    stored_columns, columns = ((use.id_columns, use.routing, use.places) for use in (before, after))
+    return is_alike and stored_columns == columns

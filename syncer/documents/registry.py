@@ -120,6 +120,7 @@ class TableUse:
         routing: The columns that determine which documents a row belongs to.
         leads: The ways from its changed rows to documents.
         affects: The affects query as deparsed by Postgres, with ``%(rows)s`` for the changed rows.
+        places: The columns that decide which documents there are, and their ``_routing``; None if any row may.
     """
 
     relation: str
@@ -127,6 +128,12 @@ class TableUse:
     routing: frozenset[str]
     leads: tuple[Lead, ...]
     affects: str | None = None
+    places: frozenset[str] | None = None
+
+    def moves(self, change: Change) -> bool:
+        """Whether the documents that a change leads to may have moved to other shards, or are no longer there."""
+        # Rule: moves-delete-elsewhere.
+        return self.places is None or (bool(self.places) and watched_digest(self.places) not in change.untouched)
 
     @property
     def affected(self) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ Guarantees:
   alone. Pipelines and inference endpoints refuse a request, or a part of it, for one of its documents.
 
 - A document with a ``_routing`` is written to its own shard, and deleted from every other one with the same version,
-  since Elasticsearch keeps versions per shard and id: no copy stays on a former shard.
+  since Elasticsearch keeps versions per shard and id: no copy stays on a former shard. The deletes are left out if none
+  of the changes that it is written for has moved it: the write for the one that has sends them.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class Index:
                 outcome.untried.append(composition)
                 continue
             stale: tuple[str, ...] = ()
-            if composition.routing is not None:  # every other shard may hold a copy
+            # Rule: absence-is-deleted-everywhere.
+            stays = composition.is_unmoved and composition.source is not None
+            if composition.routing is not None and not stays:  # every other shard may hold a copy
                 shards = self.holdings.shards(target)
                 # To delete, each shard is addressed, also its own: a mapping may require a routing.
                 stale = shards.others(composition.place.routing) if composition.source else shards.addresses

@@ -79,7 +79,8 @@ _Result = TypeVar("_Result")
 class Options(TypedDict, total=False):
     """How documents are written."""
 
-    everywhere: bool  # also remove stray copies from all other shards
+    everywhere: bool  # also remove stray copies from all other shards, as with a `_routing`
+    unmoved: frozenset[str]  # ids that none of the changes at hand has moved: they are written to their own shard only
     origin: Mapping[str, int]  # is logged with each document
     resumes: bool  # write although the definition is suspended, to find out whether it may be resumed
     retries: bool  # write dead letters: those that fail again stay as they are
@@ -96,6 +97,7 @@ class Slice:
     index_name: str
     ids: list[str]
     everywhere: bool = False
+    unmoved: frozenset[str] = frozenset()
     origin: Mapping[str, int] = field(default_factory=dict)
     resumes: bool = False
     retries: bool = False
@@ -215,6 +217,9 @@ class Writer:
 
     def _attempt(self, current: Slice) -> list[Slice]:
         """Build, send and settle once, without a retry; return what remains to be written."""
+        # Rule: what-is-done-again-deletes-elsewhere. A former attempt may have created a copy.
+        if current.attempts or current.rewrites:
+            current.unmoved = frozenset()
         current.attempts += 1
         try:
             with self._link.used():
@@ -242,9 +247,13 @@ class Writer:
         number = len(current.ids)
         # Documents that are larger than others share the memory with them are not fetched beside them.
         bytes_max = compose.DOCUMENT_BYTES_MAX if number <= 1 else 2 * self._flow.bytes_max // number
-        current.batch = self._composer.compose(
+        batch = self._composer.compose(
             current.index_name, current.ids, everywhere=current.everywhere, bytes_max=bytes_max, resumes=current.resumes
         )
+        if unmoved := current.unmoved:
+            compositions = [built._replace(is_unmoved=built.id in unmoved) for built in batch.compositions]
+            batch = replace(batch, compositions=tuple(compositions))
+        current.batch = batch
         seconds = time.monotonic() - began
         if number:
             del self._failing[current.index_name]
@@ -380,7 +389,7 @@ class Writer:
             refusal = explain_refusals(document.name, f"{suspect.kind}: {suspect.reason}")
             raise DocumentError.of(refusal, document.name, document.revision, ids=list(suspects)[:_SUSPECTS_MAX])
         whole.witnesses += [id_ for id_, result in witness.results.items() if result in _TAKEN]
-        return [replace(whole, ids=[id_], attempts=0, is_judged=True) for id_ in suspects]
+        return [replace(whole, ids=[id_], attempts=0, unmoved=frozenset(), is_judged=True) for id_ in suspects]
 
     def _witnesses(self, whole: Slice, document: Document) -> list[str]:
         """Return documents that the index has taken: of this write and at random, those most like the first suspect."""

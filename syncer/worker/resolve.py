@@ -106,7 +106,8 @@ class Resolver:
             self._create_job(document, batch, cause=touched.cause)
         for start in range(0, len(touched.ids), self._page):
             ids = touched.ids[start : start + self._page]
-            report = self._writers.submit(document.index_name, ids, origin={"batch": batch.number})
+            origin = {"batch": batch.number}
+            report = self._writers.submit(document.index_name, ids, unmoved=touched.unmoved, origin=origin)
             batch.writes.append((document.index_name, report))
 
     def _leave_to_resumption(self, document: Document, batch: ChangeBatch) -> None:

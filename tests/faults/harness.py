@@ -242,6 +242,16 @@ GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role};
 """What a role needs that owns nothing, and does the work of a daemon."""
 
 
+def is_forgotten(world: World, id_: str, *, routing: str | None = None) -> bool:
+    """Whether Elasticsearch no longer knows that it deleted the document: the least version could be written."""
+    with world.elasticsearch() as client:
+        client.indices.refresh(index=world.index_of())
+        answer = client.options(ignore_status=[404, 409]).delete(
+            index=world.index_of(), id=id_, routing=routing, version=1, version_type="external"
+        )
+    return bool(answer.meta.status == 404)
+
+
 @contextmanager
 def index_settings(world: World, settings: Mapping[str, object]) -> Iterator[None]:
     """The index that searches use has these settings until the block ends."""

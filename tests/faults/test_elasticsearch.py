@@ -226,7 +226,10 @@ GO = "DELETE FROM posts WHERE id = {id}"
 MOVES = {"moves": (MOVE,), "is deleted": (GO,), "moves and is deleted": (MOVE, GO), "moves and returns": (MOVE, BACK)}
 
 
-def test_a_writer_that_stalls_before_a_move_leaves_no_copy_on_the_other_shard(routed: World) -> None:
+@pytest.mark.parametrize("unmoved", [frozenset[str](), frozenset(map(str, range(len(MOVES))))], ids=["any", "edits"])
+def test_a_writer_that_stalls_before_a_move_leaves_no_copy_on_the_other_shard(
+    routed: World, unmoved: frozenset[str]
+) -> None:
     """What was read under the old routing does not come back beside what was written under the new one."""
     with routed.index() as index, routed.writer(index) as prompt:
         here, there = users_on_two_shards(shards(routed, index))
@@ -239,8 +242,30 @@ def test_a_writer_that_stalls_before_a_move_leaves_no_copy_on_the_other_shard(ro
                     prompt.write(routed.index_of(), [str(id_)])
 
             with spoilt(routed, after(change)) as overtaken, routed.writer(overtaken) as late:
-                assert late.write(routed.index_of(), [str(id_)]).skipped == 1, name
+                assert late.write(routed.index_of(), [str(id_)], unmoved=unmoved).skipped == 1, name
             assert routed.differences() == [], name
+    assert verified(routed).holds
+
+
+def test_what_a_late_edit_creates_on_a_former_shard_is_written_again_everywhere(routed: World) -> None:
+    """Elasticsearch has forgotten that the document was deleted there, and the write deletes nothing elsewhere."""
+    with (
+        routed.index() as index,
+        routed.writer(index) as prompt,
+        harness.index_settings(routed, {"index.gc_deletes": "0s"}),
+    ):
+        here, there = users_on_two_shards(shards(routed, index))
+        routed.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, %s, 'old', '')", here)
+        prompt.write(routed.index_of(), ["1"])
+
+        def move_and_forget() -> None:
+            routed.sql(MOVE.format(there=there, id=1))
+            prompt.write(routed.index_of(), ["1"])
+            wait_until(lambda: harness.is_forgotten(routed, "1", routing=str(here)), what="the delete is forgotten")
+
+        with spoilt(routed, after(move_and_forget)) as overtaken, routed.writer(overtaken) as late:
+            late.write(routed.index_of(), ["1"], unmoved=frozenset({"1"}))
+    assert routed.differences() == []
     assert verified(routed).holds
 
 

@@ -16,8 +16,8 @@ import pytest
 from syncer.base.model import Composition, Target
 from syncer.sandbox import Endpoints, Sandbox, Versions
 from syncer.sandbox.servers import ElasticsearchServer
-from tests.faults.harness import require_holds
-from tests.faults.test_processes import LEASES, QUICK, WRITE, is_forgotten, wait_until_stopped, witness
+from tests.faults.harness import is_forgotten, require_holds
+from tests.faults.test_processes import LEASES, QUICK, WRITE, wait_until_stopped, witness
 from tests.support.breakpoints import Plan, Point
 from tests.support.world import VERSIONS, World, made, nodes_of_its_own, wait_until
 from tests.support.writers import fill, writing

@@ -281,21 +281,11 @@ def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
         blog.sql("DELETE FROM posts WHERE id = 1001")
         with writing(blog, writers=3):
             wait_until(lambda: "1001" not in blog.held(), what="the post is gone")
-            wait_until(lambda: is_forgotten(blog, "1001"), what="its tombstone is forgotten")
+            wait_until(lambda: harness.is_forgotten(blog, "1001"), what="its tombstone is forgotten")
         sleeping.process.send_signal(signal.SIGCONT)
         sleeping.wait_for("worker.batch_indexed" if blog.uses_kafka else "relay.stood_by")
         assert sleeping.stop() == 0
         require_holds(blog)
-
-
-def is_forgotten(world: World, id_: str) -> bool:
-    """Whether Elasticsearch no longer knows that it deleted the document: the least version could be written."""
-    with world.elasticsearch() as client:
-        client.indices.refresh(index=world.index_of())
-        answer = client.options(ignore_status=[404, 409]).delete(
-            index=world.index_of(), id=id_, version=1, version_type="external"
-        )
-    return bool(answer.meta.status == 404)
 
 
 def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> None:

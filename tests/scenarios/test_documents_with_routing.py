@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.errors import IndexingError
 from syncer.base.model import Target
+from syncer.documents import analyze
+from syncer.documents.definition import Definition
 from syncer.elasticsearch import reader
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Shards
@@ -81,6 +84,62 @@ def test_a_delete_has_the_routing_that_the_mapping_requires(empty_world: World, 
     verified(empty_world, repair=True)
     assert empty_world.differences() == []
     assert empty_world.sql(DEAD_LETTERS) == []
+
+
+# Which writes delete on other shards
+
+CHANGES = {
+    "of fields": ("UPDATE posts SET title = 'x' WHERE id < 5", 0),
+    "of a row that is shown": ("UPDATE users SET name = 'x' WHERE id = 1", 0),
+    "of rows that are shown": ("INSERT INTO comments (post_id, name, comment) VALUES (3, '', ''), (4, '', '')", 0),
+    "of the routing": ("UPDATE posts SET user_id = 5 WHERE id = 1", 2),
+    "of both": ("UPDATE posts SET user_id = 4 WHERE id = 1; UPDATE posts SET title = 'y' WHERE id IN (1, 2)", 2),
+    "of the key": ("UPDATE posts SET id = 99 WHERE id = 8", 3 + 2),
+    "of existence": ("DELETE FROM posts WHERE id = 7; INSERT INTO posts VALUES (7, 0, '', '')", 2),
+}
+
+
+def test_only_a_write_for_a_change_that_moves_a_document_deletes_it_elsewhere(empty_world: World) -> None:
+    """Elasticsearch counts no delete for the others; a document that is gone is deleted on each of three shards."""
+    make(empty_world)
+
+    def deletes() -> int:
+        stats = client.indices.stats(index=empty_world.alias, metric="indexing").body
+        return int(stats["_all"]["primaries"]["indexing"]["delete_total"])
+
+    with following(empty_world) as follower, empty_world.elasticsearch() as client:
+        for name, (change, expected) in CHANGES.items():
+            before = deletes()
+            empty_world.sql(change)
+            follower.drain()
+            assert deletes() - before == expected, name
+    assert verified(empty_world).holds
+
+
+JOINED = "FROM a JOIN b ON b.id = a.x"
+PLACED = {
+    f"SELECT a.id AS _id, a.x AS _routing, a.y, b.y AS z {JOINED.replace('JOIN', 'LEFT JOIN')}": ("id x", "id"),
+    f"SELECT a.id AS _id, b.x AS _routing {JOINED} WHERE NOT a.y = 'gone'": ("id x y", "id x"),
+    "SELECT a.id AS _id, a.x AS _routing, (SELECT b.y FROM b WHERE b.id = a.x) AS z FROM a": ("id x", ""),
+    "SELECT 'a' || id AS _id, x AS _routing, y FROM a UNION ALL SELECT 'b' || id, id, y FROM b": ("id x", "id"),
+    "SELECT a.id AS _id, max(v.x) AS _routing, max(a.y) FROM a JOIN v USING (id) GROUP BY a.id": ("id", "id x y"),
+    f"SELECT a.id AS _id, a.x AS _routing, unnest(string_to_array(a.y, ',')) AS y {JOINED}": (None, None),
+    f"SELECT DISTINCT a.id AS _id, a.x AS _routing, b.y {JOINED}": (None, None),
+    f"SELECT a.id AS _id, b.y {JOINED}": ("", ""),
+}
+
+
+def test_what_places_documents_is_what_the_select_reads_without_its_fields(empty_world: World) -> None:
+    """Any column may, if a field takes part in which rows there are; none does without a ``_routing``."""
+    empty_world.sql("CREATE TABLE a (id int PRIMARY KEY, x int, y text); CREATE TABLE b (LIKE a INCLUDING ALL)")
+    empty_world.sql("CREATE VIEW v AS SELECT id, x, lower(y) AS low FROM b")
+    with empty_world.connect() as connection:
+        for select, expected in PLACED.items():
+            asked = Definition(name="a", index="a", select=select, index_body={}, affects={}, folder=Path("a"))
+            tables = analyze.analyse(connection, asked).tables
+            places = [use.places if (use := tables.get(f"public.{name}")) else None for name in "ab"]
+            named = [None if columns is None else " ".join(sorted(columns)) for columns in places]
+            assert named == [*expected], select
 
 
 # Definitions that change

@@ -48,12 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
     """Real Postgres, Kafka and Elasticsearch."""
-    kept = os.environ.get(KEPT_SANDBOX)
-    if kept:
-        yield Sandbox(Path(kept), versions=VERSIONS)
+    kept_folder = os.environ.get(KEPT_SANDBOX)
+    if kept_folder:
+        yield Sandbox(Path(kept_folder), versions=VERSIONS)
         return
-    with sandbox_of_its_own() as made:
-        yield made
+    with sandbox_of_its_own() as fresh:
+        yield fresh
 
 
 @pytest.fixture(scope="session")

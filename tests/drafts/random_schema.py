@@ -58,19 +58,19 @@ def generated(random: Random) -> tuple[str, list[str]]:
     for number in range(random.randint(3, 6)):
         name = f"t{number}"
         table = f'"Other one".{name}' if random.random() < 0.2 else f"public.{name}"
-        columns = [(f"k{at}", random.choice(_KEY_TYPES)) for at in range(random.choice((1, 1, 2)))]
+        columns = [(f"k{number}", random.choice(_KEY_TYPES)) for number in range(random.choice((1, 1, 2)))]
         lines = [f'"{column}" {type_} NOT NULL' for column, type_ in columns]
         lines += [f'"{column}" {_type_of(random, column)}' for column in random.sample(_NAMES, random.randint(2, 8))]
-        for at in range(random.randint(0, 2) if keys else 0):
-            to, _, others = random.choice(keys)
-            own = [f"ref{at}_{column}" for column, _ in others]
-            lines += [f"{column} {type_}" for column, (_, type_) in zip(own, others, strict=True)]
-            lines.append(f"FOREIGN KEY ({', '.join(own)}) REFERENCES {to}")
+        for position in range(random.randint(0, 2) if keys else 0):
+            to, _, referenced = random.choice(keys)
+            referencing = [f"ref{position}_{column}" for column, _ in referenced]
+            lines += [f"{column} {type_}" for column, (_, type_) in zip(referencing, referenced, strict=True)]
+            lines.append(f"FOREIGN KEY ({', '.join(referencing)}) REFERENCES {to}")
             referring.setdefault(to, []).append(name)
         lines.append(f"PRIMARY KEY ({', '.join(column for column, _ in columns)})")
         statements.append(f"CREATE TABLE {table} ({', '.join(lines)})")
         keys.append((table, name, columns))
-    for at in range(random.randint(0, 2)):
+    for number in range(random.randint(0, 2)):
         (one, _, first), (two, _, second) = random.choice(keys), random.choice(keys)
         sides = (
             [(f"a_{column}", type_) for column, type_ in first],
@@ -81,8 +81,8 @@ def generated(random: Random) -> tuple[str, list[str]]:
             f"FOREIGN KEY ({', '.join(column for column, _ in side)}) REFERENCES {to}"
             for side, to in zip(sides, (one, two), strict=True)
         ]
-        statements.append(f"CREATE TABLE link{at} ({', '.join(lines)})")
-        referring.setdefault(one, []).append(f"link{at}")
+        statements.append(f"CREATE TABLE link{number} ({', '.join(lines)})")
+        referring.setdefault(one, []).append(f"link{number}")
     root, _, _ = random.choice(keys)
     asked = random.sample(sorted({*referring.get(root, [])}), min(2, len({*referring.get(root, [])})))
     return ";\n".join(statements), ["--table", root, *(word for name in asked for word in ("--with", name))]

@@ -62,21 +62,19 @@ class Rows:
 
     def _insert(self, table: str) -> None:
         referring = dict(self._referring(table))
-        given = {
+        row = {
             name: referring[name] if name in referring else self._value(type_, modifier, labels, is_key=is_key)
             for name, type_, is_required, modifier, labels, is_key in self._columns[table]
             if is_required or self._random.random() < 0.7
         }
-        names = sql.SQL(", ").join(map(sql.Identifier, given))
-        marks = sql.SQL(", ").join(sql.Placeholder() * len(given))
-        self._execute(
-            sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(sql.SQL(table), names, marks), [*given.values()]
-        )
+        names = sql.SQL(", ").join(map(sql.Identifier, row))
+        marks = sql.SQL(", ").join(sql.Placeholder() * len(row))
+        self._execute(sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(sql.SQL(table), names, marks), [*row.values()])
 
     def _referring(self, table: str) -> Iterator[tuple[str, Any]]:
-        for own, to, columns, others in self._references:
-            if own == table:
-                names = sql.SQL(", ").join(map(sql.Identifier, others))
+        for referencing, to, columns, referenced in self._references:
+            if referencing == table:
+                names = sql.SQL(", ").join(map(sql.Identifier, referenced))
                 query = sql.SQL("SELECT {} FROM {} ORDER BY random() LIMIT 1").format(names, sql.SQL(to))
                 yield from zip(
                     columns, self._connection.execute(query).fetchone() or [None] * len(columns), strict=True

@@ -51,21 +51,21 @@ def followed(world: World, name: str, rows: Rows) -> None:
         world.handle(worker)
         world.refresh(index)
     assert world.sql("SELECT document, id, error FROM syncer.dead_letter") == []
-    expected, held = world.expected(name), world.held(name)
-    assert expected.keys() == held.keys()
+    expected, indexed = world.expected(name), world.held(name)
+    assert expected.keys() == indexed.keys()
     for id_, document in expected.items():
         # The oracle's session writes intervals in Postgres' own style.
-        assert [key for key, value in document.items() if value != held[id_][key] and key != "duration"] == []
+        assert [key for key, value in document.items() if value != indexed[id_][key] and key != "duration"] == []
 
 
 def leaves(properties: dict[str, Any], path: str = "", nested: str = "") -> Iterator[tuple[str, str, str]]:
     """The fields of a mapping that a term query finds: path, type, and the nested object around it."""
     for name, mapping in properties.items():
-        place, kind = f"{path}{name}", mapping.get("type", "object")
+        path_of_field, kind = f"{path}{name}", mapping.get("type", "object")
         if "properties" in mapping:
-            yield from leaves(mapping["properties"], f"{place}.", place if kind == "nested" else nested)
+            yield from leaves(mapping["properties"], f"{path_of_field}.", path_of_field if kind == "nested" else nested)
         elif kind == "flattened" or kind in SEARCHABLE:
-            yield place, kind, nested
+            yield path_of_field, kind, nested
 
 
 def values(document: Any, path: list[str]) -> Iterator[Any]:
@@ -91,7 +91,7 @@ def found_by_term(world: World, name: str) -> int:
                     continue
                 value, field = shown[0], f"{path}.keyword" if kind == "text" else path
                 if kind == "flattened":
-                    inner = [(key, one) for key, one in value.items() if isinstance(one, str | int)]
+                    inner = [(key, scalar) for key, scalar in value.items() if isinstance(scalar, str | int)]
                     if not inner:
                         continue
                     field, value = f"{path}.{inner[0][0]}", inner[0][1]

@@ -68,16 +68,16 @@ def _lines(select: str) -> list[str]:
 
 def _fields(properties: dict[str, Any], path: str = "") -> Iterator[str]:
     for name, mapping in sorted(properties.items()):
-        said = {key: value for key, value in mapping.items() if key != "properties"}
-        yield f"{path}{name}: {json.dumps(said, sort_keys=True)}"
+        options = {key: value for key, value in mapping.items() if key != "properties"}
+        yield f"{path}{name}: {json.dumps(options, sort_keys=True)}"
         yield from _fields(mapping.get("properties", {}), f"{path}{name}.")
 
 
 def _wanted_fields(fields: dict[str, Any], path: str = "") -> Iterator[str]:
-    for name, said in sorted(fields.items()):
-        if isinstance(said, str):
-            yield f"{path}{name}: {json.dumps(_SHORT.get(said, {'type': said}), sort_keys=True)}"
+    for name, options in sorted(fields.items()):
+        if isinstance(options, str):
+            yield f"{path}{name}: {json.dumps(_SHORT.get(options, {'type': options}), sort_keys=True)}"
             continue
-        inside, mapping = (said[0], {"type": "nested"}) if isinstance(said, list) else (said, {})
+        inside, mapping = (options[0], {"type": "nested"}) if isinstance(options, list) else (options, {})
         yield f"{path}{name}: {json.dumps(mapping)}"
         yield from _wanted_fields(inside, f"{path}{name}.")

@@ -38,6 +38,6 @@ SABOTAGES: Mapping[str, Mapping[str, object]] = {
 
 if __name__ == "__main__":
     with ExitStack() as replaced:
-        for place, part in SABOTAGES[sys.argv.pop(1)].items():
-            replaced.enter_context(patch(place, part))
+        for target, replacement in SABOTAGES[sys.argv.pop(1)].items():
+            replaced.enter_context(patch(target, replacement))
         app.main()

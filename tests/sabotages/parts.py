@@ -60,12 +60,12 @@ class SavesFirst(Spoiled):
 class CursorIsAnId(Spoiled):
     """Remembers the greatest id that it has seen, and takes only what is beyond it for new."""
 
-    last = 0
+    last_number = 0
 
     def spoil(self, batch: ChangeBatch) -> ChangeBatch:
         """Keep changes with greater ids."""
-        new = [change for change in batch.changes if change.id > self.last]
-        self.last = max([self.last, *(change.id for change in new)])
+        new = [change for change in batch.changes if change.id > self.last_number]
+        self.last_number = max([self.last_number, *(change.id for change in new)])
         return replace(batch, changes=new)
 
 
@@ -165,7 +165,7 @@ class IgnoresVersions(Index):
                 self.client.options(ignore_status=404).delete(index=target.write_alias, id=composition.id)
             else:
                 self.client.index(index=target.write_alias, id=composition.id, document=json.loads(composition.source))
-        return BulkOutcome(done={each.id: "indexed" for each in compositions})
+        return BulkOutcome(done={composition.id: "indexed" for composition in compositions})
 
 
 class SlowIgnoringVersions(Slow, IgnoresVersions):
@@ -203,7 +203,7 @@ class SwallowsFailures(FailsOnce):
         try:
             return super().write(target, compositions)
         except elasticsearch.ConnectionError:
-            return BulkOutcome(done={each.id: "indexed" for each in compositions})
+            return BulkOutcome(done={composition.id: "indexed" for composition in compositions})
 
 
 class FindsNoOrphans(Holdings):

@@ -33,8 +33,8 @@ POST = "UPDATE posts SET title = %s WHERE id = 2"
 
 def test_each_part_that_a_sabotaged_soak_replaces_is_there() -> None:
     """Otherwise such a soak would fail because its daemons do not start."""
-    for place in set(chain.from_iterable(SABOTAGES.values())):
-        assert resolve_name(place)
+    for target in set(chain.from_iterable(SABOTAGES.values())):
+        assert resolve_name(target)
 
 
 @pytest.fixture(params=[False, True], ids=["as_it_is", "sabotaged"])
@@ -81,9 +81,9 @@ def index_of(world: World, kind: type[Index] = Index) -> Iterator[Any]:
 
 def handle(world: World, *, index: type[Index] = Index) -> None:
     """Handle all changes, and do every job."""
-    with index_of(world, index) as seen, following(world, index=seen) as follower:
+    with index_of(world, index) as counted_index, following(world, index=counted_index) as follower:
         follower.handle()
-        world.refresh(seen)
+        world.refresh(counted_index)
 
 
 # What is received
@@ -177,14 +177,14 @@ def test_a_gap_in_the_numbers_is_a_loss(published: World, is_sabotaged: bool) ->
 def test_no_number_is_used_twice(published: World, is_sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay dies before it saves the numbers of its records; Kafka loses a record of the next one."""
     numbers = "SELECT sum(number) FROM syncer.partition"
-    before = published.sql(numbers)
+    statement = published.sql(numbers)
     with monkeypatch.context() as dying:
         dying.setattr(producer, "QUIET_SECONDS", 0)
         dying.setattr(backlog, "OutboxReader", parts.DiesBeforeSaving)
         with published.relay() as relay, pytest.raises(KilledError):
             relay.run_once()
     with handling(published):
-        wait_until(lambda: published.sql(numbers) > before, what="the records without a change are handled")
+        wait_until(lambda: published.sql(numbers) > statement, what="the records without a change are handled")
     if is_sabotaged:
         monkeypatch.setattr(relay_loop, "ChangeProducer", parts.OldTerm)
     lose(published)

@@ -295,8 +295,8 @@ DECKS: dict[str, dict[str, Disturbance]] = {
     },
     "servers": {
         **{
-            f"{what} {name}": partial(act, name)
-            for what, act in {"crash": _crash, "pause": _pause}.items()
+            f"{verb} {name}": partial(act, name)
+            for verb, act in {"crash": _crash, "pause": _pause}.items()
             for name in _SERVERS
         },
         "fail over": partial(_set_back, Standbys.keep_standby),

@@ -147,8 +147,10 @@ class Fleet:
         log = daemon.log_file.read_text(errors="replace")
         self._record.note("daemon ended", pid=daemon.process.pid, code=code, log=daemon.log_file.name)
         if "Traceback" in log:
-            at = log.index("Traceback")
-            self._record.find(f"a daemon shows a traceback: {daemon.log_file}\n{log[max(0, at - 500) : at + 1500]}")
+            start = log.index("Traceback")
+            self._record.find(
+                f"a daemon shows a traceback: {daemon.log_file}\n{log[max(0, start - 500) : start + 1500]}"
+            )
         has_started = '"event": "daemon.started"' in log
         did_hang = "did not end within" in log  # a server hung, so a component could not end
         if code not in _EXPECTED_CODES and has_started and not did_hang:

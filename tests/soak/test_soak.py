@@ -52,8 +52,8 @@ def soak(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Soak]:
         standbys = Standbys(sandbox, folder / "standbys", {}, primary=sandbox.postgres)
         stack.callback(standbys.stop_replicas)
         applications.set_up(world)
-        way = request.config.getoption("--soak-kafka")
-        world.uses_kafka = {"always": True, "never": False}.get(way, random.Random(seed).random() < 0.5)
+        kafka = request.config.getoption("--soak-kafka")
+        world.uses_kafka = {"always": True, "never": False}.get(kafka, random.Random(seed).random() < 0.5)
         lines = {
             "postgres": stack.enter_context(line(sandbox.postgres.port)),
             "elasticsearch": stack.enter_context(line(sandbox.elasticsearch.port)),
@@ -66,7 +66,7 @@ def soak(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Soak]:
         preloaded.run("--version", environment=world.environment, seconds=60)  # before several threads use it
         record = Record(tmp_path / "soak.jsonl", seed=seed)
         sabotage = request.config.getoption("--soak-sabotage")
-        fleet = Fleet(world, record, switches_kafka=way == "switched", sabotage=sabotage)
+        fleet = Fleet(world, record, switches_kafka=kafka == "switched", sabotage=sabotage)
         yield Soak(world=world, standbys=standbys, lines=lines, fleet=fleet, record=record)
 
 
@@ -117,9 +117,9 @@ def _check(soak: Soak) -> None:
     printed = [""]
 
     def is_applied() -> bool:
-        done = world.syncer("apply", "--yes")
-        printed.append(done.stdout + done.stderr)
-        return done.returncode == 0
+        completed = world.syncer("apply", "--yes")
+        printed.append(completed.stdout + completed.stderr)
+        return completed.returncode == 0
 
     wait_until(is_applied, what="apply succeeds", detail=printed.pop)
     wait_until(

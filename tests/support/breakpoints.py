@@ -63,15 +63,15 @@ class Plan:
 
 
 def _carry_out(plan: Mapping[str, Any]) -> None:
-    for place, value in plan["constants"].items():
-        owner, name = _owner(place)
-        assert hasattr(owner, name), place
+    for target, value in plan["constants"].items():
+        owner, name = _owner(target)
+        assert hasattr(owner, name), target
         setattr(owner, name, value)
     for point in plan["points"]:
         _wrap(Point(**point))
     if plan["clock_hours"]:
-        now = time.time
-        time.time = lambda: now() + plan["clock_hours"] * 3600
+        clock = time.time
+        time.time = lambda: clock() + plan["clock_hours"] * 3600
 
 
 def _wrap(point: Point) -> None:
@@ -97,9 +97,9 @@ def _wrap(point: Point) -> None:
     setattr(owner, name, stopping)
 
 
-def _owner(place: str) -> tuple[Any, str]:
-    module, _, path = place.partition(":")
-    assert "._" not in f".{path}", f"{place} is private"
+def _owner(target: str) -> tuple[Any, str]:
+    module, _, path = target.partition(":")
+    assert "._" not in f".{path}", f"{target} is private"
     *outer, name = path.split(".")
     return functools.reduce(getattr, outer, importlib.import_module(module)), name
 

@@ -82,14 +82,14 @@ class Judge:
 
     def contents(self) -> Contents:
         """What the SELECT says now."""
-        found: dict[str, list[str]] = {}
+        ids_by_table: dict[str, list[str]] = {}
         with names_as_written(self.connection):
             rows = self.connection.execute(f"SELECT judged._id::text, judged::text FROM (\n{self.select}\n) AS judged")
         for id_, row in rows:
             if id_ is not None:
-                found.setdefault(id_, []).append(row)
-        self.seen |= found.keys()
-        return {id_: sorted(rows) for id_, rows in found.items()}
+                ids_by_table.setdefault(id_, []).append(row)
+        self.seen |= ids_by_table.keys()
+        return {id_: sorted(rows) for id_, rows in ids_by_table.items()}
 
     def write(self, statements: str) -> None:
         """Execute what is no change of a row, as an application does."""
@@ -114,11 +114,11 @@ class Judge:
         assert self.dependencies is not None
         ids: set[str] = set()
         for relation, use in self.dependencies.tables.items():
-            own = [change for change in changes if change.relation == relation]
-            if any(not change.images for change in own):
+            table_changes = [change for change in changes if change.relation == relation]
+            if any(not change.images for change in table_changes):
                 return set(self.seen)
             for lead in use.leads:
-                images = [image for change in own if lead.follows(change) for image in change.images]
+                images = [image for change in table_changes if lead.follows(change) for image in change.images]
                 if lead.id_column:
                     ids |= {id_ for image in images if (id_ := image[lead.id_column]) is not None}
                 elif images:
@@ -128,10 +128,10 @@ class Judge:
     def words(self, missing: set[str], transactions: Sequence[Sequence[str]], when: str) -> str:
         """A missed document, for a reader."""
         assert self.dependencies is not None
-        done = "\n".join("; ".join(transaction) for transaction in transactions)
+        executed = "\n".join("; ".join(transaction) for transaction in transactions)
         uses = self.dependencies.tables.values()
         queries = "\n".join(f"  {use.relation}: {lead}" for use in uses for lead in use.leads)
-        return f"missed {sorted(missing)}, {when}\n{self.select}\n{done}\n{queries}"
+        return f"missed {sorted(missing)}, {when}\n{self.select}\n{executed}\n{queries}"
 
     def require_nothing_missed(self, transactions: Sequence[Sequence[str]], delays: Random) -> None:
         """Commit these transactions, and ask about every change at once, after the last, and at some point between.
@@ -140,27 +140,29 @@ class Judge:
         each asked at any point after its own commit. So whoever composes all that is named, when it is named, ends
         with what the SELECT says in the end.
         """
-        before, changes, differ = self.contents(), list[list[Change]](), list[set[str]]()
+        contents, changes, differ = self.contents(), list[list[Change]](), list[set[str]]()
         due: dict[tuple[int, int], list[Change]] = defaultdict(list)  # by when it is asked, and whose it is
         between = [set[str]() for _ in transactions]
-        for at, transaction in enumerate(transactions):
+        for number, transaction in enumerate(transactions):
             changes.append(self.run(transaction))
-            after = self.contents()
-            differ.append({id_ for id_ in before.keys() | after.keys() if before.get(id_) != after.get(id_)})
-            before = after
-            missing = differ[at] - self.named(changes[at])
-            assert not missing, self.words(missing, transactions[: at + 1], "asked at once")
-            for change in changes[at]:
-                due[delays.randint(at, len(transactions)), at].append(change)
-            for of in range(at + 1):
-                between[of] |= self.named(due[at, of])
+            contents_now = self.contents()
+            differ.append(
+                {id_ for id_ in contents.keys() | contents_now.keys() if contents.get(id_) != contents_now.get(id_)}
+            )
+            contents = contents_now
+            missing = differ[number] - self.named(changes[number])
+            assert not missing, self.words(missing, transactions[: number + 1], "asked at once")
+            for change in changes[number]:
+                due[delays.randint(number, len(transactions)), number].append(change)
+            for of in range(number + 1):
+                between[of] |= self.named(due[number, of])
         between = [named | self.named(due[len(transactions), of]) for of, named in enumerate(between)]
         asked = {"asked after the last": [*map(self.named, changes)], "each asked some time later": between}
         for when, named in asked.items():
             from_here = set[str]()
-            for at in reversed(range(len(transactions))):
-                from_here |= named[at]
-                missing = differ[at] - from_here
+            for number in reversed(range(len(transactions))):
+                from_here |= named[number]
+                missing = differ[number] - from_here
                 assert not missing, self.words(missing, transactions, when)
 
     @contextmanager
@@ -171,25 +173,25 @@ class Judge:
 
     def _changes(self) -> Iterator[Change]:
         assert self.dependencies is not None
-        for id_, relation, operation, *images in self.connection.execute(_OUTBOX).fetchall():
+        for id_, relation, operation, *texts in self.connection.execute(_OUTBOX).fetchall():
             use = self.dependencies.tables.get(relation)
             if use is None:
                 continue
-            old, new = (None if text is None else _read(text) for text in images)
+            old, new = (None if text is None else _parsed(text) for text in texts)
             same = {name for name in old or () if old and new and repr(old[name]) == repr(new[name])}
             untouched = frozenset(watched_digest(lead.watched) for lead in use.leads if lead.watched <= same)
             if len(untouched) < len({lead.watched for lead in use.leads}) or not (old and new):
-                kept = tuple({name: image[name] for name in use.routing} for image in (old, new) if image is not None)
+                images = tuple({name: image[name] for name in use.routing} for image in (old, new) if image is not None)
                 yield Change(
                     id=id_,
                     changed_at=0,
                     relation=relation,
                     operation=Operation(operation),
-                    images=kept,
+                    images=images,
                     untouched=untouched,
                 )
 
 
-def _read(image: str) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(image, parse_float=Decimal)
-    return read
+def _parsed(image: str) -> dict[str, Any]:
+    columns: dict[str, Any] = json.loads(image, parse_float=Decimal)
+    return columns

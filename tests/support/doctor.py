@@ -52,7 +52,7 @@ def fix(world: World, finding: Finding, environment: Mapping[str, str] | None = 
         with urlopen(Request(url, body.encode() or None, sent, method=method)):  # noqa: S310 - our own server
             return
     path = f"{_tools(world)}:/usr/local/bin:/usr/bin:/bin"
-    done = subprocess.run(
+    completed = subprocess.run(
         ["/bin/bash", "-euc", finding.fix],
         env={**world.environment, **(environment or {}), "PATH": path},
         capture_output=True,
@@ -60,7 +60,7 @@ def fix(world: World, finding: Finding, environment: Mapping[str, str] | None = 
         timeout=3 * DEADLINE_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, (finding.fix, done.stdout, done.stderr)
+    assert completed.returncode == 0, (finding.fix, completed.stdout, completed.stderr)
 
 
 def _tools(world: World) -> Path:

@@ -161,10 +161,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self, body: bytes) -> Answer:
         with closing(
             HTTPConnection(str(self.server.upstream.hostname), self.server.upstream.port, timeout=120)
-        ) as there:
-            there.request(self.command, self.path, body=body, headers=_kept(self.headers.items()))
-            response = there.getresponse()
-            return Answer(status=response.status, body=response.read(), headers=_kept(response.getheaders()))
+        ) as upstream:
+            upstream.request(self.command, self.path, body=body, headers=_forwarded(self.headers.items()))
+            response = upstream.getresponse()
+            return Answer(status=response.status, body=response.read(), headers=_forwarded(response.getheaders()))
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)
@@ -179,5 +179,5 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def _kept(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: value for name, value in headers if name.lower() not in _HOP_BY_HOP}

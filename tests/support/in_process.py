@@ -23,29 +23,29 @@ def admin(world: World) -> AdminClient:
 
 def ends(world: World) -> dict[int, int]:
     """By partition, the next offset to be written, once Kafka says so: a partition without a leader does not."""
-    found: dict[int, int] = {}
+    ends_by_partition: dict[int, int] = {}
 
     def is_known() -> bool:
         with suppress(KafkaException):
             asked = admin(world)
             name = world.settings.kafka.topic
-            places = [
+            partitions = [
                 TopicPartition(name, partition)
                 for partition in asked.list_topics(name, timeout=10).topics[name].partitions
             ]
-            offsets = asked.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=10)
-            found.update({place.partition: int(offset.result(10).offset) for place, offset in offsets.items()})
-        return bool(found) and min(found.values()) >= 0
+            offsets = asked.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()), request_timeout=10)
+            ends_by_partition.update({tp.partition: int(offset.result(10).offset) for tp, offset in offsets.items()})
+        return bool(ends_by_partition) and min(ends_by_partition.values()) >= 0
 
     wait_until(is_known, what="Kafka says how far the topic is")
-    return found
+    return ends_by_partition
 
 
 def let_expire(world: World) -> None:
     """What retention does: all records go."""
-    places = [TopicPartition(world.settings.kafka.topic, partition, end) for partition, end in ends(world).items()]
+    positions = [TopicPartition(world.settings.kafka.topic, partition, end) for partition, end in ends(world).items()]
     client = admin(world)  # answers only as long as it lives
-    for deleted in client.delete_records(places).values():
+    for deleted in client.delete_records(positions).values():
         deleted.result()
 
 

@@ -21,10 +21,10 @@ def hold(connection: Connection, job_id: int) -> None:
 def held_backfill(connection: Connection) -> Job:
     """A backfill of the blog's posts that no job worker lists as long as this connection is open."""
     with connection.transaction():
-        made = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
-        assert made is not None
-        hold(connection, made.id)
-    return made
+        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
+        assert job is not None
+        hold(connection, job.id)
+    return job
 
 
 @dataclass
@@ -41,13 +41,13 @@ class ChunkWorker:
 
     def take(self, number: int = 1) -> list[Chunk]:
         """Take the next chunks, so many at most."""
-        taken = [chunk for _ in range(number) if (chunk := self.chunks.take())]
-        self.taken += taken
-        return taken
+        chunks = [chunk for _ in range(number) if (chunk := self.chunks.take())]
+        self.taken += chunks
+        return chunks
 
-    def finish(self, done: Sequence[Chunk]) -> int:
+    def finish(self, chunks: Sequence[Chunk]) -> int:
         """Finish chunks, all of whose documents are indexed; return how many of them counted."""
-        counted = self.chunks.finish([(chunk, WriteReport(indexed=len(chunk.ids))) for chunk in done])
+        counted = self.chunks.finish([(chunk, WriteReport(indexed=len(chunk.ids))) for chunk in chunks])
         self.counted += counted
         return counted
 

@@ -49,11 +49,11 @@ CROWD_LEASE_SECONDS = 1.0
 
 def page_example(url: str, index: str) -> dict[str, Any]:
     """Run the examples of docs/locks.md one after the other; return what they define."""
-    known: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     for example in EXAMPLES:
-        here = example.replace("http://127.0.0.1:9200", url).replace('"files"', repr(index))
-        exec(here.replace('owner="importer"', f'owner="importer", index="{index}-locks"'), known)  # noqa: S102
-    return known
+        program = example.replace("http://127.0.0.1:9200", url).replace('"files"', repr(index))
+        exec(program.replace('owner="importer"', f'owner="importer", index="{index}-locks"'), namespace)  # noqa: S102
+    return namespace
 
 
 @contextmanager
@@ -70,9 +70,9 @@ def pair_index(url: str) -> Iterator[str]:
             client.indices.delete(index=[name, f"{name}-locks"], ignore_unavailable=True)
 
 
-def set_pair(held: HeldLocks, index: str, value: int) -> None:
+def set_pair(locks: HeldLocks, index: str, value: int) -> None:
     """Write both documents."""
-    held.write([Edit(index=index, id=id_, source={"value": value}) for id_ in PAIR])
+    locks.write([Edit(index=index, id=id_, source={"value": value}) for id_ in PAIR])
 
 
 def values(client: Elasticsearch, index: str) -> tuple[int, ...]:
@@ -98,18 +98,20 @@ def history(files: Iterable[Path]) -> list[Turn]:
     return sorted(turns.values(), key=lambda turn: turn.term)
 
 
-def violations(turns: Sequence[Turn], last: Sequence[int]) -> list[str]:
+def violations(turns: Sequence[Turn], final_values: Sequence[int]) -> list[str]:
     """What cannot be if processes hold the lock one at a time, in the order of their terms.
 
     A turn that is done has changed both documents. One that is not, because the process was killed or has lost its
     lock, has changed both or none, and may have read what a later holder wrote.
     """
-    found, possible = [], {0}
-    for turn in [*turns, Turn(who="the end", term=0, read=last, wrote=0, is_done=True)]:
+    violated, possible = [], {0}
+    for turn in [*turns, Turn(who="the end", term=0, read=final_values, wrote=0, is_done=True)]:
         if turn.is_done and (len(set(turn.read)) != 1 or turn.read[0] not in possible):
-            found.append(f"{turn.who} in term {turn.term} has read {turn.read}, and possible are {sorted(possible)}")
+            violated.append(f"{turn.who} in term {turn.term} has read {turn.read}, and possible are {sorted(possible)}")
         possible = {turn.wrote} if turn.is_done else {*possible, turn.wrote}
-    return found + [f"term {turn.term} was granted twice" for turn, other in pairwise(turns) if turn.term == other.term]
+    return violated + [
+        f"term {turn.term} was granted twice" for turn, next_turn in pairwise(turns) if turn.term == next_turn.term
+    ]
 
 
 def lock_forever(url: str, index: str, folder: Path, name: str) -> None:
@@ -120,13 +122,13 @@ def lock_forever(url: str, index: str, folder: Path, name: str) -> None:
         while True:
             with (
                 suppress(LockLostError, LockTimeoutError, ApiError, TransportError),
-                locks.tree(random.choice(["/a/b", "/a/b", "/a", "/"]), timeout=60) as held,
+                locks.tree(random.choice(["/a/b", "/a/b", "/a", "/"]), timeout=60) as lock,
             ):
-                read = values(client, index)
+                pair = values(client, index)
                 time.sleep(random.uniform(0, 0.02))
-                turn = Turn(who=name, term=held.term, read=read, wrote=read[0] + 1, is_done=False)
+                turn = Turn(who=name, term=lock.term, read=pair, wrote=pair[0] + 1, is_done=False)
                 lines.write(json.dumps(asdict(turn)) + "\n")
-                set_pair(held, index, turn.wrote)
+                set_pair(lock, index, turn.wrote)
                 lines.write(json.dumps(asdict(replace(turn, is_done=True))) + "\n")
 
 

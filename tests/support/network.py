@@ -93,9 +93,9 @@ class Line(_Between):
         flow = self._flows[direction]
         self._ends.add(target)
         with suppress(OSError):
-            while part := await source.read(_PART_BYTES):
+            while received := await source.read(_PART_BYTES):
                 await flow.wait()
-                target.write(part)
+                target.write(received)
                 await target.drain()
         await flow.wait()
         target.close()
@@ -110,8 +110,8 @@ class Line(_Between):
 @contextmanager
 def line(server_port: int, *, port: int = 0) -> Iterator[Line]:
     """A line to the server at this port, until the block ends; it begins at a port where nothing listens."""
-    with closing(Line(server_port, port)) as made:
-        yield made
+    with closing(Line(server_port, port)) as line:
+        yield line
 
 
 class _Session(NamedTuple):
@@ -186,9 +186,9 @@ class Pooler(_Between):
         """The message that a client begins with; it gets no encryption."""
         while True:
             length = await from_client.readexactly(4)
-            rest = await from_client.readexactly(int.from_bytes(length) - 4)
-            if int.from_bytes(rest[:4]) not in _ENCRYPTION_REQUESTS:
-                return length + rest
+            body = await from_client.readexactly(int.from_bytes(length) - 4)
+            if int.from_bytes(body[:4]) not in _ENCRYPTION_REQUESTS:
+                return length + body
             to_client.write(b"N")
 
 

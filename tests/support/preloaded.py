@@ -56,8 +56,8 @@ class Command:
         self.args = ["syncer", *arguments]
         with _LOCK, Path(os.devnull).open("rb") as nothing, (log_file or Path(os.devnull)).open("ab") as log:
             files = _Streams([stream.fileno() for stream in streams or (nothing, log, log)])
-            given = (self.args, dict(environment), str(folder or Path.cwd()), files)
-            self._process = _server().Process(target=_run, args=given, daemon=True)
+            request = (self.args, dict(environment), str(folder or Path.cwd()), files)
+            self._process = _server().Process(target=_run, args=request, daemon=True)
             self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -95,11 +95,11 @@ def run(
     *arguments: str, environment: Mapping[str, str], seconds: float, stdin: bytes | IO[bytes] = b""
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with this environment and no other."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile() as stdin_file, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         if isinstance(stdin, bytes):
-            given.write(stdin)
-            given.seek(0)
-            stdin = given
+            stdin_file.write(stdin)
+            stdin_file.seek(0)
+            stdin = stdin_file
         command = Command(arguments, environment=environment, streams=[stdin, out, err])
         try:
             code = command.wait(seconds)
@@ -117,7 +117,7 @@ def run(
 def _server() -> ForkServerContext:
     """The server of this process, with which it ends."""
     context = multiprocessing.get_context("forkserver")
-    modules = [found.name for found in pkgutil.walk_packages(syncer.__path__, "syncer.")]
+    modules = [module.name for module in pkgutil.walk_packages(syncer.__path__, "syncer.")]
     # The last one would be loaded by each command, since it is how pytest was started.
     context.set_forkserver_preload([*modules, "typer.rich_utils", "pytest"])
     atexit.register(_kill_all)  # before multiprocessing's own end, which waits for each, even for a stopped one

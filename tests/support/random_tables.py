@@ -83,17 +83,17 @@ def _statement(random: Random, tables: list[str]) -> str:
     keys = columns[: _KEYS[table]]
     name = random.choice(columns)
     numbers = [column for column in columns if column not in _VALUES]
-    where = f"{random.choice(numbers if random.random() < 0.4 else keys)} = {random.randrange(4)}"
+    condition = f"{random.choice(numbers if random.random() < 0.4 else keys)} = {random.randrange(4)}"
 
     def value(column: str) -> str:
         return str(random.randrange(5)) if column in keys else random.choice(_VALUES.get(column, _NUMBERS))
 
     match random.choices(["delete", "insert", "update", "truncate"], [28, 20, 51, 1])[0]:
         case "delete":
-            return f"DELETE FROM {table} WHERE {where}"
+            return f"DELETE FROM {table} WHERE {condition}"
         case "insert":
             values = ", ".join(map(value, columns))
             return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values}) ON CONFLICT DO NOTHING"
         case "truncate":
             return f"TRUNCATE {table}"
-    return f"UPDATE {table} SET {name} = {value(name)} WHERE {where}"
+    return f"UPDATE {table} SET {name} = {value(name)} WHERE {condition}"

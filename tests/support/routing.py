@@ -63,7 +63,7 @@ def put(client: Elasticsearch, world: World, id_: str, routing: str | None, sour
     client.index(index=world.alias, id=id_, routing=routing, document=source)
 
 
-def users_on_two_shards(found: Shards) -> tuple[int, int]:
+def users_on_two_shards(shards: Shards) -> tuple[int, int]:
     """Two of the blog's users whose posts lie on shards of their own."""
-    other = next(id_ for id_ in range(2, 6) if found.shard(str(id_)) != found.shard("1"))
-    return 1, other
+    second = next(id_ for id_ in range(2, 6) if shards.shard(str(id_)) != shards.shard("1"))
+    return 1, second

@@ -41,9 +41,9 @@ class Authority:
         self._key = _key()
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(self._name, self._key)
-        own = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        extended = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         self.certificate = folder / "ca.pem"
-        self.certificate.write_bytes(own.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
+        self.certificate.write_bytes(extended.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
         self.certificate.chmod(0o644)
 
     def issue(self, name: str, *, for_server: bool = False) -> tuple[Path, Path, Path]:
@@ -65,15 +65,15 @@ class Authority:
         return files
 
     def _builder(self, subject: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
-        now = dt.datetime.now(dt.UTC)
+        today = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _DAY)
-            .not_valid_after(now + _DAY)
+            .not_valid_before(today - _DAY)
+            .not_valid_after(today + _DAY)
         )
 
 
@@ -96,8 +96,8 @@ class SecuredKafka(KafkaServer):
         return f"{LOOPBACK}:{self._ports[2]}"
 
     def _own_settings(self) -> dict[str, str]:
-        own, secured = super()._own_settings(), f"SASL_SSL://{self.secured_address}"
-        return own | {name: f"{own[name]},{secured}" for name in ("listeners", "advertised.listeners")}
+        settings, secured = super()._own_settings(), f"SASL_SSL://{self.secured_address}"
+        return settings | {name: f"{settings[name]},{secured}" for name in ("listeners", "advertised.listeners")}
 
 
 class SecuredElasticsearch(ElasticsearchServer):
@@ -146,19 +146,22 @@ def secured_servers() -> Iterator[Secured]:
         folder = Path(name)
         folder.chmod(0o755)  # for root's servers, which run as nobody
         account = Account.of_servers()
-        own, other = folder / "certificates", folder / "stranger"
-        for place in (own, other):
-            account.own(place)
-        authority, stranger = Authority(own, account, "authority"), Authority(other, account, "stranger")
+        trusted_folder, stranger_folder = folder / "certificates", folder / "stranger"
+        for certificate_folder in (trusted_folder, stranger_folder):
+            account.own(certificate_folder)
+        authority, stranger = (
+            Authority(trusted_folder, account, "authority"),
+            Authority(stranger_folder, account, "stranger"),
+        )
         certificate, key, both = authority.issue("server", for_server=True)
         sandbox = Sandbox(folder / "servers")
-        made = (sandbox.folder, Cache())
+        servers_of = (sandbox.folder, Cache())
         # The newest version, from a Python package, speaks no TLS.
-        postgres = PostgresServer(*made, version="17")
-        postgres.settings |= _postgres_settings(own, account, certificate, key)
-        kafka = SecuredKafka(*made)
+        postgres = PostgresServer(*servers_of, version="17")
+        postgres.settings |= _postgres_settings(trusted_folder, account, certificate, key)
+        kafka = SecuredKafka(*servers_of)
         kafka.settings |= _kafka_settings(both)
-        elastic = SecuredElasticsearch(*made)
+        elastic = SecuredElasticsearch(*servers_of)
         elastic.certificates = authority.certificate
         elastic.settings |= _ELASTIC
         # Elasticsearch reads no file outside of its config folder.

@@ -263,17 +263,17 @@ def write(connection: psycopg.Connection[Any], dice: Random) -> None:
         return
     table = dice.choice([*_TABLES])
     key, columns = _TABLES[table]
-    where, wanted = " AND ".join(f"{name} = %s" for name in key), [columns[name](dice) for name in key]
+    condition, values = " AND ".join(f"{name} = %s" for name in key), [columns[name](dice) for name in key]
     match dice.choices(("insert", "update", "delete"), weights=(50, 40, 0 if table in _KEPT else 10))[0]:
         case "insert":
             _insert(connection, dice, table)
         case "update":
             name = dice.choice([*columns])
             with suppress(psycopg.IntegrityError), connection.transaction():
-                statement = f"UPDATE {table} SET {name} = %s WHERE {where}"
-                connection.execute(statement, [columns[name](dice), *wanted])
+                statement = f"UPDATE {table} SET {name} = %s WHERE {condition}"
+                connection.execute(statement, [columns[name](dice), *values])
         case _:
-            connection.execute(f"DELETE FROM {table} WHERE {where}", wanted)
+            connection.execute(f"DELETE FROM {table} WHERE {condition}", values)
 
 
 def _copy_readings(connection: psycopg.Connection[Any], dice: Random) -> None:

@@ -41,26 +41,26 @@ class Standbys:
 
     def _server(self, **settings: str) -> PostgresServer:
         versions = Versions(postgres=self._sandbox.postgres.version)
-        made = Sandbox(self._folder / str(len(self._servers)), versions=versions).postgres
-        made.settings |= settings
-        self._servers.append(made)
-        return made
+        server = Sandbox(self._folder / str(len(self._servers)), versions=versions).postgres
+        server.settings |= settings
+        self._servers.append(server)
+        return server
 
     def follow(self, **settings: str) -> PostgresServer:
         """A running replica of the primary, with these settings."""
-        made = self._server(**settings)
-        self._back_up(made, "--write-recovery-conf")
-        made.start()
-        return made
+        server = self._server(**settings)
+        self._back_up(server, "--write-recovery-conf")
+        server.start()
+        return server
 
-    def _back_up(self, made: PostgresServer, *options: str) -> None:
+    def _back_up(self, standby: PostgresServer, *options: str) -> None:
         account = Account.of_servers()
-        account.own(made.folder)
+        account.own(standby.folder)
         if self.primary.password_file.exists():
-            account.write(made.password_file, self.primary.password_file.read_text(), mode=0o600)
+            account.write(standby.password_file, self.primary.password_file.read_text(), mode=0o600)
         command = [str(self.primary.bin_folder / "pg_basebackup"), "--dbname", self.primary.address]
-        command += ["--pgdata", str(made.data_folder), "--checkpoint=fast", *options]
-        subprocess.run(command, check=True, cwd=made.folder, **account.popen_arguments())
+        command += ["--pgdata", str(standby.data_folder), "--checkpoint=fast", *options]
+        subprocess.run(command, check=True, cwd=standby.folder, **account.popen_arguments())
 
     # Ways back: each remembers the primary as it is, and returns what makes it that again, at the same address
 
@@ -86,7 +86,7 @@ class Standbys:
         def recover() -> None:
             self.primary.stop("immediate")
             self._replace_data(backup)
-            before = dict(self.primary.settings)
+            settings = dict(self.primary.settings)
             self.primary.settings |= {
                 "restore_command": "false",
                 "recovery_target": "immediate",
@@ -94,7 +94,7 @@ class Standbys:
             }
             Account.of_servers().write(self.primary.data_folder / "recovery.signal", "")
             self.primary.start()
-            self.primary.settings = before
+            self.primary.settings = settings
             wait_until(lambda: not ask(self.primary, "SELECT pg_is_in_recovery()"), what="it is recovered")
 
         return recover
@@ -114,10 +114,10 @@ class Standbys:
 
         return put_back
 
-    def _replace_data(self, other: PostgresServer) -> None:
+    def _replace_data(self, source: PostgresServer) -> None:
         """Have the primary start with the files of another server, which does not run."""
         shutil.rmtree(self.primary.data_folder)
-        other.data_folder.rename(self.primary.data_folder)
+        source.data_folder.rename(self.primary.data_folder)
 
     def stop_replicas(self) -> None:
         """End all but the primary."""
@@ -135,11 +135,11 @@ def standbys(sandbox: Sandbox, **settings: str) -> Iterator[Standbys]:
     """A primary with these settings, for one test or a few."""
     with tempfile.TemporaryDirectory(prefix="syncer-standbys-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        made = Standbys(sandbox, Path(folder), settings)
+        servers = Standbys(sandbox, Path(folder), settings)
         try:
-            yield made
+            yield servers
         finally:
-            made.stop()
+            servers.stop()
 
 
 def ask(server: PostgresServer, query: str) -> Any:

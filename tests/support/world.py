@@ -105,11 +105,11 @@ def sandbox_of_its_own() -> Iterator[Sandbox]:
     """Servers that no other test uses; they are to be started, and are stopped."""
     with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        own = Sandbox(Path(folder) / "servers", versions=VERSIONS)
+        sandbox = Sandbox(Path(folder) / "servers", versions=VERSIONS)
         try:
-            yield own
+            yield sandbox
         finally:
-            own.stop()
+            sandbox.stop()
 
 
 @contextmanager
@@ -159,13 +159,13 @@ def elsewhere(sandbox: Sandbox, endpoints: Endpoints, folder: Path, **addresses:
 
 
 @contextmanager
-def running(made: Component, *, seconds: float = _END_SECONDS) -> Iterator[Stop]:
+def running(component: Component, *, seconds: float = _END_SECONDS) -> Iterator[Stop]:
     """A component at work in a thread of its own until the block ends.
 
     What ends it fails the test, as does a late end.
     """
     stop = Stop()
-    work = ThreadPoolExecutor(1).submit(made.run, stop)
+    work = ThreadPoolExecutor(1).submit(component.run, stop)
     try:
         yield stop
     finally:
@@ -178,7 +178,7 @@ def planned(connection: Connection, indices: Indices, config: Path, *, remove: C
     """What apply would do, without a preview."""
     active = plan.read_active(connection)
     definitions = [definition.load(folder) for folder in definition.folders(config)]
-    steps = [plan.step(connection, indices, wanted, active) for wanted in definitions]
+    steps = [plan.step(connection, indices, desired, active) for desired in definitions]
     return plan.assemble(connection, steps, active, remove=remove)
 
 
@@ -196,16 +196,16 @@ class Daemon:
 
     def wait_for(self, event: str, *, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
         """The first event of that name, once it is logged."""
-        found: list[dict[str, Any]] = []
+        logged_events: list[dict[str, Any]] = []
 
         def is_logged() -> bool:
             has_ended = self.process.poll() is not None
-            found[:] = [logged for logged in self.events() if logged["event"] == event]
-            assert found or not has_ended, f"the daemon has ended without {event}\n{self.log_file.read_text()}"
-            return bool(found)
+            logged_events[:] = [logged for logged in self.events() if logged["event"] == event]
+            assert logged_events or not has_ended, f"the daemon has ended without {event}\n{self.log_file.read_text()}"
+            return bool(logged_events)
 
         wait_until(is_logged, what=f"the daemon logs {event}", seconds=seconds, detail=self.log_file.read_text)
-        return found[0]
+        return logged_events[0]
 
     def wait_for_worker(self) -> None:
         """Return once its worker receives changes: it leads, or has partitions."""
@@ -280,7 +280,7 @@ class World:
     @property
     def settings(self) -> Settings:
         """The settings of a daemon of this world. Once `relay` has connected, they name its database."""
-        made = Settings(
+        settings = Settings(
             postgres=PostgresSettings(dsn=SecretStr(self.dsn)),
             kafka=KafkaSettings(
                 bootstrap_servers=self.endpoints.kafka_bootstrap_servers if self.uses_kafka else "",
@@ -289,7 +289,7 @@ class World:
             ),
             elasticsearch=ElasticsearchSettings(url=self.endpoints.elasticsearch_url),
         )
-        return made.of(self._installation) if self._installation else made
+        return settings.of(self._installation) if self._installation else settings
 
     @property
     def environment(self) -> dict[str, str]:
@@ -337,18 +337,18 @@ class World:
             """
         )
         with self.connect() as connection, self.elasticsearch() as client:
-            parts = self.parts(connection, client)
-            failover.enter(connection, parts.index)
+            servers = self.parts(connection, client)
+            failover.enter(connection, servers.index)
             for document in registry.documents(connection):
-                target = parts.indices.create(
+                target = servers.indices.create(
                     document=document.name,
                     alias=document.index,
                     body=document.index_body,
                     revision=document.revision,
                     installation=registry.installation(connection),
                 )
-                parts.indices.swap(document.index, target)
-                parts.indices.settle(target)
+                servers.indices.swap(document.index, target)
+                servers.indices.settle(target)
 
     def _execute_on_server(self, statement: str) -> None:
         """Create or drop a database, once none of its sessions hinders that: one that vacuums, or is told to end."""
@@ -419,11 +419,11 @@ class World:
         """What ``syncer apply`` does."""
         wait_until(self._has_topic, what="Kafka answers, and there is a topic")
         with self.connect() as connection, self.elasticsearch() as client:
-            parts = self.parts(connection, client)
-            decided = planned(connection, parts.indices, self.config)
-            initial_loads = activate.carry_out(connection, parts.indices, decided)
-            self.refresh(parts.index)
-            load_all(parts, [replace(load, job=None) for load in initial_loads])
+            servers = self.parts(connection, client)
+            decided = planned(connection, servers.indices, self.config)
+            initial_loads = activate.carry_out(connection, servers.indices, decided)
+            self.refresh(servers.index)
+            load_all(servers, [replace(load, job=None) for load in initial_loads])
 
     def _has_topic(self) -> bool:
         """Make the topic, if it is not there; a broker that stands still for a while answers later."""
@@ -504,8 +504,8 @@ class World:
         """
 
         def connect() -> Connection:
-            if left := [pid for connection, pid in self._led if connection.closed]:
-                wait_until(lambda: not self.sql(_LEADS, left), what="who led before is gone")
+            if leaders_gone := [pid for connection, pid in self._led if connection.closed]:
+                wait_until(lambda: not self.sql(_LEADS, leaders_gone), what="who led before is gone")
             opened = self.connect()
             self._led.append((opened, opened.info.backend_pid))
             return opened
@@ -542,14 +542,14 @@ class World:
             require_kafka()
         log_file = self.folder / f"daemon-{len(self.daemons)}.log"
         # At the level debug, each batch has a line.
-        given = {"SYNCER_LOG_LEVEL": "debug", **self.environment, **(environment or {})}
+        variables = {"SYNCER_LOG_LEVEL": "debug", **self.environment, **(environment or {})}
         process: subprocess.Popen[bytes] | preloaded.Command
         if self.is_preloaded and program == ("syncer",):
-            process = preloaded.Command(["run", *arguments], environment=given, log_file=log_file)
+            process = preloaded.Command(["run", *arguments], environment=variables, log_file=log_file)
         else:
             command = [sys.executable, "-m", *program, "run", *arguments]
             with log_file.open("wb") as log:
-                process = subprocess.Popen(command, env=given, stdin=subprocess.DEVNULL, stderr=log, stdout=log)
+                process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=log, stdout=log)
         daemon = Daemon(process=process, log_file=log_file)
         self.daemons.append(daemon)
         daemon.wait_for(until)
@@ -564,11 +564,11 @@ class World:
         seconds: float = 3 * DEADLINE_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a pipe, as a person sees it; another program may run it in its own way."""
-        given = {**self.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console", **(environment or {})}
+        variables = {**self.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console", **(environment or {})}
         if self.is_preloaded and program == ("syncer",):
-            return preloaded.run(*arguments, environment=given, seconds=seconds, stdin=stdin)
+            return preloaded.run(*arguments, environment=variables, seconds=seconds, stdin=stdin)
         command = [sys.executable, "-m", *program, *arguments]
-        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=seconds, check=False)
+        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds, check=False)
 
     # The oracle
 
@@ -585,27 +585,27 @@ class World:
 
     def held(self, document: str = "blogpost") -> dict[str, dict[str, Any]]:
         """Every document that a search finds, with its routing if it has one; a second copy is one of its own."""
-        found: dict[str, dict[str, Any]] = {}
+        documents: dict[str, dict[str, Any]] = {}
         index = self.alias_of(document)
         with self.elasticsearch() as client:
             client.indices.refresh(index=index)
             for hit in scan(client, index=index, size=2000):
                 routing = hit.get("_routing")
-                name = f"{hit['_id']}, again under {routing}" if hit["_id"] in found else hit["_id"]
-                found[name] = hit["_source"] | ({"_routing": routing} if routing else {})
-        return found
+                name = f"{hit['_id']}, again under {routing}" if hit["_id"] in documents else hit["_id"]
+                documents[name] = hit["_source"] | ({"_routing": routing} if routing else {})
+        return documents
 
     def differences(self, *documents: str) -> list[str]:
         """How the two differ, in words: of these documents, or of all."""
-        found = []
+        differences = []
         for document in documents or self.documents:
-            expected, held = self.expected(document), self.held(document)
-            found += [
-                f"{id_}: postgres {expected.get(id_)} elasticsearch {held.get(id_)}"
-                for id_ in sorted(expected.keys() | held.keys())
-                if expected.get(id_) != held.get(id_)
+            expected, indexed = self.expected(document), self.held(document)
+            differences += [
+                f"{id_}: postgres {expected.get(id_)} elasticsearch {indexed.get(id_)}"
+                for id_ in sorted(expected.keys() | indexed.keys())
+                if expected.get(id_) != indexed.get(id_)
             ]
-        return found
+        return differences
 
     def wait_until_level(self, *, seconds: float = DEADLINE_SECONDS) -> None:
         """Return once every document equals its SELECT; fail the test if that does not come."""

@@ -56,7 +56,7 @@ _SECONDS = 1800
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("versions", COMBINATIONS, ids=lambda one: "-".join(map("".join, one.items())))
+@pytest.mark.parametrize("versions", COMBINATIONS, ids=lambda combination: "-".join(map("".join, combination.items())))
 def test_scenarios_hold_on(versions: dict[str, str]) -> None:
     """Changes are captured, published and indexed, and nothing is lost when daemons are killed."""
     environment = {**os.environ, OTHER_VERSIONS: json.dumps(versions)}
@@ -64,8 +64,8 @@ def test_scenarios_hold_on(versions: dict[str, str]) -> None:
     if "kafka" not in versions:
         environment[WITHOUT_KAFKA] = "1"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SCENARIOS]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=_SECONDS
     )
-    print(done.stdout.strip().rpartition("\n")[2])  # noqa: T201 - the closing line, for docs/versions.md
-    assert done.returncode == 0, done.stdout[-10_000:]
+    print(completed.stdout.strip().rpartition("\n")[2])  # noqa: T201 - the closing line, for docs/versions.md
+    assert completed.returncode == 0, completed.stdout[-10_000:]

@@ -50,9 +50,9 @@ class Definition:
 
 def require_folder(config_folder: Path, name: str) -> None:
     """Refuse a document without a folder."""
-    known = [folder.name for folder in folders(config_folder)]
-    if name not in known:
-        raise DefinitionError(f"There is no document {name} in {config_folder}", hint=f"There are: {', '.join(known)}")
+    names = [folder.name for folder in folders(config_folder)]
+    if name not in names:
+        raise DefinitionError(f"There is no document {name} in {config_folder}", hint=f"There are: {', '.join(names)}")
 
 
 def folders(config_folder: Path, *, may_be_none: bool = False) -> list[Path]:
@@ -98,7 +98,7 @@ def load(folder: Path) -> Definition:
     )
 
 
-def _read(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -109,7 +109,7 @@ def _read(file: Path) -> str:
 
 def _read_index_name(file: Path) -> str:
     try:
-        loaded = yaml.safe_load(_read(file))
+        loaded = yaml.safe_load(_read_text(file))
     except yaml.YAMLError as error:
         raise DefinitionError(f"{file} is not valid YAML: {error}", hint=_OPTIONS_HINT) from error
     except RecursionError:
@@ -130,7 +130,7 @@ def _read_index_name(file: Path) -> str:
 
 def read_sql(file: Path) -> str:
     """Read a select.sql."""
-    sql = _read(file).strip().removesuffix(";").rstrip()
+    sql = _read_text(file).strip().removesuffix(";").rstrip()
     if not sql:
         raise DefinitionError(f"{file} is empty", hint="Write one SELECT into it.")
     return sql
@@ -149,7 +149,7 @@ def _read_affects(file: Path) -> str:
 def read_index_body(file: Path) -> dict[str, Any]:
     """Read an index.json."""
     try:
-        body = json.loads(_read(file))
+        body = json.loads(_read_text(file))
     except json.JSONDecodeError as error:
         raise DefinitionError(f"{file} is not valid JSON: {error}", hint=_BODY_HINT) from error
     except RecursionError:
@@ -163,8 +163,8 @@ def read_index_body(file: Path) -> dict[str, Any]:
             + (f": {', '.join(unknown)} is neither" if unknown else ""),
             hint="Aliases are managed by syncer: document.yaml names the search alias.",
         )
-    for name, part in body.items():
-        if not isinstance(part, dict):
+    for name, section in body.items():
+        if not isinstance(section, dict):
             raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
     _require_objects(file, body.get("mappings", {}), "mappings")
     flat = {"settings": indices.flat_settings(body.get("settings", {})), "mappings": body.get("mappings", {})}
@@ -181,21 +181,21 @@ def _is_deeper(body: Any, levels: int) -> bool:
 
 def _require_objects(file: Path, mapping: Mapping[str, Any], path: str) -> None:
     """Refuse a mapping in which a field or multi-field is not an object."""
-    for part in ("properties", "fields"):
-        fields = mapping.get(part, {})
+    for kind in ("properties", "fields"):
+        fields = mapping.get(kind, {})
         if not isinstance(fields, dict):
-            raise DefinitionError(f"{file}: {path}.{part} must be an object", hint=_MAPPING_HINT)
+            raise DefinitionError(f"{file}: {path}.{kind} must be an object", hint=_MAPPING_HINT)
         for name, field in fields.items():
             if not isinstance(field, dict):
-                raise DefinitionError(f"{file}: {path}.{part}.{name} must be an object", hint=_MAPPING_HINT)
-            _require_objects(file, field, f"{path}.{part}.{name}")
+                raise DefinitionError(f"{file}: {path}.{kind}.{name} must be an object", hint=_MAPPING_HINT)
+            _require_objects(file, field, f"{path}.{kind}.{name}")
 
 
-def require_own_index(chosen: Definition, others: Iterable[Definition]) -> None:
+def require_own_index(chosen: Definition, definitions: Iterable[Definition]) -> None:
     """Refuse a document that shares its index with another."""
-    for other in others:
-        if other.index == chosen.index and other.name != chosen.name:
+    for definition in definitions:
+        if definition.index == chosen.index and definition.name != chosen.name:
             raise DefinitionError(
-                f"Documents {chosen.name} and {other.name} share the index {chosen.index}",
+                f"Documents {chosen.name} and {definition.name} share the index {chosen.index}",
                 hint="Give each document an index of its own in its document.yaml.",
             )

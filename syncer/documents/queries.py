@@ -199,8 +199,10 @@ def next_range(connection: Connection, document: Document, after: str | None, *,
         after: The last id of the range before.
         rows: How many rows of the root table the range has at most.
     """
-    found = document.dependencies
-    if after is None and not (found.root and value(connection, _HAS_INDEX, (found.root, found.root_key))):
+    dependencies = document.dependencies
+    if after is None and not (
+        dependencies.root and value(connection, _HAS_INDEX, (dependencies.root, dependencies.root_key))
+    ):
         return IdRange()
     after_it = condition(document, IdRange(after=after))
     query = sql.SQL(_LAST).format(among=root_keys(document), after=after_it, rows=sql.Literal(rows - 1))
@@ -215,10 +217,10 @@ def root_keys(document: Document) -> sql.Composed:
 
     A definition without a root has no other ids than its SELECT returns.
     """
-    found = document.dependencies
-    if found.root is None or found.root_key is None:
-        return sql.Composed([sql.SQL(found.canonical_select)])
-    return sql.SQL(_ROWS).format(key=sql.Identifier(found.root_key), root=sql.SQL(found.root))
+    dependencies = document.dependencies
+    if dependencies.root is None or dependencies.root_key is None:
+        return sql.Composed([sql.SQL(dependencies.canonical_select)])
+    return sql.SQL(_ROWS).format(key=sql.Identifier(dependencies.root_key), root=sql.SQL(dependencies.root))
 
 
 def ids_in_range(connection: Connection, document: Document, span: IdRange, *, page: int) -> Generator[list[str]]:
@@ -240,21 +242,21 @@ def isolated(read: Callable[[list[str]], _Result], ids: Sequence[str]) -> tuple[
     """
     results: list[_Result] = []
     failing: set[str] = set()
-    parts, is_blamed = [list(ids)], False
-    while parts:
-        part = parts.pop()
+    remaining, is_blamed = [list(ids)], False
+    while remaining:
+        group = remaining.pop()
         try:
-            results.append(read(part))
+            results.append(read(group))
         except DocumentError as error:
             if not is_of_data(error.__cause__):
                 raise
             if not is_blamed:
                 read([])
                 is_blamed = True
-            if middle := len(part) // 2:
-                parts += [part[middle:], part[:middle]]
+            if middle := len(group) // 2:
+                remaining += [group[middle:], group[:middle]]
             else:
-                failing.update(part)
+                failing.update(group)
     return results, failing
 
 
@@ -360,9 +362,9 @@ def rows(connection: Connection, document: Document, ids: Sequence[str]) -> dict
     }
 
 
-def _text(read: bytes) -> str:
+def _text(raw: bytes) -> str:
     """Return a text as `syncer.base.postgres` does, also one that is not UTF-8."""
-    return read.decode("utf-8", "surrogateescape")
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def one_line(source: bytes) -> bytes:
@@ -374,18 +376,21 @@ def query_of(
     template: str, document: Document, *, documents: int | None = None, **more: sql.Composable
 ) -> sql.Composed:
     """Fill in a query template for a definition; ``wanted`` are so many documents, of the ids in ``$1``, as ``d``."""
-    found = document.dependencies
-    columns: list[sql.Composable] = [sql.Identifier("d", field) for field in found.fields]
+    dependencies = document.dependencies
+    columns: list[sql.Composable] = [sql.Identifier("d", field) for field in dependencies.fields]
     if template.startswith(_DOCUMENTS):
         columns = [
             sql.SQL(_FIELD).format(name=sql.Literal(f"{msgspec.json.encode(field).decode()}:"), column=column)
-            for field, column in zip(found.fields, columns, strict=True)
+            for field, column in zip(dependencies.fields, columns, strict=True)
         ]
-    parts = {"select": sql.SQL(found.canonical_select), "id_type": sql.SQL(found.id_type)}  # by Postgres
+    arguments = {
+        "select": sql.SQL(dependencies.canonical_select),
+        "id_type": sql.SQL(dependencies.id_type),
+    }  # by Postgres
     return sql.SQL(template).format(  # template is a constant of this package
         fields=sql.SQL(", ").join(columns),
-        routing=_ROUTING if found.has_routing else _NO_ROUTING,
-        wanted=sql.SQL(_APART if documents and documents <= document.apart_max else _TOGETHER).format(**parts),
-        **parts,
+        routing=_ROUTING if dependencies.has_routing else _NO_ROUTING,
+        wanted=sql.SQL(_APART if documents and documents <= document.apart_max else _TOGETHER).format(**arguments),
+        **arguments,
         **more,
     )

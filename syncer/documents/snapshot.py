@@ -79,13 +79,15 @@ def require_shape(connection: Connection, document: Document) -> None:
 
 def uncaptured(connection: Connection, document: Document, lost: Sequence[str]) -> DocumentError:
     """Return the error for tables of which triggers do not see every change, with all else that has changed."""
-    before, now = document.shapes, fingerprint.read(connection, document.shapes)
-    others = [relation for relation in lost if relation in now and now[relation].oid != before[relation].oid]
-    causes = [
-        *fingerprint.differences(before, now),
-        *(f"{relation} is another table than before" for relation in others),
+    recorded, current = document.shapes, fingerprint.read(connection, document.shapes)
+    replaced = [
+        relation for relation in lost if relation in current and current[relation].oid != recorded[relation].oid
     ]
-    if unseen := [relation for relation in lost if relation in now and relation not in others]:
+    causes = [
+        *fingerprint.differences(recorded, current),
+        *(f"{relation} is another table than before" for relation in replaced),
+    ]
+    if unseen := [relation for relation in lost if relation in current and relation not in replaced]:
         causes.append(f"changes of {', '.join(unseen)} are not captured")
     return DocumentError(
         f"{document.name} cannot follow its tables: {'; '.join(causes)}",

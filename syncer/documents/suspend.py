@@ -46,13 +46,16 @@ ORDER BY l.granted DESC LIMIT 1
 def require_active(document: Document) -> None:
     """Refuse to work on a suspended document."""
     if document.suspended is not None:
-        what, _, hint = document.suspended.partition("\n")
+        cause, _, hint = document.suspended.partition("\n")
         hint = f"{hint}\nA running daemon tries it every few seconds.".strip()
         if document.role is Role.BUILDING:
             begin, give_up = f"syncer index rebuild {document.name}", f"syncer index abort {document.name}"
             hint = f"{hint}\nTo begin anew: {begin}; to give it up: {give_up}"
         raise SuspendedError(
-            f"{document.index_name} is suspended: {what}", hint=hint, document=document.name, revision=document.revision
+            f"{document.index_name} is suspended: {cause}",
+            hint=hint,
+            document=document.name,
+            revision=document.revision,
         )
 
 
@@ -78,8 +81,8 @@ def _accept(connection: Connection, error: AlteredError) -> bool:
     if document is None or accepted is None:
         return False
     # Rule: stale-with-the-acceptance. The caller's transaction marks the document as stale.
-    after, shown = accepted
-    registry.accept(connection, document, after.shapes)
+    analysis, shown = accepted
+    registry.accept(connection, document, analysis.shapes)
     if not shown:
         structlog.get_logger().info("document.unaffected", document=document.name, index=document.index_name)
         return True
@@ -89,12 +92,12 @@ def _accept(connection: Connection, error: AlteredError) -> bool:
 
 
 def _suspend(connection: Connection, error: DocumentError) -> bool:
-    what, hint = error.message, error.hint
+    cause, hint = error.message, error.hint
     is_first = registry.suspend(
         connection,
         error.document,
         error.revision,
-        reason=f"{what}\n{hint}" if hint else what,
+        reason=f"{cause}\n{hint}" if hint else cause,
         ids=error.ids,
         is_stale=error.is_stale,
     )
@@ -102,9 +105,9 @@ def _suspend(connection: Connection, error: DocumentError) -> bool:
         structlog.get_logger().error(
             "document.suspended",
             document=error.document,
-            reason=what,
+            reason=cause,
             hint=hint,
-            timeline=f"{error.document} was suspended: {what}",
+            timeline=f"{error.document} was suspended: {cause}",
         )
     return is_first
 

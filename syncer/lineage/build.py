@@ -165,11 +165,11 @@ class _Walk:
             if view is None:
                 if (cte := table.find_ancestor(exp.CTE)) and cte.parent and cte.parent.args.get("recursive"):
                     self._note([len(self.nodes)], f"the CTE {cte.alias} reads itself, or one that does")
-                self._place(table, (-1,))
+                self._add_reading(table, (-1,))
             else:
                 unread += tables(view)
 
-    def _place(self, table: exp.Table, context: tuple[int, ...]) -> Columns:
+    def _add_reading(self, table: exp.Table, context: tuple[int, ...]) -> Columns:
         """Create a node for a reading of a table; return its columns."""
         number, name = len(self.nodes), table_name(table)
         if number >= _READINGS_MAX:
@@ -201,15 +201,15 @@ class _Walk:
         if isinstance(tree, exp.Select):
             return self._select(tree, outer, context)
         if isinstance(tree, exp.SetOperation):
-            found = self._union(tree, outer, context)
+            columns = self._union(tree, outer, context)
         elif isinstance(tree, exp.Subquery):
-            found = self.query(tree.this, outer, context)
+            columns = self.query(tree.this, outer, context)
         else:
             return []
-        return [(name, UNKNOWN) for name, _ in found] if _is_cut(tree) else found
+        return [(name, UNKNOWN) for name, _ in columns] if _is_cut(tree) else columns
 
     def _union(self, tree: exp.SetOperation, outer: Scope | None, context: tuple[int, ...]) -> Columns:
-        first = len(self.nodes)
+        first_node = len(self.nodes)
         branches = tree.this, tree.expression
         left = self.query(branches[0], outer, (*context, next(self._contexts)))
         middle = len(self.nodes)
@@ -217,53 +217,54 @@ class _Walk:
         if len(left) != len(right):
             return []
         compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
-        nodes = range(first, middle), range(middle, len(self.nodes))
-        known = [constants_of(branch, len(left), read) for branch, read in zip(branches, nodes, strict=True)]
+        nodes = range(first_node, middle), range(middle, len(self.nodes))
+        by_branch = (constants_of(branch, len(left), span) for branch, span in zip(branches, nodes, strict=True))
         return [
-            (name, meaning_of_branches(first, (meaning, right[at][1]), (known[0][at], known[1][at]), compares=compares))
-            for at, (name, meaning) in enumerate(left)
+            (name, meaning_of_branches(first_node, (in_first, in_second), constants, compares=compares))
+            for (name, in_first), (_, in_second), *constants in zip(left, right, *by_branch, strict=True)
         ]
 
     def _select(self, tree: exp.Select, outer: Scope | None, context: tuple[int, ...]) -> Columns:
-        first = len(self.nodes)
+        first_node = len(self.nodes)
         body = _Body(scope=Scope(outer), context=context)
         source, where = tree.args.get("from_"), tree.args.get("where")
         for item in [source, *(tree.args.get("joins") or ())] if source is not None else ():  # separated by commas
             self._from(item.this, body)
         if where is not None:
-            every = range(first, sys.maxsize), None
+            every = range(first_node, sys.maxsize), None
             body.conditions.extend(
-                _Condition(expression=part, sides=(every,), lacking=self._lacking) for part in _conjuncts(where.this)
+                _Condition(expression=conjunct, sides=(every,), lacking=self._lacking)
+                for conjunct in _conjuncts(where.this)
             )
         for condition in body.conditions:
             self._read_condition(condition, body)
-        for part in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):
-            self._read_nested(tree.args.get(part), body)
+        for clause in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):
+            self._read_nested(tree.args.get(clause), body)
         shared = _shared_by_competitors(tree)
         merges = bool(tree.args.get("group") or tree.args.get("distinct") or _windows(tree))
-        found: Columns = []
-        for part in tree.expressions:
-            meaning = body.scope.meaning(part.unalias())
+        columns: Columns = []
+        for output in tree.expressions:
+            meaning = body.scope.meaning(output.unalias())
             if merges and (meaning.exact() != meaning):
-                self._note(range(first, len(self.nodes)), f"{_text(part.unalias())} {MERGES}")
+                self._note(range(first_node, len(self.nodes)), f"{_text(output.unalias())} {MERGES}")
                 meaning = meaning.exact()
-            if meaning.alternatives and not all(part.unalias().unnest() in names for names in shared):
-                self._note(range(first, len(self.nodes)), COMPETE)
+            if meaning.alternatives and not all(output.unalias().unnest() in names for names in shared):
+                self._note(range(first_node, len(self.nodes)), COMPETE)
                 meaning = Meaning(rivals=meaning.alternatives)
-            found.append((part.alias_or_name, meaning))
-        return found
+            columns.append((output.alias_or_name, meaning))
+        return columns
 
     # Sources
 
     def _from(self, item: exp.Expr, body: _Body) -> _Arm:
         """Read a FROM item with the joins attached to it."""
-        first, alias = len(self.nodes), item.alias_or_name
+        first_node, alias = len(self.nodes), item.alias_or_name
         if isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery) and not item.alias:
             arm = self._from(item.this, body)  # parentheses around a join
         else:
             columns = self._table(item, body) if isinstance(item, exp.Table) else self._derived(item, body)
             body.scope.sources[alias] = columns
-            arm = _Arm(nodes=frozenset(range(first, len(self.nodes))), owners={name: alias for name, _ in columns})
+            arm = _Arm(nodes=frozenset(range(first_node, len(self.nodes))), owners={name: alias for name, _ in columns})
         for join in item.args.get("joins") or []:
             arm = self._join(join, arm, body)
         return arm
@@ -273,9 +274,9 @@ class _Walk:
             self._unread.pop(id(table), None)
             view = self._views.get(table_name(table))
             if view is None:
-                found = self._place(table, body.context)
+                columns = self._add_reading(table, body.context)
                 body.tables.add(table.alias_or_name)
-                return found if not column_aliases(table) else []
+                return columns if not column_aliases(table) else []
             self._unread |= {id(inner): inner for inner in tables(view)}
             return renamed(self.query(view, None, body.context), table)
         cte = body.scope.cte(table.name) if isinstance(table.this, exp.Identifier) else None
@@ -310,7 +311,9 @@ class _Walk:
             (left.nodes, None if side in ("", "RIGHT") else right.nodes),
             (right.nodes, None if side in ("", "LEFT") else left.nodes),
         )
-        body.conditions.extend(_Condition(expression=part, sides=sides, lacking=self._lacking) for part in equal)
+        body.conditions.extend(
+            _Condition(expression=equality, sides=sides, lacking=self._lacking) for equality in equal
+        )
         self._lacking = self._lacking.union(*(needs for _, needs in sides if needs is not None))
         return _Arm(nodes=left.nodes | right.nodes, owners=owners)
 
@@ -328,8 +331,8 @@ class _Walk:
         self._read_test(condition, body)
         named = {
             number
-            for part in expression.find_all(exp.Column)
-            for alternative in body.scope.meaning(part).alternatives
+            for reference in expression.find_all(exp.Column)
+            for alternative in body.scope.meaning(reference).alternatives
             for number in numbers(alternative)
         }
         if isinstance(expression, exp.Binary) and (isinstance(expression, exp.EQ) or self._operator(expression)):
@@ -355,7 +358,7 @@ class _Walk:
         if test is None:
             return
         (target,) = numbers(test)
-        aliases = {part.table for part in condition.expression.find_all(exp.Column)}
+        aliases = {reference.table for reference in condition.expression.find_all(exp.Column)}
         if accepts_null(test) and (target in condition.lacking or not aliases <= body.tables):
             return
         sides = [nodes for nodes, needs in condition.sides if needs is None]
@@ -364,29 +367,29 @@ class _Walk:
 
     def _read_in(self, outside: exp.Expr, query: exp.Query, condition: _Condition, body: _Body) -> None:
         """Treat ``x IN (SELECT …)`` as a join: its inner rows never matter without an outer one."""
-        first = len(self.nodes)
-        found = self.query(query, body.scope, body.context)
-        inner = range(first, len(self.nodes)), None
+        first_node = len(self.nodes)
+        columns = self.query(query, body.scope, body.context)
+        inner = range(first_node, len(self.nodes)), None
         sides = outside.expressions if isinstance(outside, exp.Tuple) else [outside]
-        if len(sides) == len(found):
-            for side, (_, meaning) in zip(sides, found, strict=True):
+        if len(sides) == len(columns):
+            for side, (_, meaning) in zip(sides, columns, strict=True):
                 self._equate(body.scope.meaning(side), meaning, replace(condition, sides=(*condition.sides, inner)))
         self._read_nested(outside, body)
 
     def _equate(self, left: Meaning, right: Meaning, condition: _Condition) -> None:
         """Add the edges of an equality and, if one side is known from every branch of a UNION, the fork into them."""
-        first = len(self.edges)
+        first_edge = len(self.edges)
         for pair in itertools.product(left.alternatives, right.alternatives):
-            nodes = [numbers(part) for part in pair]
+            nodes = [numbers(operand) for operand in pair]
             is_pair = len(nodes[0]) == len(nodes[1]) == 1 and nodes[0] != nodes[1]
-            if is_pair and all(is_strict(part) and is_carried(part) for part in pair):
-                (here,), (there,) = nodes
+            if is_pair and all(is_strict(operand) and is_carried(operand) for operand in pair):
+                (one_node,), (other_node,) = nodes
                 equal: exp.Binary = exp.EQ(this=pair[0].copy(), expression=pair[1].copy())
                 if operator := self._operator(condition.expression):
                     equal = exp.Operator(this=equal.this, expression=equal.expression, operator=operator)
-                self._add_edge(here, there, equal, condition)
-                self._add_edge(there, here, equal, condition)
-        added = [edge for edge in self.edges[first:] if edge.needs is None]
+                self._add_edge(one_node, other_node, equal, condition)
+                self._add_edge(other_node, one_node, equal, condition)
+        added = [edge for edge in self.edges[first_edge:] if edge.needs is None]
         for side, other_side in ((left, right), (right, left)):
             if len(side.alternatives) == 1 and other_side.is_complete:
                 targets = set[int]().union(*map(numbers, other_side.alternatives))
@@ -411,9 +414,9 @@ class _Walk:
         for number in nodes:
             self.obstacles.setdefault(number, []).append(obstacle)
 
-    def _read_nested(self, part: object, body: _Body) -> None:
+    def _read_nested(self, nested: object, body: _Body) -> None:
         """Read the queries inside an expression, each in a context of its own."""
-        for query in _queries(part):
+        for query in _queries(nested):
             self.query(query, body.scope, (*body.context, next(self._contexts)))
 
 
@@ -426,12 +429,12 @@ def _holding(edges: Sequence[Edge], needed: Collection[int]) -> tuple[Edge, ...]
     holding = [edge for edge in edges if edge.needs is None]
     withheld = [edge for edge in edges if edge.needs is not None]
     full = {(edge.target, edge.source) for edge in withheld}  # of a full join, edges in both directions are withheld
-    known = set(needed)
-    while found := [edge for edge in withheld if not known.isdisjoint(edge.needs or ())]:
-        holding += found
-        matched = [edge for edge in found if (edge.source, edge.target) not in full]
-        known |= {number for edge in matched for number in (edge.source, edge.target)}
-        withheld = [edge for edge in withheld if edge not in found]
+    needed_nodes = set(needed)
+    while fulfilled := [edge for edge in withheld if not needed_nodes.isdisjoint(edge.needs or ())]:
+        holding += fulfilled
+        matched = [edge for edge in fulfilled if (edge.source, edge.target) not in full]
+        needed_nodes |= {number for edge in matched for number in (edge.source, edge.target)}
+        withheld = [edge for edge in withheld if edge not in fulfilled]
     return tuple(holding)
 
 
@@ -445,12 +448,12 @@ def _conjuncts(expression: exp.Expr) -> Iterator[exp.Expr]:
         yield expression
 
 
-def _queries(part: object) -> Iterator[exp.Expr]:
+def _queries(tree: object) -> Iterator[exp.Expr]:
     """Yield the outermost queries inside an expression or a list of them."""
-    if isinstance(part, exp.Query):
-        yield part
-    elif isinstance(part, exp.Expr | list):
-        for inner in part if isinstance(part, list) else part.iter_expressions():
+    if isinstance(tree, exp.Query):
+        yield tree
+    elif isinstance(tree, exp.Expr | list):
+        for inner in tree if isinstance(tree, list) else tree.iter_expressions():
             yield from _queries(inner)
 
 
@@ -470,13 +473,13 @@ def _shared_by_competitors(select: exp.Select) -> list[set[exp.Expr]]:
         return [set()]
     named = {window.name: window for window in select.args.get("windows") or []}
     shared = [
-        {part.unnest() for part in named.get(window.alias, window).args.get("partition_by") or []}
+        {partitioned_by.unnest() for partitioned_by in named.get(window.alias, window).args.get("partition_by") or []}
         for window in _windows(select)
     ]
     distinct = select.args.get("distinct")
     on = distinct.args.get("on") if isinstance(distinct, exp.Distinct) else None
     if on is not None:
-        shared.append({part.unnest() for part in (on.expressions if isinstance(on, exp.Tuple) else [on])})
+        shared.append({distinct_on.unnest() for distinct_on in (on.expressions if isinstance(on, exp.Tuple) else [on])})
     return shared
 
 

@@ -284,7 +284,7 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
     )
 
 
-def _require_same_calls(connection: Connection, view: str, canonical: str, what: str) -> None:
+def _require_same_calls(connection: Connection, view: str, canonical: str, subject: str) -> None:
     """Refuse a view whose canonical query calls other functions or operators than the view itself."""
     calls = []
     with suppress(pg.UndefinedFunction), connection.transaction(force_rollback=True):
@@ -292,7 +292,7 @@ def _require_same_calls(connection: Connection, view: str, canonical: str, what:
         calls = [connection.execute(_CALLS, (name,)).fetchall() for name in (view, "pg_temp.syncer_again")]
     if not calls or calls[0] != calls[1]:
         raise DefinitionError(
-            f"{what} compares values with an operator of another schema than pg_catalog, where SQL cannot name one",
+            f"{subject} compares values with an operator of another schema than pg_catalog, where SQL cannot name one",
             hint="NULLIF, IS DISTINCT FROM, CASE … WHEN, JOIN … USING, NATURAL JOIN and comparisons of rows do so,\n"
             "on types of extensions such as citext. Write each comparison out, as in a.email = b.email.",
         )
@@ -326,15 +326,15 @@ def refused(
         )
     offset = int(error.diag.statement_position or 0) - 1 - len(prefix)
     if offset >= 0:  # show the line, with a caret below the position
-        before = query[:offset]
-        line = before.count("\n")
+        preceding = query[:offset]
+        line = preceding.count("\n")
         label = f"line {line + 1}: "
-        column = len(before) - before.rfind("\n") - 1  # an error at the end has a position beyond it
+        column = len(preceding) - preceding.rfind("\n") - 1  # an error at the end has a position beyond it
         message += f"\n  {label}{query.splitlines()[line]}\n  {' ' * (len(label) + column)}^"
     hint = error.diag.message_hint or "It must be one SELECT that runs on this database as it is."
     if isinstance(error, pg.UndefinedTable) and (missing := _QUOTED.search(message)):
-        others = ", ".join(name for (name,) in connection.execute(_NAMESAKES, (missing[1],)))
-        hint = f"There is {others}. Write its schema, too." if others else hint
+        namesakes = ", ".join(name for (name,) in connection.execute(_NAMESAKES, (missing[1],)))
+        hint = f"There is {namesakes}. Write its schema, too." if namesakes else hint
     return DefinitionError(f"{file} is refused by Postgres: {message}", hint=hint)
 
 
@@ -351,9 +351,9 @@ def _reads(connection: Connection, rules: list[int], trees: list[exp.Expr], file
         whole |= {table_name(table) for table in tables(tree) if table.alias_or_name in aliases}
         # An alias that names columns binds them by their places, which every column of the table has a part in.
         whole |= {table_name(table) for table in tables(trees[0]) if table.alias_column_names}
-    for oid, relation, schema, name, read in connection.execute(_READS, (rules,)).fetchall():
+    for oid, relation, schema, name, names_read in connection.execute(_READS, (rules,)).fetchall():
         require_capturable(connection, oid, file)
-        columns = frozenset(read)
+        columns = frozenset(names_read)
         is_whole = not trees or (schema, name) in whole
         if is_whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))

@@ -134,16 +134,16 @@ def read(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
 
     What is gone is left out. A column that was renamed is there under its new name.
     """
-    found: dict[str, Shape] = {}
+    shapes_now: dict[str, Shape] = {}
     rows = connection.execute(_SHAPES, (Jsonb(_asked(shapes)),), prepare=True).fetchall()
-    for name, kind, oid, definition, rule, part, number, description in rows:
+    for name, kind, oid, definition, rule, member, number, description in rows:
         words = _KINDS.get(kind, f"a relation of kind {kind}")
         shape = Shape(kind=words, definition=definition, rule=rule, oid=oid, is_whole=shapes[name].is_whole)
-        shape = found.setdefault(name, shape)
-        if part is not None:
-            shape.parts[part] = description
-            shape.numbers[part] = number
-    return found
+        shape = shapes_now.setdefault(name, shape)
+        if member is not None:
+            shape.parts[member] = description
+            shape.numbers[member] = number
+    return shapes_now
 
 
 def _asked(shapes: Shapes) -> dict[str, Any]:
@@ -175,74 +175,78 @@ def lists_values(query: str) -> bool:
     return any(name in query for name in _LISTS_VALUES)
 
 
-def differences(before: Shapes, after: Shapes) -> list[str]:
+def differences(recorded: Shapes, current: Shapes) -> list[str]:
     """Describe what has changed since a document was applied."""
-    return [text for name in before for text in _differences(name, before[name], after.get(name))]
+    return [text for name in recorded for text in _differences(name, recorded[name], current.get(name))]
 
 
-def _differences(name: str, before: Shape, after: Shape | None) -> Iterator[str]:
-    if after is None:
+def _differences(name: str, recorded: Shape, current: Shape | None) -> Iterator[str]:
+    if current is None:
         yield f"{name} is gone"
         return
-    is_same = before.oid == after.oid
-    if before.kind != after.kind:
-        yield f"{name} was {before.kind} and is {after.kind}"
-    elif before.definition != after.definition and (not is_same or before.rule is None or before.rule != after.rule):
-        what = f"the {before.kind.removeprefix('a ')} {name.removeprefix('type ')}"
-        yield f"{what}{', or its cast to json,' if before.kind == 'a type' else ''} is defined anew"
-    is_type = before.kind == "a type"
+    is_same = recorded.oid == current.oid
+    if recorded.kind != current.kind:
+        yield f"{name} was {recorded.kind} and is {current.kind}"
+    elif recorded.definition != current.definition and (
+        not is_same or recorded.rule is None or recorded.rule != current.rule
+    ):
+        subject = f"the {recorded.kind.removeprefix('a ')} {name.removeprefix('type ')}"
+        yield f"{subject}{', or its cast to json,' if recorded.kind == 'a type' else ''} is defined anew"
+    is_type = recorded.kind == "a type"
     if is_type and not is_same:
         # A label that is gone does not count: a column of another type has been written anew, which is noted.
-        both = before.parts.keys() & after.parts.keys()
-        in_order = sorted(both, key=lambda label: int(before.parts[label]))
-        if in_order != sorted(both, key=lambda label: int(after.parts[label])):
+        both = recorded.parts.keys() & current.parts.keys()
+        in_order = sorted(both, key=lambda label: int(recorded.parts[label]))
+        if in_order != sorted(both, key=lambda label: int(current.parts[label])):
             yield f"{name.removeprefix('type ')} has its labels in another order"
-    if is_same or not is_type or before.is_whole:
-        what = f"the label {{}} of {name.removeprefix('type ')}" if is_type else f"{name}.{{}}"
-        yield from (what.replace("{}", part) + difference for part, difference in _parts(before, after))
+    if is_same or not is_type or recorded.is_whole:
+        subject = f"the label {{}} of {name.removeprefix('type ')}" if is_type else f"{name}.{{}}"
+        yield from (
+            subject.replace("{}", member) + difference for member, difference in _differing_members(recorded, current)
+        )
 
 
-def _parts(before: Shape, after: Shape) -> Iterator[tuple[str, str]]:
+def _differing_members(recorded: Shape, current: Shape) -> Iterator[tuple[str, str]]:
     """Yield the columns or labels that differ, each with how."""
-    is_same, is_type = before.oid == after.oid, before.kind == "a type"
-    if before.is_whole:
-        yield from ((part, " is new") for part in after.parts if part not in before.parts)
-    names = {number: part for part, number in after.numbers.items()} if is_same else {}
-    for part, description in before.parts.items():
-        now = names.get(before.numbers.get(part, 0))
-        if part not in after.parts:
-            yield part, f" is now called {now}" if now else " is gone"
-        elif description != after.parts[part] and not is_type:
-            yield part, f" was {description} and is {after.parts[part]}"
-        elif is_same and now != part:
-            other = f" is another {'label' if is_type else 'column'} than before"
-            yield part, f"{other}: that one is now called {now}" if now else other
+    is_same, is_type = recorded.oid == current.oid, recorded.kind == "a type"
+    if recorded.is_whole:
+        yield from ((member, " is new") for member in current.parts if member not in recorded.parts)
+    names = {number: member for member, number in current.numbers.items()} if is_same else {}
+    for member, description in recorded.parts.items():
+        new_name = names.get(recorded.numbers.get(member, 0))
+        if member not in current.parts:
+            yield member, f" is now called {new_name}" if new_name else " is gone"
+        elif description != current.parts[member] and not is_type:
+            yield member, f" was {description} and is {current.parts[member]}"
+        elif is_same and new_name != member:
+            replacement = f" is another {'label' if is_type else 'column'} than before"
+            yield member, f"{replacement}: that one is now called {new_name}" if new_name else replacement
 
 
-def rebased(connection: Connection, before: Shapes, after: Shapes, applied: Shapes) -> dict[str, Shape]:
+def rebased(connection: Connection, recorded: Shapes, analysed: Shapes, applied: Shapes) -> dict[str, Shape]:
     """Return what was recorded as Postgres would tell it today, given what a new analysis has found.
 
     Columns have the names that they have now. A ``character varying`` is a text. Views are as this version of Postgres
     prints them, if they are as they were ``applied``: nothing else is executed.
     """
-    told = dict(before)
-    for name, shape in before.items():
-        now = after.get(name)
-        if now is None or shape.is_whole or shape.kind in ("a type", "a function"):
+    told = dict(recorded)
+    for name, shape in recorded.items():
+        today = analysed.get(name)
+        if today is None or shape.is_whole or shape.kind in ("a type", "a function"):
             continue
         definition = shape.definition
-        if definition is not None and name in applied and definition == applied[name].definition != now.definition:
+        if definition is not None and name in applied and definition == applied[name].definition != today.definition:
             with suppress(psycopg.ProgrammingError), connection.transaction(force_rollback=True):
                 connection.execute(sql.SQL(AGAIN).format(sql.SQL(definition)))  # deparsed by Postgres
                 definition = str(value(connection, "SELECT pg_get_viewdef('pg_temp.syncer_again'::regclass)"))
-        names = {number: part for part, number in now.numbers.items()} if shape.oid == now.oid else {}
-        parts, numbers = {}, {}
-        for part, description in shape.parts.items():
-            renamed = part if part in now.parts else names.get(shape.numbers[part], part)
-            described = now.parts.get(renamed, "")
+        names = {number: member for member, number in today.numbers.items()} if shape.oid == today.oid else {}
+        members, numbers = {}, {}
+        for member, description in shape.parts.items():
+            renamed = member if member in today.parts else names.get(shape.numbers[member], member)
+            described = today.parts.get(renamed, "")
             is_alike = as_text(description) == as_text(described)
-            parts[renamed], numbers[renamed] = described if is_alike else description, shape.numbers[part]
-        told[name] = replace(shape, definition=definition, parts=parts, numbers=numbers)
+            members[renamed], numbers[renamed] = described if is_alike else description, shape.numbers[member]
+        told[name] = replace(shape, definition=definition, parts=members, numbers=numbers)
     return told
 
 

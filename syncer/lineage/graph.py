@@ -104,71 +104,71 @@ class Graph:
         direct = self._cheapest(start, keys)
         if direct is not None:
             return (direct,)
-        ways = self._ways(start, keys)
+        trails = self._trails(start, keys)
         for fork in self.forks:
-            if fork[0].source in ways:
-                _, before = ways[fork[0].source]
-                branches = [self._cheapest(self.nodes[edge.target], keys, before=before) for edge in fork]
-                found = tuple(branch for branch in branches if branch is not None)
-                if len(found) == len(fork):
-                    return found
+            if fork[0].source in trails:
+                _, approach = trails[fork[0].source]
+                branches = [self._cheapest(self.nodes[edge.target], keys, approach=approach) for edge in fork]
+                paths = tuple(branch for branch in branches if branch is not None)
+                if len(paths) == len(fork):
+                    return paths
         return ()
 
-    def _cheapest(self, start: Node, keys: Keys, *, before: tuple[int, ...] = ()) -> Path | None:
+    def _cheapest(self, start: Node, keys: Keys, *, approach: tuple[int, ...] = ()) -> Path | None:
         """Return the cheapest path from a node to ``_id``, behind a way to that node."""
-        ways = self._ways(start, keys, avoided=before)
-        ends = [(*ways[number], id_) for id_ in self.ids for number in numbers(id_) & ways.keys()]
+        trails = self._trails(start, keys, avoided=approach)
+        ends = [(*trails[number], id_) for id_ in self.ids for number in numbers(id_) & trails.keys()]
         if not ends:
             return None
-        _, way, id_ = min(ends, key=lambda end: end[0])
-        way = before + way
+        _, trail, id_ = min(ends, key=lambda end: end[0])
+        trail = approach + trail
         hops = [
-            (self.nodes[number], self._conditions(number, way[:at]), self._tests(number, way))
-            for at, number in enumerate(way)
-            if at
+            (self.nodes[number], self._conditions(number, trail[:position]), self._tests(number, trail))
+            for position, number in enumerate(trail)
+            if position
         ]
-        return Path(tests=self._tests(way[0], way), hops=tuple(hops), id=id_)
+        return Path(tests=self._tests(trail[0], trail), hops=tuple(hops), id=id_)
 
-    def _tests(self, number: int, way: Collection[int]) -> tuple[exp.Expr, ...]:
+    def _tests(self, number: int, trail: Collection[int]) -> tuple[exp.Expr, ...]:
         """Return what must hold for the row at a node if rows at all nodes of a way matter together."""
-        tests = [test for test in self.tests if test.target == number and not test.sources.isdisjoint(way)]
+        tests = [test for test in self.tests if test.target == number and not test.sources.isdisjoint(trail)]
         return tuple({test.condition.sql(): test.condition for test in tests}.values())
 
-    def _ways(
+    def _trails(
         self, start: Node, keys: Keys, *, avoided: Collection[int] = ()
     ) -> dict[int, tuple[int, tuple[int, ...]]]:
         """Return, by node, the cost of the cheapest way to it and the nodes on that way."""
-        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        trails: dict[int, tuple[int, tuple[int, ...]]] = {}
         queue: list[tuple[int, tuple[int, ...]]] = [(0, (start.number,))]
         while queue:
-            cost, way = heapq.heappop(queue)
-            here = way[-1]
-            if here in found:
+            cost, trail = heapq.heappop(queue)
+            source = trail[-1]
+            if source in trails:
                 continue
-            found[here] = cost, way
-            for there in {edge.target for edge in self.edges if edge.source == here} - found.keys() - set(avoided):
+            trails[source] = cost, trail
+            for target in {edge.target for edge in self.edges if edge.source == source} - trails.keys() - set(avoided):
                 # A subquery's rows lead out of it. No way leads into another one.
-                context = self.nodes[there].context
+                context = self.nodes[target].context
                 if context == start.context[: len(context)]:
-                    hop = 1 if self._is_keyed(here, there, keys) else _HOP_WITHOUT_KEY
-                    heapq.heappush(queue, (cost + hop, (*way, there)))
-        return found
+                    hop = 1 if self._is_keyed(source, target, keys) else _HOP_WITHOUT_KEY
+                    heapq.heappush(queue, (cost + hop, (*trail, target)))
+        return trails
 
-    def _is_keyed(self, here: int, there: int, keys: Keys) -> bool:
+    def _is_keyed(self, source: int, target: int, keys: Keys) -> bool:
         """Whether the conditions between two nodes cover a whole key of one of them."""
-        sides = [side for equal in self._conditions(here, {there}) for side in (equal.left, equal.right)]
+        sides = [side for equal in self._conditions(source, {target}) for side in (equal.left, equal.right)]
         columns = {(side.table, side.name) for side in sides if isinstance(side, exp.Column)}
         return any(
             all((f"n{number}", name) in columns for name in key)
-            for number in (here, there)
+            for number in (source, target)
             for key in keys.get(self.nodes[number].table, ())
         )
 
     def _conditions(self, number: int, placed: Collection[int]) -> tuple[exp.Binary, ...]:
         """Return all conditions between a node and the placed ones; each holds for both, whatever its direction."""
-        found = {
+        conditions = {
             edge.condition.sql(): edge.condition
             for edge in self.edges
             if (edge.source == number and edge.target in placed) or (edge.target == number and edge.source in placed)
         }
-        return tuple(found.values())
+        return tuple(conditions.values())

@@ -65,23 +65,23 @@ def _simplified(query: str, tokens: Sequence[Token]) -> str | None:
 
 def _without_call(query: str, tokens: Sequence[Token], error: ParseError) -> str:
     """Replace the innermost call around the place that was not understood."""
-    found = error.errors[0]
-    at = next((t for t in tokens if (t.line, t.col) == (found["line"], found["col"])), tokens[-1])
-    calls = [(name, last) for name, last in _calls(tokens) if name.start <= at.start <= last.end]
+    details = error.errors[0]
+    culprit = next((t for t in tokens if (t.line, t.col) == (details["line"], details["col"])), tokens[-1])
+    calls = [call for call in _calls(tokens) if call[0].start <= culprit.start <= call[1].end]
     if not calls:
-        context = f"{str(found['start_context'])[-40:]}{found['highlight']}{str(found['end_context'])[:40]}"
+        context = f"{str(details['start_context'])[-40:]}{details['highlight']}{str(details['end_context'])[:40]}"
         raise UnreadableError(" ".join(context.split())) from error
-    name, last = max(calls, key=lambda call: call[0].start)
-    inside = [token for token in tokens if name.start < token.start < last.start]
-    return f"{query[: name.start]}{_UNKNOWN}({', '.join(_columns(inside))}){query[last.end + 1 :]}"
+    name, closing = max(calls, key=lambda call: call[0].start)
+    inside = [token for token in tokens if name.start < token.start < closing.start]
+    return f"{query[: name.start]}{_UNKNOWN}({', '.join(_columns(inside))}){query[closing.end + 1 :]}"
 
 
 def _calls(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token]]:
     """Yield the name and the closing parenthesis of each call."""
     opened: list[Token | None] = []
-    for before, token in zip([None, *tokens], tokens, strict=False):
+    for preceding, token in zip([None, *tokens], tokens, strict=False):
         if token.token_type is TokenType.L_PAREN:
-            opened.append(before if before is not None and _is_name_of_call(before) else None)
+            opened.append(preceding if preceding is not None and _is_name_of_call(preceding) else None)
         elif token.token_type is TokenType.R_PAREN and opened:
             name = opened.pop()
             if name is not None:
@@ -94,10 +94,10 @@ def _is_name_of_call(token: Token) -> bool:
 
 def _columns(tokens: Sequence[Token]) -> list[str]:
     """Return the qualified columns in a part of a canonical query, whole rows included."""
-    found: dict[str, None] = {}
+    columns: dict[str, None] = {}
     for table, dot, column in zip(tokens, tokens[1:], tokens[2:], strict=False):
         is_column = column.token_type is TokenType.STAR or column.token_type in _NAMES
         if table.token_type in _NAMES and dot.token_type is TokenType.DOT and is_column:
             name = "*" if column.token_type is TokenType.STAR else exp.to_identifier(column.text, quoted=True).sql()
-            found[f"{exp.to_identifier(table.text, quoted=True).sql()}.{name}"] = None
-    return list(found)
+            columns[f"{exp.to_identifier(table.text, quoted=True).sql()}.{name}"] = None
+    return list(columns)

@@ -107,20 +107,25 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
         DefinitionError: Postgres refuses it.
     """
     id_, hops = _without_last(path)
-    own, names = f"n{node.number}", {f"n{node.number}": "n0"}
+    own_alias, names = f"n{node.number}", {f"n{node.number}": "n0"}
     joins = ""
-    for place, (joined, conditions, tests) in enumerate(hops, start=1):
-        names[f"n{joined.number}"] = f"n{place}"
+    for position, (joined, conditions, tests) in enumerate(hops, start=1):
+        names[f"n{joined.number}"] = f"n{position}"
         equal = " AND ".join(_renamed(condition, names) for condition in (*conditions, *tests))
-        joins += f"\nJOIN {relations[joined.table]} AS n{place} ON {equal}"
+        joins += f"\nJOIN {relations[joined.table]} AS n{position} ON {equal}"
     # The cast to the id's type is needed only if the text may differ. A wider type may hold values that it rejects.
     is_id = isinstance(id_, exp.Column) and type_of(id_) in _PLAIN and type_of(id_) == PLAIN_TYPES.get(id_type)
     as_id = "" if is_id else f"::{id_type}"
     tests = tuple(test for test in path.tests if is_carried(test) and all(map(type_of, test.find_all(exp.Column))))
     if is_id and not path.hops:
         tests = ()  # the row is a document itself, or was one: its id is at hand without a query
-    read = (id_, *(condition for _, conditions, _ in hops for condition in conditions), *tests)
-    columns = frozenset(place.name for part in read for place in part.find_all(exp.Column) if place.table == own)
+    expressions = (id_, *(condition for _, conditions, _ in hops for condition in conditions), *tests)
+    columns = frozenset(
+        reference.name
+        for expression in expressions
+        for reference in expression.find_all(exp.Column)
+        if reference.table == own_alias
+    )
     # Names of relations come from Postgres, conditions from its deparsed SQL.
     rows = changed_rows(connection, relations[node.table], columns)
     query = f"SELECT ({_renamed(id_, names)}){as_id}::text AS _id\nFROM {rows} AS n0{joins}"
@@ -144,8 +149,8 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
 def _renamed(expression: exp.Expr, names: Mapping[str, str]) -> str:
     """Return an expression as SQL, with its nodes under other names."""
     renamed = expression.copy()
-    for place in renamed.find_all(exp.Column):
-        place.set("table", exp.to_identifier(names[place.table], quoted=True))
+    for reference in renamed.find_all(exp.Column):
+        reference.set("table", exp.to_identifier(names[reference.table], quoted=True))
     return renamed.sql(dialect="postgres")
 
 
@@ -155,10 +160,12 @@ def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
     So a comment whose ``post_id`` equals the ``id`` of its post leads to ``post_id``, without a look at the post.
     """
     for equal in path.hops[-1][1] if path.hops and isinstance(path.id, exp.Column) else ():
-        for side, other in ((equal.left, equal.right), (equal.right, equal.left)):
-            is_alike = isinstance(other, exp.Column) and type_of(other) == type_of(side) and type_of(side) in _PLAIN
+        for side, opposite in ((equal.left, equal.right), (equal.right, equal.left)):
+            is_alike = (
+                isinstance(opposite, exp.Column) and type_of(opposite) == type_of(side) and type_of(side) in _PLAIN
+            )
             if side == path.id and is_alike and isinstance(equal, exp.EQ):
-                return other, path.hops[:-1]
+                return opposite, path.hops[:-1]
     return path.id, path.hops
 
 

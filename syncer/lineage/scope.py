@@ -41,25 +41,25 @@ _INSIDE: dict[str, type | UnionType] = {"jsonb": exp.JSONExtract | exp.JSONExtra
 
 def column(number: int, name: str, type_: str) -> exp.Column:
     """Return a column of a node; its type is empty if different texts count as equal."""
-    made = exp.column(exp.to_identifier(name, quoted=True), table=exp.to_identifier(f"n{number}", quoted=True))
-    made.meta["type"] = PLAIN_TYPES.get(type_, type_)
-    return made
+    reference = exp.column(exp.to_identifier(name, quoted=True), table=exp.to_identifier(f"n{number}", quoted=True))
+    reference.meta["type"] = PLAIN_TYPES.get(type_, type_)
+    return reference
 
 
 def numbers(expression: exp.Expr) -> set[int]:
     """Return the numbers of the nodes whose columns an expression contains, or whose rows all show it as a constant."""
-    columns = {int(part.table.removeprefix("n")) for part in expression.find_all(exp.Column)}
-    return columns | {part.meta["node"] for part in expression.walk() if "node" in part.meta}
+    columns = {int(reference.table.removeprefix("n")) for reference in expression.find_all(exp.Column)}
+    return columns | {term.meta["node"] for term in expression.walk() if "node" in term.meta}
 
 
 def is_steady(expression: exp.Expr) -> bool:
     """Whether an expression depends on its columns alone."""
-    return all(isinstance(part, _STEADY) for part in expression.walk())
+    return all(isinstance(term, _STEADY) for term in expression.walk())
 
 
 def is_strict(expression: exp.Expr) -> bool:
     """Whether a steady expression is null if a column of it is: ``||`` of texts is, that of arrays is not."""
-    return all(type_of(part) == "text" for part in expression.find_all(exp.DPipe))
+    return all(type_of(concatenation) == "text" for concatenation in expression.find_all(exp.DPipe))
 
 
 def is_carried(expression: exp.Expr) -> bool:
@@ -69,9 +69,9 @@ def is_carried(expression: exp.Expr) -> bool:
     inside them.
     """
     return all(
-        _is_inside(part, _INSIDE[type_])
-        for part in expression.find_all(exp.Column)
-        if (type_ := type_of(part)) in _INSIDE
+        _is_inside(reference, _INSIDE[type_])
+        for reference in expression.find_all(exp.Column)
+        if (type_ := type_of(reference)) in _INSIDE
     )
 
 
@@ -95,7 +95,7 @@ def type_of(expression: exp.Expr) -> str:
         return "text" if type_of(expression.this) == "text" else ""
     if isinstance(expression, exp.Cast):
         # A cast keeps a non-deterministic collation.
-        if not all(type_of(part) for part in expression.find_all(exp.Column)):
+        if not all(type_of(reference) for reference in expression.find_all(exp.Column)):
             return ""
         return next((name for name, kinds in _CASTS.items() if expression.is_type(*kinds)), "")
     return "text" if expression.is_string else "integer" if expression.is_int else ""
@@ -122,21 +122,21 @@ def is_test(expression: exp.Expr) -> bool:
         if isinstance(tested, exp.Cast) and tested.is_type(*_CASTS["text"]):
             tested = tested.this.unnest()
         constant = expression.expression
-        return isinstance(tested, exp.Column) and all(isinstance(part, _CONSTANTS) for part in constant.walk())
+        return isinstance(tested, exp.Column) and all(isinstance(term, _CONSTANTS) for term in constant.walk())
     return isinstance(expression, exp.Column)
 
 
 def accepts_null(test: exp.Expr) -> bool:
     """Whether such an expression may be true of a row of nulls."""
-    return any(not is_not_null(part) for part in test.find_all(exp.Is))
+    return any(not is_not_null(null_test) for null_test in test.find_all(exp.Is))
 
 
-def is_not_null(part: exp.Is) -> bool:
+def is_not_null(null_test: exp.Is) -> bool:
     """Whether it reads IS NOT NULL, and not IS NULL."""
-    around = part.parent
+    around = null_test.parent
     while isinstance(around, exp.Paren):
         around = around.parent
-    return bool(part.args.get("negate")) != isinstance(around, exp.Not)
+    return bool(null_test.args.get("negate")) != isinstance(around, exp.Not)
 
 
 # Types that a UNION never converts to that of another branch.
@@ -159,9 +159,9 @@ class Meaning:
 
     def exact(self) -> Meaning:
         """Return what is left of it if equal values are merged."""
-        known = self.alternatives or self.rivals
-        exact = tuple(expression for expression in known if type_of(expression) in EXACT_TYPES)
-        if exact == known:
+        expressions = self.alternatives or self.rivals
+        exact = tuple(expression for expression in expressions if type_of(expression) in EXACT_TYPES)
+        if exact == expressions:
             return self
         return Meaning(rivals=exact) if self.rivals else Meaning(exact)
 
@@ -175,7 +175,7 @@ Columns = list[tuple[str, Meaning]]
 def renamed(columns: Columns, item: exp.Expr) -> Columns:
     """Return the columns under the names of an alias, as in ``AS s(a, b)``."""
     names = column_aliases(item)
-    return [(names[at] if at < len(names) else name, meaning) for at, (name, meaning) in enumerate(columns)]
+    return [(names[index] if index < len(names) else name, meaning) for index, (name, meaning) in enumerate(columns)]
 
 
 def column_aliases(item: exp.Expr) -> list[str]:
@@ -218,8 +218,8 @@ class Scope:
         if not resolved or any(len(alternatives) != 1 for alternatives in resolved):
             return UNKNOWN
         meant = expression.copy()
-        for place, (found,) in zip(list(meant.find_all(exp.Column)), resolved, strict=True):
-            place.replace(found.copy() if isinstance(found, exp.Column) else exp.paren(found.copy()))
+        for reference, (source,) in zip(list(meant.find_all(exp.Column)), resolved, strict=True):
+            reference.replace(source.copy() if isinstance(source, exp.Column) else exp.paren(source.copy()))
         return Meaning((meant,))
 
     def test(self, expression: exp.Expr) -> exp.Expr | None:
@@ -227,11 +227,11 @@ class Scope:
         if not is_test(expression):
             return None
         holder = exp.Paren(this=expression.unnest().copy())  # a column alone has no place to be replaced in
-        for place in list(holder.find_all(exp.Column)):
-            meant = self._resolve(place).alternatives
+        for reference in list(holder.find_all(exp.Column)):
+            meant = self._resolve(reference).alternatives
             if len(meant) != 1 or not isinstance(meant[0], exp.Column):
                 return None
-            place.replace(meant[0].copy())
+            reference.replace(meant[0].copy())
         return holder.this if len(numbers(holder)) == 1 else None
 
     def _resolve(self, reference: exp.Column) -> Meaning:
@@ -241,8 +241,8 @@ class Scope:
                 # Postgres omits the qualifier if there is a single source, and for columns merged by FULL JOIN … USING.
                 # In canonical SQL an unqualified name never refers to an outer SELECT.
                 sources = [scope.sources[reference.table]] if reference.table else list(scope.sources.values())
-                found = [meaning for name, meaning in sources[0] if name == reference.name] if len(sources) == 1 else []
-                return found[0] if len(found) == 1 else UNKNOWN
+                named = [meaning for name, meaning in sources[0] if name == reference.name] if len(sources) == 1 else []
+                return named[0] if len(named) == 1 else UNKNOWN
             scope = scope.outer
         return UNKNOWN
 
@@ -264,7 +264,7 @@ def with_ctes(tree: exp.Expr, outer: Scope | None) -> Scope | None:
 
 
 def meaning_of_branches(
-    first: int, branches: Sequence[Meaning], constants: Sequence[exp.Expr | None], *, compares: bool
+    first_node: int, branches: Sequence[Meaning], constants: Sequence[exp.Expr | None], *, compares: bool
 ) -> Meaning:
     """Return what a column of a UNION means.
 
@@ -272,22 +272,22 @@ def meaning_of_branches(
     branch may return a column of an outer row. The other branch sees the same row, but returns another value: only
     nodes from ``first`` on count, those of the branches themselves.
     """
-    known = [
+    by_branch = [
         meaning.alternatives or ((constant,) if constant is not None else ())
         for meaning, constant in zip(branches, constants, strict=True)
     ]
-    types = {type_of(expression) for expressions in known for expression in expressions}
-    if len(types) != 1 or "" in types or not (all(known) or types <= _UNCONVERTED):
+    types = {type_of(expression) for expressions in by_branch for expression in expressions}
+    if len(types) != 1 or "" in types or not (all(by_branch) or types <= _UNCONVERTED):
         return UNKNOWN
     if compares and not types <= EXACT_TYPES:
         return UNKNOWN
-    every = [alternative for expressions in known for alternative in expressions if numbers(alternative)]
-    found = tuple(alternative for alternative in every if min(numbers(alternative)) >= first)
-    is_complete = len(found) == len(every) and all(
+    every = [alternative for expressions in by_branch for alternative in expressions if numbers(alternative)]
+    alternatives = tuple(alternative for alternative in every if min(numbers(alternative)) >= first_node)
+    is_complete = len(alternatives) == len(every) and all(
         meaning.is_complete or (constant is not None and (_is_null(constant) or bool(numbers(constant))))
         for meaning, constant in zip(branches, constants, strict=True)
     )
-    return Meaning(found, is_complete=is_complete)
+    return Meaning(alternatives, is_complete=is_complete)
 
 
 def constants_of(branch: exp.Expr, columns: int, nodes: Sequence[int]) -> list[exp.Expr | None]:
@@ -297,10 +297,10 @@ def constants_of(branch: exp.Expr, columns: int, nodes: Sequence[int]) -> list[e
     rows: what equals it matters only if there is one.
     """
     select = branch.unnest()
-    found = [item.unalias() for item in select.expressions] if isinstance(select, exp.Select) else []
-    if len(found) != columns:
+    outputs = [item.unalias() for item in select.expressions] if isinstance(select, exp.Select) else []
+    if len(outputs) != columns:
         return [None] * columns
-    constants = [item.copy() if _is_constant(item) else None for item in found]
+    constants = [item.copy() if _is_constant(item) else None for item in outputs]
     if len(nodes) == 1 and _is_rows_of_a_table(select):
         for constant in constants:
             if constant is not None and not _is_null(constant):
@@ -310,7 +310,7 @@ def constants_of(branch: exp.Expr, columns: int, nodes: Sequence[int]) -> list[e
 
 def _is_constant(expression: exp.Expr) -> bool:
     kinds = (exp.Cast, exp.DataType, exp.DataTypeParam, exp.Literal, exp.Neg, exp.Null, exp.Paren)
-    return all(isinstance(part, kinds) for part in expression.walk())
+    return all(isinstance(term, kinds) for term in expression.walk())
 
 
 def _is_rows_of_a_table(select: exp.Expr) -> bool:

@@ -168,15 +168,15 @@ def require_no_clock_words(query: str, canonical: str, file: str) -> None:
     Those that it does not fold, as in ``('today'::text)::date``, are accepted.
     """
     try:
-        before, after = (
+        written_words, canonical_words = (
             Counter(token.text.strip().lower() for token in tokens if token.token_type is TokenType.STRING)
             for tokens in (sqlglot.tokenize(text, read="postgres") for text in (query, canonical))
         )
     except SqlglotError:  # cannot be parsed: affects queries are required anyway
         return
-    for word in sorted((before - after).keys() & _CLOCK_WORDS):
+    for word in sorted((written_words - canonical_words).keys() & _CLOCK_WORDS):
         raise _fickle(file, f"'{word}'")
 
 
-def _fickle(file: str, what: str, *, hint: str = _STORE_IT) -> DefinitionError:
-    return DefinitionError(f"{file} uses {what}, whose value changes without a commit", hint=hint)
+def _fickle(file: str, subject: str, *, hint: str = _STORE_IT) -> DefinitionError:
+    return DefinitionError(f"{file} uses {subject}, whose value changes without a commit", hint=hint)

@@ -58,21 +58,21 @@ def _columns(queries: Sequence[str], is_one: Callable[[exp.Expr], bool], *, of_a
     too.
     """
     try:
-        tree, *others = (parser.parsed(_RETURNING.sub("", query)) for query in queries)
+        tree, *other_trees = (parser.parsed(_RETURNING.sub("", query)) for query in queries)
     except parser.UnreadableError:
         return frozenset()
-    selects = [query for part in (tree, *others) for query in part.find_all(exp.Select)]
+    selects = [query for root in (tree, *other_trees) for query in root.find_all(exp.Select)]
     columns = [column for query in selects for column in query.expressions]
     names: set[str] = set()
     while True:
-        found = {
+        affected = {
             column.alias_or_name
             for column in columns
-            if is_one(column) or any(part.name in names for part in column.find_all(exp.Column))
+            if is_one(column) or any(reference.name in names for reference in column.find_all(exp.Column))
         }
-        if found <= names:
+        if affected <= names:
             return frozenset(names if of_all else names.intersection(tree.named_selects))
-        names |= found
+        names |= affected
 
 
 def _is_float(expression: exp.Expr, floats: Collection[str]) -> bool:
@@ -81,8 +81,8 @@ def _is_float(expression: exp.Expr, floats: Collection[str]) -> bool:
     if isinstance(expression, exp.Cast):
         return expression.is_type(*_FLOATS)
     return any(
-        part.name in floats if isinstance(part, exp.Column) else _is_float(part, floats)
-        for part in ([expression] if isinstance(expression, exp.Column) else expression.iter_expressions())
+        operand.name in floats if isinstance(operand, exp.Column) else _is_float(operand, floats)
+        for operand in ([expression] if isinstance(expression, exp.Column) else expression.iter_expressions())
     )
 
 
@@ -103,8 +103,8 @@ def _is_unordered(column: exp.Expr) -> bool:
                 return True
             continue
         is_named = isinstance(call, exp.Anonymous)
-        first = next(iter(call.expressions), None) if is_named else call.this
-        is_ordered = isinstance(first, exp.Order | exp.Distinct) or _reads_in_order(call.parent_select)
+        argument = next(iter(call.expressions), None) if is_named else call.this
+        is_ordered = isinstance(argument, exp.Order | exp.Distinct) or _reads_in_order(call.parent_select)
         if not is_ordered and (not is_named or call.name.lower() in _NAMED):
             return True
     return False

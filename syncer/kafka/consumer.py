@@ -38,13 +38,11 @@ _COMMIT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Records that were received together: the values, and the partition and offset of each.
-
-    ``reached`` is how far each partition is handled once all of them are.
-    """
+    """Records that were received together, and how far each partition is handled once all of them are."""
 
     values: tuple[bytes, ...]
-    places: tuple[tuple[int, int], ...]
+    positions: tuple[tuple[int, int], ...]
+    """The partition and the offset of each."""
     reached: dict[int, PartitionPlace]
 
 
@@ -107,19 +105,19 @@ class ChangeConsumer:
             messages += self._consumer.consume(records_max - 1, _FOLLOWING_SECONDS)
         if self._failure is not None:
             raise self._failure
-        values, places, reached = [], [], {}
+        values, positions, reached = [], [], {}
         for message in messages:
             partition, offset = message.partition() or 0, message.offset() or 0
             if partition not in self.numbers and message.error() is None:
                 continue  # it was revoked while these were fetched
             number = self._checked(message, partition)
             values.append(message.value() or b"")
-            places.append((partition, offset))
+            positions.append((partition, offset))
             reached[partition] = PartitionPlace(next_offset=offset + 1, number=number)
         if not values:
             return None
         answered("kafka")
-        return Received(values=tuple(values), places=tuple(places), reached=reached)
+        return Received(values=tuple(values), positions=tuple(positions), reached=reached)
 
     def _checked(self, message: Message, partition: int) -> int:
         """Return the greatest number received in the partition of a record.
@@ -147,7 +145,6 @@ class ChangeConsumer:
         return self.numbers[partition]
 
     def _foreign(self, installation: str | None) -> TopicError:
-        """The error for a record that this database did not publish."""
         name = self._settings.topic
         if installation is None:
             return TopicError(
@@ -195,14 +192,11 @@ class ChangeConsumer:
             self._failure = error
 
     def close(self) -> None:
-        """Wait a short time for the departure from the group.
-
-        During a rebalance the coordinator handles a departure only after it has answered the joining members. Waiting
-        longer gains nothing: the member's session expires.
-        """
+        """Wait a short time for the departure from the group."""
         self._is_closing = True
         closing = threading.Thread(target=self._leave_group, name="close", daemon=True)
         closing.start()
+        # During a rebalance, the coordinator handles a departure only after it has answered the joining members.
         if not join([closing], seconds=CLOSE_SECONDS):
             self._logger.disabled = True
 

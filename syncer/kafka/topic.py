@@ -1,7 +1,4 @@
-"""Topic: creates the topic of changes, and says whether Kafka answers.
-
-`syncer.kafka.producer` and `syncer.kafka.consumer` write and read it.
-"""
+"""Topic: creates the topic of changes, and says whether Kafka answers."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
 """Backlog: the outbox never takes more of the disk than `relay.outbox_bytes_max`, as long as a daemon runs.
 
-Changes wait in the outbox while a server is away. If they take more than the setting allows, the leader gives them up:
-it saves a cursor that has seen them all, and every document is refreshed instead. Then the outbox is emptied. No table
-of an application is locked, and no trigger is changed.
+Changes wait in the outbox while a server is away. If they take more than the setting allows, a new leader gives them up
+(`OutboxReader.lead`): it saves a cursor that has seen them all, and every document is refreshed instead. Then the
+outbox is emptied. No table of an application is locked, and no trigger is changed.
 
 Guarantee: no change is lost. One transaction saves the cursor and creates the jobs, and a job lists its ids in a later
 snapshot, which shows what was given up.
-
-`OutboxReader.lead` gives the backlog up, since a new leader has nothing in hand. A leader that cannot go on finds out
-by itself (`OutboxReader.require_room`) and leads anew. The guard leads for a moment if no process does: in a daemon
-whose servers have not answered since it started, or in a relay without its Kafka.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ def _refresh_all(connection: Connection, changed_at: float | None) -> None:
 
 
 class BacklogGuard:
-    """Gives up the backlog when it takes too much of the disk and no process leads."""
+    """Gives up the backlog when it takes too much of the disk and no process leads, since their servers are away."""
 
     def __init__(self, *, connect: Callable[[], Connection], bytes_max: int) -> None:
         self._connect = connect

@@ -5,9 +5,7 @@ How a loss is detected: the records of a partition form a chain of numbers, and 
 it, or it is corrupt. If Kafka is no longer used, what was published and is not handled counts as lost, too.
 
 Guarantee: nothing is skipped. One transaction creates a refresh of each active document, and counts all that was
-published so far as handled. Such a change was committed before it was published, so before that job was created. The
-job lists its ids in a later snapshot, which shows the change. If the process dies in between, the loss is detected
-again. The job of a suspended document waits until it is resumed.
+published so far as handled. If the process dies in between, the loss is detected again.
 """
 
 from __future__ import annotations
@@ -33,18 +31,16 @@ _ONE_AFTER_ANOTHER = "LOCK TABLE syncer.partition IN SHARE ROW EXCLUSIVE MODE"
 def make_up(connection: Connection, cause: str, *, lost: Mapping[int, int] | None = None) -> None:
     """Have every document written again; committed and on disk when this returns.
 
-    New jobs whose listing has not begun are joined. Those of suspended documents wait until they are resumed. All that
-    was published so far counts as handled from then on, if numbers of lost records are given, by partition. If these
-    count as handled already, another process has made up for them: one loss makes one refresh.
+    If numbers of lost records are given, by partition, all that was published so far counts as handled from then on.
     """
     with connection.transaction():
         connection.execute(progress.WAIT_FOR_DISK)
         covered: dict[int, int] = {}
         if lost is not None:
             connection.execute(_ONE_AFTER_ANOTHER)
-            if _are_handled(connection, lost):
+            if _are_handled(connection, lost):  # another process has made up for them: one loss makes one refresh
                 return
-            # What the jobs write was committed before they are created, and so was all that is published by now.
+            # All that is published by now was committed before the jobs are created, which list their ids later.
             published = progress.read(connection)
             covered = {} if published is None else dict(published.numbers)
             covered |= {partition: max(number, covered.get(partition, 0)) for partition, number in lost.items()}
@@ -66,20 +62,14 @@ def make_up(connection: Connection, cause: str, *, lost: Mapping[int, int] | Non
 
 
 def drop_partitions(connection: Connection, topic: str, partitions: int, saved: Mapping[int, int]) -> set[int]:
-    """Make up for partitions that a topic no longer has, as the leader; return them. Their numbers are forgotten.
+    """Make up for partitions that a topic no longer has, as the leader, and forget them; return them.
 
-    Args:
-        connection: The leader's.
-        topic: Its name.
-        partitions: How many it has.
-        saved: By partition, the last number that was saved.
+    ``partitions`` is how many it has. ``saved`` has the last number that was saved, by partition.
     """
     dropped = {partition: number for partition, number in saved.items() if partition >= partitions}
     if dropped and not _are_handled(connection, dropped):
-        has = amount(partitions, "partition")
-        make_up(
-            connection, f"topic {topic} was made again, with {has} instead of {max(dropped) + 1} or more", lost=dropped
-        )
+        change = f"with {amount(partitions, 'partition')} instead of {max(dropped) + 1} or more"
+        make_up(connection, f"topic {topic} was made again, {change}", lost=dropped)
     if dropped:
         progress.forget(connection, partitions)
     return set(dropped)
@@ -93,12 +83,10 @@ def _are_handled(connection: Connection, numbers: Mapping[int, int]) -> bool:
 def require_original(connection: Connection, settings: KafkaSettings, index: Index) -> None:
     """Refuse to use the topic of another database, of which this one is a copy.
 
-    A copy of a database has the same id, whether it was restored from a dump or copied as files. Elasticsearch
-    distinguishes it from a failover and from a restore: in those cases it remembers the database's epoch.
-
     Raises:
         TopicError: This database has used the topic before, and Elasticsearch does not know it.
     """
+    # A copy has the same id. After a failover or a restore, unlike for a copy, Elasticsearch remembers the epoch.
     if progress.newest(connection) and failover.is_forgotten(connection, index):
         raise TopicError(
             f"The database has used topic {settings.topic} before, and Elasticsearch does not know it: is it a copy?",

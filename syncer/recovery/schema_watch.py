@@ -7,8 +7,6 @@ Guarantees, within one turn, and even if no change ever comes of it:
 - A daemon ends whose schema syncer was altered, since its triggers may have lost changes, or upgraded beyond it.
 - A table that was written anew, and partitions that come or go with their rows, become a change.
 
-A suspended document that could be written goes on by itself: see `resume`, and `syncer.documents.suspend`.
-
 Every daemon watches: suspending twice is suspending once, and a table is noted by one. However many tables a document
 reads, a turn sends the same few statements.
 """

@@ -159,7 +159,7 @@ class TopicSource:
         self._save_if_due()
         try:
             if self._consumer is None:
-                self._consumer = ChangeConsumer(self._settings, begin=self._places, name=self._name)
+                self._consumer = ChangeConsumer(self._settings, begin=self._handled_positions, name=self._name)
             if self._unsaved:
                 wait_seconds = min(wait_seconds, _SAVE_SECONDS)
             received = self._consumer.receive(records_max=records_max, wait_seconds=wait_seconds)
@@ -223,7 +223,7 @@ class TopicSource:
             saved = progress.read(connection)
         self._acknowledged, self._received = {} if saved is None else saved.numbers, received
 
-    def _places(self) -> dict[int, PartitionPlace]:
+    def _handled_positions(self) -> dict[int, PartitionPlace]:
         with self._link.used() as connection:
             return progress.places(connection)
 
@@ -245,7 +245,7 @@ class TopicSource:
         """The changes among these records; one that cannot be read is made up for. Empty records have none."""
         changes: list[Change] = []
         unreadable = ""
-        for value, (partition, offset) in zip(received.values, received.places, strict=True):
+        for value, (partition, offset) in zip(received.values, received.positions, strict=True):
             if not value:
                 continue
             try:

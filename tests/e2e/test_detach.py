@@ -35,9 +35,9 @@ def blog(world: World) -> Iterator[World]:
 
 def detach(world: World, *options: str) -> str:
     """What the command prints, which must succeed."""
-    done = world.syncer("detach", "--yes", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    completed = world.syncer("detach", "--yes", *options)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["beside a daemon", "without a daemon"])

@@ -27,12 +27,12 @@ def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 
 def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The unfinished change of a holder is shown and rolled back; the holder, which is alive, notices."""
-    where = ("--index", f"{index}-locks")
+    index_option = ("--index", f"{index}-locks")
     environment = {**os.environ, **endpoints.environment(), "COLUMNS": "160"}
 
     def syncer(*arguments: str) -> tuple[int, str]:
-        done = preloaded.run("locks", *arguments, environment=environment, seconds=3 * DEADLINE_SECONDS)
-        return done.returncode, done.stdout + done.stderr
+        completed = preloaded.run("locks", *arguments, environment=environment, seconds=3 * DEADLINE_SECONDS)
+        return completed.returncode, completed.stdout + completed.stderr
 
     with open_client(endpoints.elasticsearch_url, request_timeout=60) as client, ExitStack() as block:
         # No id begins with one of these letters.
@@ -40,13 +40,13 @@ def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypat
         block.enter_context(pytest.raises(LockLostError))
         block.enter_context(second.documents(index, ["x"]))
         block.enter_context(pytest.raises(LockLostError))
-        held = block.enter_context(first.tree("/a [b]"))
+        lock = block.enter_context(first.tree("/a [b]"))
         with monkeypatch.context() as patched:
             patched.setattr(edits, "write", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                set_pair(held, index, 7)
+                set_pair(lock, index, 7)
 
-        code, output = syncer("list", *where, "--json")
+        code, output = syncer("list", *index_option, "--json")
         listed = json.loads(output)
         ids = {holder["owner"]: holder["id"] for holder in listed["holders"]}
         assert code == 0
@@ -55,16 +55,16 @@ def test_locks_are_listed_and_broken(endpoints: Endpoints, index: str, monkeypat
             ("tree files /a [b]", "exclusive", ids["x"]),
             (f"document {index} x", "exclusive", ids["y"]),
         }
-        code, output = syncer("list", *where)
+        code, output = syncer("list", *index_option)
         assert (code, "tree files /a [b]" in output) == (0, True)
         for nonsense in ("absent", ""):
-            code, output = syncer("break", nonsense, *where)
+            code, output = syncer("break", nonsense, *index_option)
             assert (code, f"There is no holder {nonsense!r}" in output) == (1, True)
         assert "There is no index nowhere" in syncer("break", "x", "--index", "nowhere")[1]
 
-        code, output = syncer("break", "x", *where)
+        code, output = syncer("break", "x", *index_option)
         assert (code, "holds 2 locks; its unfinished change will be rolled back" in output) == (2, True)
-        assert syncer("break", ids["x"][:8], *where, "--yes")[0] == 0
+        assert syncer("break", ids["x"][:8], *index_option, "--yes")[0] == 0
         assert values(client, index) == (0, 0)
-        assert syncer("break", "y", *where, "--yes")[0] == 0
-        assert syncer("list", *where) == (0, "No locks are held.\n")
+        assert syncer("break", "y", *index_option, "--yes")[0] == 0
+        assert syncer("list", *index_option) == (0, "No locks are held.\n")

@@ -20,22 +20,24 @@ OF_A_BUSY_MACHINE = {"component.retried", "component.recovered", "topic.troubled
 
 def events(world: World, *options: str) -> list[dict[str, Any]]:
     """What `syncer events --json` prints."""
-    done = world.syncer("events", "--json", *options)
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    completed = world.syncer("events", "--json", *options)
+    assert completed.returncode == 0, completed.stderr
+    events_read: list[dict[str, Any]] = json.loads(completed.stdout)
+    return events_read
 
 
-def wait_for(world: World, event: str, part: str = "") -> dict[str, Any]:
+def wait_for(world: World, event: str, words: str = "") -> dict[str, Any]:
     """The last event of that name whose message has this part, once it is there."""
-    found: list[dict[str, Any]] = []
+    matching: list[dict[str, Any]] = []
 
     def is_there() -> bool:
-        found[:] = [seen for seen in events(world) if seen["event"] == event and part in seen["message"]]
-        return bool(found)
+        matching[:] = [
+            candidate for candidate in events(world) if candidate["event"] == event and words in candidate["message"]
+        ]
+        return bool(matching)
 
-    wait_until(is_there, what=f"{event} is there: {part}", detail=lambda: json.dumps(events(world), indent=1))
-    return found[-1]
+    wait_until(is_there, what=f"{event} is there: {words}", detail=lambda: json.dumps(events(world), indent=1))
+    return matching[-1]
 
 
 def test_what_happened_is_shown_in_order_and_delays_nothing(world: World) -> None:
@@ -59,20 +61,22 @@ def test_what_happened_is_shown_in_order_and_delays_nothing(world: World) -> Non
     wait_for(world, "verify.finished", f"Verified {world.index_of()}: 1 document, 0 drifted, 0 repaired.")
     assert daemon.stop() == 0
     wait_for(world, "daemon.left", "A daemon stopped")
-    seen = events(world)
-    assert [event["at"] for event in seen] == sorted(event["at"] for event in seen)
-    names = [event["event"] for event in seen]
+    timeline = events(world)
+    assert [event["at"] for event in timeline] == sorted(event["at"] for event in timeline)
+    names = [event["event"] for event in timeline]
     order = ["relay.led", "document.suspended", "apply.finished", "verify.finished"]
     assert sorted(order, key=names.index) == order
     assert events(world, "--since", "0s") == []
-    assert seen[-1]["message"] in world.syncer("events", "--since", "30m").stdout.splitlines()[-1]
+    assert timeline[-1]["message"] in world.syncer("events", "--since", "30m").stdout.splitlines()[-1]
 
 
 def test_the_table_is_bounded(shared_world: World) -> None:
     """Events older than a week go, and the oldest beyond so many; a command removes none, and any text can be noted."""
-    made = "INSERT INTO syncer.event (at, event, level, message, host, process) "
-    shared_world.sql(made + "SELECT now() - interval '8 days', 'e', 'info', 'old', 'h', 1 FROM generate_series(1, 10)")
-    shared_world.sql(made + "SELECT now(), 'e', 'info', 'm', 'h', 1 FROM generate_series(1, %s)", KEPT_MAX + 50)
+    insert = "INSERT INTO syncer.event (at, event, level, message, host, process) "
+    shared_world.sql(
+        insert + "SELECT now() - interval '8 days', 'e', 'info', 'old', 'h', 1 FROM generate_series(1, 10)"
+    )
+    shared_world.sql(insert + "SELECT now(), 'e', 'info', 'm', 'h', 1 FROM generate_series(1, %s)", KEPT_MAX + 50)
     noted = Timeline()
     for number in range(3000):
         noted.note("topic.records_lost", "warning", str(number))
@@ -103,20 +107,20 @@ def test_a_change_is_followed_by_its_id_and_its_version(world: World) -> None:
     world.sql("TRUNCATE comments")
 
     def of_change(event: str) -> list[dict[str, Any]]:
-        found = (line for line in daemon.events() if line["event"] == event)
-        return [line for line in found if line["ids"][0] <= change <= line["ids"][1]]
+        lines = (line for line in daemon.events() if line["event"] == event)
+        return [line for line in lines if line["ids"][0] <= change <= line["ids"][1]]
 
     wait_until(lambda: bool(of_change("worker.batch_indexed")), what="the batch is logged")
     (published,), (indexed,) = of_change("relay.batch_published"), of_change("worker.batch_indexed")
     assert published["changes"] >= 1
-    written = [
+    sentences = [
         line
         for line in daemon.events()
         if line["event"] == "document.written"
         and (line["component"], line.get("batch"), line["id"]) == (indexed["worker"], indexed["batch"], "2")
     ]
     with world.elasticsearch() as client:
-        assert [line["version"] for line in written] == [client.get(index=world.alias, id="2")["_version"]]
+        assert [line["version"] for line in sentences] == [client.get(index=world.alias, id="2")["_version"]]
     assert daemon.stop() == 0
     text = daemon.log_file.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
@@ -129,9 +133,9 @@ def test_a_change_is_followed_by_its_id_and_its_version(world: World) -> None:
 
 def test_an_error_at_start_is_a_line_of_the_log(world: World) -> None:
     """Also one of the settings: every line is JSON, and the last one says what to do."""
-    done = world.syncer("run", environment={"SYNCER_LOG_FORMAT": "json", "SYNCER_WORKER_THREADS": "many"})
-    assert done.returncode == 1
-    last = [json.loads(line) for line in done.stderr.splitlines()][-1]
-    assert (last["event"], last["level"]) == ("daemon.failed", "error")
-    assert "worker.threads" in last["error"]
-    assert last["hint"]
+    completed = world.syncer("run", environment={"SYNCER_LOG_FORMAT": "json", "SYNCER_WORKER_THREADS": "many"})
+    assert completed.returncode == 1
+    last_line = [json.loads(line) for line in completed.stderr.splitlines()][-1]
+    assert (last_line["event"], last_line["level"]) == ("daemon.failed", "error")
+    assert "worker.threads" in last_line["error"]
+    assert last_line["hint"]

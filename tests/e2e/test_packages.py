@@ -43,11 +43,11 @@ EDITED = ("config/syncer.yaml", "config/documents/own/select.sql", "config/own.y
 
 def run(*command: str | Path, folder: Path, environment: dict[str, str] | None = None) -> str:
     """What a command prints that is to succeed."""
-    done = subprocess.run(
+    completed = subprocess.run(
         list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
-    assert done.returncode == 0, (command, done.stdout, done.stderr)
-    return done.stdout
+    assert completed.returncode == 0, (command, completed.stdout, completed.stderr)
+    return completed.stdout
 
 
 def edited_checkout(folder: Path) -> Path:
@@ -89,9 +89,9 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
         assert {name.partition("/")[2] for name in archive.getnames()} >= IN_SDIST
         assert [name for name in archive.getnames() if name.endswith(EDITED)] == []
     with zipfile.ZipFile(wheel) as unpacked:
-        held = set(unpacked.namelist())
-    assert held >= IN_WHEEL
-    assert not [name for name in held if name.startswith(("tests/", "docs/"))]
+        files = set(unpacked.namelist())
+    assert files >= IN_WHEEL
+    assert not [name for name in files if name.startswith(("tests/", "docs/"))]
 
     made = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", made, folder=tmp_path)
@@ -110,8 +110,8 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     def syncer(*arguments: str) -> str:
         return run(made / "bin" / "syncer", *arguments, folder=folder, environment=environment)
 
-    where = "import syncer; print(syncer.__file__)"
-    assert str(made) in run(made / "bin" / "python", "-c", where, folder=folder, environment=environment)
+    program = "import syncer; print(syncer.__file__)"
+    assert str(made) in run(made / "bin" / "python", "-c", program, folder=folder, environment=environment)
     assert syncer("--version").startswith("syncer 0.2.0")
     world.sql(BLOG_SCHEMA.read_text())
     world.sql("INSERT INTO users (name, email) VALUES ('John', 'j')")
@@ -145,13 +145,14 @@ def test_the_lower_bounds_of_all_dependencies_suffice(sandbox: Sandbox, endpoint
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     oldest = [re.sub(r">=([\d.]+).*", r"==\1", dependency) for dependency in project["dependencies"]]
     run(sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "oldest", *oldest, folder=tmp_path)
-    own = {**os.environ, "PYTHONPATH": str(tmp_path / "oldest"), KEPT_SANDBOX: str(sandbox.folder)}
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "oldest"), KEPT_SANDBOX: str(sandbox.folder)}
     version = "import sqlglot; print(sqlglot.__version__)"
-    assert f"sqlglot=={run(sys.executable, '-c', version, folder=REPOSITORY, environment=own).strip()}".startswith(
+    installed = run(sys.executable, "-c", version, folder=REPOSITORY, environment=variables).strip()
+    assert f"sqlglot=={installed}".startswith(
         next(dependency for dependency in oldest if dependency.startswith("sqlglot"))
     )
     assert "Preview what apply would do" in run(
-        sys.executable, "-m", "syncer", "plan", "--help", folder=REPOSITORY, environment=own
+        sys.executable, "-m", "syncer", "plan", "--help", folder=REPOSITORY, environment=variables
     )
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning")
-    run(sys.executable, *pytest, *LINEAGE, folder=REPOSITORY, environment=own)
+    run(sys.executable, *pytest, *LINEAGE, folder=REPOSITORY, environment=variables)

@@ -69,7 +69,7 @@ class Part:
     blocks: tuple[Block, ...]
 
 
-def parts(page: Path) -> list[Part]:
+def sections(page: Path) -> list[Part]:
     """The parts of a page; a word that means nothing is an error."""
     text = page.read_text("utf-8")
     blocks = []
@@ -87,7 +87,7 @@ def parts(page: Path) -> list[Part]:
 
 
 PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
-PARTS = [part for page in PAGES for part in parts(page) if any(block.words for block in part.blocks)]
+PARTS = [part for page in PAGES for part in sections(page) if any(block.words for block in part.blocks)]
 
 
 def environment(world: World) -> dict[str, str]:
@@ -105,7 +105,7 @@ def output(world: World, block: Block) -> str:
         "python": (sys.executable, "-c"),
         "sql": (psql, "-XqAt", "--set=ON_ERROR_STOP=1", f"--dbname={world.dsn}", "--command"),
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         [*programs[block.language], block.text],
         cwd=world.folder,
         env=environment(world),
@@ -114,9 +114,9 @@ def output(world: World, block: Block) -> str:
         timeout=3 * DEADLINE_SECONDS,
         check=False,
     )
-    printed = done.stdout + done.stderr
+    printed = completed.stdout + completed.stderr
     if "until" not in block.words:
-        assert (done.returncode != 0) is ("fails" in block.words), f"exit code {done.returncode}\n{printed}"
+        assert (completed.returncode != 0) is ("fails" in block.words), f"exit code {completed.returncode}\n{printed}"
     return printed
 
 
@@ -183,12 +183,14 @@ def test_a_page_can_be_followed(reader: World, part: Part) -> None:
         reader.sql(_TABLES.get(part.document, BLOG_SCHEMA).read_text("utf-8"))
         reader.migrate()
         reader.apply()
-    with ExitStack() as left:
-        for block, after in zip(part.blocks, [*part.blocks[1:], None], strict=True):
+    with ExitStack() as cleanup:
+        for block, following in zip(part.blocks, [*part.blocks[1:], None], strict=True):
             try:
                 if "background" in block.words:
-                    left.enter_context(background(reader, block.text))
+                    cleanup.enter_context(background(reader, block.text))
                 elif block.words and "shows" not in block.words:
-                    carry_out(reader, block, after.text if after is not None and "shows" in after.words else "")
+                    carry_out(
+                        reader, block, following.text if following is not None and "shows" in following.words else ""
+                    )
             except AssertionError as error:
                 raise AssertionError(f"{part.page}, line {block.line}: {error}") from error

@@ -66,7 +66,7 @@ def test_second_start_uses_what_runs(folder: Path, sandbox: Sandbox) -> None:
 def test_killed_server_comes_back_where_it_was_with_what_was_committed(sandbox: Sandbox, endpoints: Endpoints) -> None:
     """After a kill of its whole family, start recovers every commit on the same port, and leaves the others alone."""
     server = sandbox.postgres
-    others = [sandbox.kafka.pid, sandbox.elasticsearch.pid]
+    other_pids = [sandbox.kafka.pid, sandbox.elasticsearch.pid]
     pid = server.pid
     with psycopg.connect(endpoints.postgres_dsn) as connection:
         connection.execute("CREATE TABLE committed (id int)")
@@ -75,7 +75,7 @@ def test_killed_server_comes_back_where_it_was_with_what_was_committed(sandbox: 
     assert not processes_below(server.data_folder)
     assert sandbox.start() == endpoints
     assert server.pid not in {None, pid}
-    assert [sandbox.kafka.pid, sandbox.elasticsearch.pid] == others
+    assert [sandbox.kafka.pid, sandbox.elasticsearch.pid] == other_pids
     with psycopg.connect(endpoints.postgres_dsn) as connection:
         connection.execute("INSERT INTO committed VALUES (1)")
     server.stop(mode="immediate")
@@ -111,8 +111,8 @@ def test_stop_leaves_no_process(folder: Path, sandbox: Sandbox) -> None:
     assert "Stopped Postgres, Kafka, Elasticsearch" in syncer("stop", "--folder", str(folder)).stderr
     assert not processes_below(folder)
     assert not any(server.is_running() for server in sandbox.servers)
-    again = syncer("stop", "--folder", str(folder))
-    assert (again.returncode, again.stderr) == (0, f"No server is running in {folder}\n")
+    stopped_again = syncer("stop", "--folder", str(folder))
+    assert (stopped_again.returncode, stopped_again.stderr) == (0, f"No server is running in {folder}\n")
     assert sandbox.postgres.start()
     with psycopg.connect(sandbox.postgres.address) as connection:
         assert connection.execute("SELECT count(*) FROM committed").fetchone() == (1,)

@@ -58,7 +58,10 @@ def test_no_value_changes_on_its_way(old: Image, new: Image) -> None:
     "garbage",
     [
         *(b"", b"hello", record()[:-5], b"\xff\xfe\xfa{}", b"1", b"[]", b"null", b"{}"),
-        *(json.dumps({name: value for name, value in FIELDS.items() if name != left}).encode() for left in FIELDS),
+        *(
+            json.dumps({name: value for name, value in FIELDS.items() if name != omitted}).encode()
+            for omitted in FIELDS
+        ),
         *(record(operation="X"), record(operation=None), record(changed_at="yesterday"), record(relation=7)),
         *(record(new=5), record(new={"id": 5}), record(new={"id": [[]]})),
         *(record(new={"id": "\0"}), record(new={"\0": None})),

@@ -57,7 +57,7 @@ def test_settings_and_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SYNCER_CONFIG", str(tmp_path))
     (tmp_path / "syncer.yaml").write_text(SETTINGS.read_text())
     for template in TEMPLATES.values():
-        (volume,) = [found["secret"] for found in template["spec"]["volumes"] if found["name"] == "secrets"]
+        (volume,) = [mount["secret"] for mount in template["spec"]["volumes"] if mount["name"] == "secrets"]
         secret = SECRETS[volume["secretName"]]
         for container in containers(template):
             for env in container["env"] + (KAFKA if secret.get("kafka-properties") else []):
@@ -76,8 +76,8 @@ def test_settings_and_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyP
     command: Any = typer.main.get_command(app)
     context = command.make_context("syncer", [], resilient_parsing=True)
     for line in lines:
-        _, found, rest = command.resolve_command(context, line)
-        found.make_context(found.name, rest, parent=context)
+        _, subcommand, arguments = command.resolve_command(context, line)
+        subcommand.make_context(subcommand.name, arguments, parent=context)
 
 
 def test_migrations_are_applied_before_daemons() -> None:
@@ -86,18 +86,22 @@ def test_migrations_are_applied_before_daemons() -> None:
         files = {file.name for file in (KUBERNETES / folder).glob("*.yaml")} - {"kustomization.yaml"}
         kustomization = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())
         assert set(kustomization["resources"]) == {"../settings", *files}
-        found = {
-            each["kind"] for file in files for each in yaml.safe_load_all((KUBERNETES / folder / file).read_text())
+        kinds = {
+            manifest["kind"]
+            for file in files
+            for manifest in yaml.safe_load_all((KUBERNETES / folder / file).read_text())
         }
-        assert found & {"Job", "Deployment"} == {kind}
+        assert kinds & {"Job", "Deployment"} == {kind}
     assert {container["image"] for template in TEMPLATES.values() for container in containers(template)} == {"syncer"}
 
 
 def test_every_part_waits_for_the_daemon_to_end() -> None:
     """Each waits longer after SIGTERM than the daemon may take, before it kills the daemon."""
     seconds = [float(COMPOSE["services"]["syncer"]["stop_grace_period"].removesuffix("s"))]
-    seconds += [float(found) for found in re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)]
-    seconds += [found["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for found in DAEMONS.values()]
+    seconds += [float(number) for number in re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)]
+    seconds += [
+        deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for deployment in DAEMONS.values()
+    ]
     assert len(seconds) == 3
     assert min(seconds) > STOP_SECONDS + 10
 

@@ -213,8 +213,8 @@ def test_a_hint_that_claims_a_cause_is_given_for_this_cause_alone(
     explained = explain(cause)
     assert explained is not None
     assert hint in explained.hint
-    for other in others:
-        explained = explain(other)
+    for another in others:
+        explained = explain(another)
         assert explained is not None
         assert hint not in explained.hint, explained
 
@@ -253,7 +253,7 @@ QUOTING = (
 @pytest.mark.parametrize("reason", QUOTING, ids=range(len(QUOTING)))
 def test_a_reason_is_kept_without_what_it_quotes_of_the_document(reason: str) -> None:
     """What is wrong, and with which field, stays."""
-    kept = without_values(reason)
-    assert not re.search(r"4\.?815", kept), kept
-    assert kept[:20] == reason[:20]
+    shown = without_values(reason)
+    assert not re.search(r"4\.?815", shown), shown
+    assert shown[:20] == reason[:20]
     assert without_values("mapping set to strict, [a] is not allowed") == "mapping set to strict, [a] is not allowed"

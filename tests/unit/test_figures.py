@@ -19,13 +19,13 @@ MARK = re.compile(r"([\d,]*\.?\d+)(?: (%|s\b))?[^\d<|]*<!--([\w-]+)::(.+?)(?:::(
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
 
 
-def kept(benchmark: str, what: str, column: str, unit: str) -> float:
+def kept_figure(benchmark: str, what: str, column: str, unit: str) -> float:
     """What a mark names, in this unit, of the last kept run that measured it: a run may leave contestants out."""
     runs, scale = json.loads((RESULTS / f"{benchmark}.json").read_text()), 1.0
     if column:
         rows = [run.get("rows") or {**run.get("runs", {}), **run.get("first_fill", {})} for run in runs]
-        last = next(named[what] for named in reversed(rows) if what in named)
-        cells = [cells for name, cells in last.items() if name.endswith(column)]
+        last_run = next(named[what] for named in reversed(rows) if what in named)
+        cells = [cells for name, cells in last_run.items() if name.endswith(column)]
         assert cells, f"{benchmark}::{what} has no column {column}"
         value = float(sum(median(cell) if isinstance(cell, list) else cell for cell in cells))
     else:
@@ -52,7 +52,7 @@ def test_marked_figures_are_those_of_the_kept_runs() -> None:
         marks = MARK.findall(text)
         assert len(marks) == len(re.findall(r"<!--[\w-]+::", text)), page
         for figure, unit, benchmark, what, column in marks:
-            if not is_rounded(figure, value := kept(benchmark, what, column, unit)):
+            if not is_rounded(figure, value := kept_figure(benchmark, what, column, unit)):
                 wrong.append(f"{page.name}: {figure} {unit} is {value:,.3f}: {benchmark}::{what}::{column}")
     assert wrong == []
 

@@ -49,7 +49,7 @@ def test_the_interface_is_small_and_an_option_has_one_meaning() -> None:
     options = [option for command in ALL.values() for option in command.params if option.param_type_name == "option"]
     for option in options:
         meanings.setdefault(option.opts[0], set()).add(option.help)
-    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
+    assert {name: texts for name, texts in meanings.items() if len(texts) > 1} == {}
     assert (len(ALL) <= 26, len(options) <= 59) == (True, True)
 
 

@@ -24,8 +24,8 @@ CATALOGUE = {metric.name: metric for metric in (*GAUGES, *MEASURED)}
 
 def series(metric: Metric) -> list[str]:
     """The names that a query may use."""
-    parts = ("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",)
-    return [metric.name + part for part in parts]
+    suffixes = ("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",)
+    return [metric.name + suffix for suffix in suffixes]
 
 
 SERIES = {name: metric for metric in CATALOGUE.values() for name in series(metric)}
@@ -61,7 +61,7 @@ def test_every_alert_is_in_the_manual_and_no_other() -> None:
     entries = dict(zip(sections[::2], sections[1::2], strict=True))
     assert entries.keys() == ALERTS.keys()
     for name, text in entries.items():
-        assert [part in text for part in ("**Meaning.**", "**Check.**", "**Action.**")] == [True] * 3
+        assert [heading in text for heading in ("**Meaning.**", "**Check.**", "**Action.**")] == [True] * 3
         assert ALERTS[name]["annotations"]["runbook"] == f"docs/operating.md#{name.lower()}"
     assert set(re.findall(r"`(syncer_\w+)`", MANUAL)) <= CATALOGUE.keys()
     critical = [name for name, rule in ALERTS.items() if rule["labels"]["severity"] == "critical"]
@@ -77,5 +77,5 @@ def test_every_alert_is_raised_when_it_should_be() -> None:
     if promtool is None:
         pytest.skip("no promtool on this machine; Debian has it: apt-get install prometheus")
     for arguments in (["check", "rules", str(RULES_FILE)], ["test", "rules", str(CASES)]):
-        done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, completed.stdout + completed.stderr

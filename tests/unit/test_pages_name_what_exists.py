@@ -38,8 +38,8 @@ def prose(page: Path) -> str:
 
 def headings(page: Path) -> set[str]:
     """The headings of a page, as GitHub names them in links."""
-    found = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    titles = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in titles}
 
 
 def unknown_options(text: str) -> set[str]:
@@ -49,9 +49,9 @@ def unknown_options(text: str) -> set[str]:
         command = ROOT
         for word in call.split():
             command = getattr(command, "commands", {}).get(word, command)
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         named = re.findall(r" (--[a-z][a-z-]+)", call)
-        unknown |= {f"{command.name} {option}" for option in named if option not in known}
+        unknown |= {f"{command.name} {option}" for option in named if option not in options}
     return unknown
 
 
@@ -67,7 +67,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     quoted = re.findall(r"`([^`\n]+)`", text)
     sections = "|".join(Settings.model_fields)
     assert [name for name in quoted if re.fullmatch(rf"({sections})\.[a-z_]+", name) and name not in NAMES] == []
-    named = {found[1] for words in quoted if (found := re.match(r"syncer ([a-z][a-z-]*)", words))}
+    named = {call[1] for words in quoted if (call := re.match(r"syncer ([a-z][a-z-]*)", words))}
     assert named - COMMANDS.keys() == set()
     assert unknown_options(text) == set()
     links = re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", prose(page))

@@ -23,14 +23,14 @@ from syncer.monitoring.status import DocumentStatus, IndexFault, Reader, Server,
 from tests.support.world import REPOSITORY
 
 
-def made(of: Any, **facts: Any) -> Any:
+def example(of: Any, **facts: Any) -> Any:
     """One of that class; what is not given is 0, which is no and nothing, too."""
     return of(**dict.fromkeys(of.__dataclass_fields__, 0) | facts)
 
 
 INDEX, NEXT = "blogpost-000001", "blogpost-000002"
-JOB: Job = made(Job, id=7, kind=JobKind.BACKFILL, document="blogpost", index_name=INDEX, state=JobState.WRITING)
-DOCUMENT: DocumentStatus = made(
+JOB: Job = example(Job, id=7, kind=JobKind.BACKFILL, document="blogpost", index_name=INDEX, state=JobState.WRITING)
+DOCUMENT: DocumentStatus = example(
     DocumentStatus,
     name="blogpost",
     index="blogpost",
@@ -43,7 +43,7 @@ DOCUMENT: DocumentStatus = made(
     targets={INDEX: 7, NEXT: 7},
     searched=(INDEX,),
 )
-DAEMON: Daemon = made(
+DAEMON: Daemon = example(
     Daemon,
     host="web-1",
     process=42,
@@ -52,7 +52,7 @@ DAEMON: Daemon = made(
     leads=True,
     troubles=(),
 )
-STORED: Stored = made(
+STORED: Stored = example(
     Stored,
     at=100,
     totals={"captured": 10, "published": 10, "handled": 10},
@@ -166,22 +166,22 @@ def test_each_problem_is_named_once(found: Status, expected: list[str]) -> None:
 
 def test_a_component_that_retries_is_named_with_its_error() -> None:
     """Once for all daemons that meet it, wherever they are; briefly, it is about to pass. The lag goes on."""
-    other = replace(HEIR, leads=False, troubles=(replace(TROUBLE, seconds=3),))
-    both = status(daemons=(replace(DAEMON, troubles=(TROUBLE,)), other))
+    second = replace(HEIR, leads=False, troubles=(replace(TROUBLE, seconds=3),))
+    both = status(daemons=(replace(DAEMON, troubles=(TROUBLE,)), second))
     (problem,) = problems(both)
     assert (problem.message, problem.action) == ("Elasticsearch's disk is full, for 12 s.", "Make room")
     assert problem.detail == "worker-1 of web-1, process 42\nworker-1 of web-2, process 42"
     assert urgency(both) is Urgency.BAD
-    assert urgency(status(daemons=(DAEMON, other))) is Urgency.BUSY
+    assert urgency(status(daemons=(DAEMON, second))) is Urgency.BUSY
     assert replace(WITHOUT_KAFKA, at=130).lag_seconds == 37
 
 
 def test_what_is_unknown_is_null() -> None:
     """Postgres has never answered: no figure is made up."""
     blind = as_json(Status(at=1, servers=(down(POSTGRES),), stored=None, documents=()))
-    known = {"is_well", "headline", "status", "problems", "at", "servers"}
+    still_there = {"is_well", "headline", "status", "problems", "at", "servers"}
     assert blind.keys() == as_json(WELL).keys()
-    assert {name for name, value in blind.items() if value is not None} == known
+    assert {name for name, value in blind.items() if value is not None} == still_there
 
 
 def test_each_problem_has_an_entry_in_the_manual() -> None:
@@ -194,9 +194,9 @@ def test_each_problem_has_an_entry_in_the_manual() -> None:
 
 def test_of_several_hosts_the_one_that_refuses_is_named() -> None:
     """Libpq says a line for each, and another one may be a replica that answers."""
-    said = 'connection to server at "10.0.0.1", port 5432 failed: session is read-only\n'
-    said += 'connection to server at "10.0.0.2", port 5433 failed: Connection refused'
-    described, _ = describe("postgres", OperationalError(said))
+    libpq_message = 'connection to server at "10.0.0.1", port 5432 failed: session is read-only\n'
+    libpq_message += 'connection to server at "10.0.0.2", port 5433 failed: Connection refused'
+    described, _ = describe("postgres", OperationalError(libpq_message))
     assert described == "Postgres refuses connections at 10.0.0.2:5433"
 
 
@@ -216,9 +216,9 @@ def at(seconds: float, captured: int = 10, **facts: Any) -> Status:
     return replace(status(at=seconds, totals=totals, **facts), at=seconds)
 
 
-def silent(last: Status, seconds: float) -> Status:
+def silent(status: Status, seconds: float) -> Status:
     """A reading of this time, at which Postgres does not answer."""
-    return replace(last, at=seconds, servers=(down(POSTGRES),))
+    return replace(status, at=seconds, servers=(down(POSTGRES),))
 
 
 @pytest.mark.parametrize(
@@ -239,5 +239,5 @@ def test_a_sample_of_each_reading_is_kept(readings: list[Status], samples: list[
 
 def test_samples_of_more_than_an_hour_are_dropped() -> None:
     """However often the status is read, memory is bounded."""
-    kept = sampled(*(at(100 + 2.0 * number) for number in range(6000)))
-    assert (len(kept), kept[0][0]) == (KEPT_SECONDS / 2 + 1, 100 + 2 * 5999 - KEPT_SECONDS)
+    samples = sampled(*(at(100 + 2.0 * number) for number in range(6000)))
+    assert (len(samples), samples[0][0]) == (KEPT_SECONDS / 2 + 1, 100 + 2 * 5999 - KEPT_SECONDS)

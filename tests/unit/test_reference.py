@@ -38,8 +38,8 @@ def settings() -> Iterator[str]:
         meanings, schema = attribute_docstrings(model), model.model_json_schema()["properties"]
         yield from (f"## {name}", "", inspect.cleandoc(model.__doc__ or ""), "")
         yield from ("| setting | kind | default | meaning |", "|---|---|---|---|")
-        for field, info in model.model_fields.items():
-            yield f"| `{name}.{field}` | {kind(schema[field])} | {default(info)} | {meanings.get(field, '')} |"
+        for field, field_info in model.model_fields.items():
+            yield f"| `{name}.{field}` | {kind(schema[field])} | {default(field_info)} | {meanings.get(field, '')} |"
         yield ""
 
 
@@ -63,11 +63,11 @@ def kind(schema: Mapping[str, Any]) -> str:
     return str(schema.get("format", schema["type"]))
 
 
-def default(info: FieldInfo) -> str:
+def default(field_info: FieldInfo) -> str:
     """What a setting is if it is not given."""
-    if info.is_required():
+    if field_info.is_required():
         return "**none**"
-    value = info.get_default(call_default_factory=True)
+    value = field_info.get_default(call_default_factory=True)
     if value in (None, {}, (), []):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

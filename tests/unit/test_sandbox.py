@@ -41,11 +41,11 @@ def test_folder_keeps_the_version_of_its_first_start(folder: Path) -> None:
 def test_unknown_version_is_refused_before_anything_is_made(folder: Path, name: str) -> None:
     """The error names the versions that there are, and the folder keeps none."""
     sandbox = Sandbox(folder, versions=Versions(**{name: "1.0"}))
-    [wanted] = [server for server in sandbox.servers if server.name.lower() == name]
-    with pytest.raises(SandboxError, match=rf"no {wanted.name} 1\.0") as raised:
-        wanted.start()
-    assert wanted.default_version in raised.value.hint
-    assert not wanted.folder.exists()
+    [chosen] = [server for server in sandbox.servers if server.name.lower() == name]
+    with pytest.raises(SandboxError, match=rf"no {chosen.name} 1\.0") as raised:
+        chosen.start()
+    assert chosen.default_version in raised.value.hint
+    assert not chosen.folder.exists()
     assert Sandbox(folder).postgres.version == "18"
 
 
@@ -70,9 +70,11 @@ def test_missing_extra_is_explained() -> None:
     """Only the commands that start servers need the extra's packages; without them the error says how to get them."""
     program = "import sys; sys.modules['psutil'] = None; from syncer.cli.app import main; main()"
     for command, code in (["sandbox", "stop"], 1), (["demo"], 1), (["--help"], 0):
-        done = subprocess.run([sys.executable, "-c", program, *command], check=False, capture_output=True, text=True)
-        assert done.returncode == code
-        assert ("The sandbox needs a package that is not installed: psutil" in done.stderr) == bool(code)
+        completed = subprocess.run(
+            [sys.executable, "-c", program, *command], check=False, capture_output=True, text=True
+        )
+        assert completed.returncode == code
+        assert ("The sandbox needs a package that is not installed: psutil" in completed.stderr) == bool(code)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a server as somebody else")
@@ -100,13 +102,13 @@ def test_ports_are_no_clients_and_kept_while_they_are_free(monkeypatch: pytest.M
         assert {one, other} == set(ports)
         with socket.create_server(("127.0.0.1", one)), chosen_ports(1, preferred=(one,)) as none:
             assert none == ()
-    with chosen_ports(2, preferred=ports) as kept:
-        assert kept == ports
+    with chosen_ports(2, preferred=ports) as ports_kept:
+        assert ports_kept == ports
 
 
 def test_recycled_id_is_not_mistaken() -> None:
     """The same id, started at another moment, is another process."""
     process = psutil.Process()
-    own = ProcessMark.of(process)
-    assert own.find() == process
-    assert replace(own, started_ticks=own.started_ticks - 1).find() is None
+    mark = ProcessMark.of(process)
+    assert mark.find() == process
+    assert replace(mark, started_ticks=mark.started_ticks - 1).find() is None

@@ -50,8 +50,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Send the range that is asked for, or everything."""
         asked = self.headers["Range"]
         self.server.asked.append(asked)
-        first, last = map(int, asked.removeprefix("bytes=").split("-"))
-        body = self.server.content[first : last + 1] if self.server.ranges else self.server.content
+        first_byte, last_byte = map(int, asked.removeprefix("bytes=").split("-"))
+        body = self.server.content[first_byte : last_byte + 1] if self.server.ranges else self.server.content
         self.send_response(206 if self.server.ranges else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -130,9 +130,9 @@ def test_falsified_download_is_refused(repository: Repository, tmp_path: Path, m
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Cache]:
     """An empty cache, under a strict umask."""
-    before = os.umask(0o077)
+    umask = os.umask(0o077)
     yield Cache(tmp_path / "cache", account=Account())
-    os.umask(before)
+    os.umask(umask)
 
 
 def test_folder_of_a_zip_is_fetched_once_and_nothing_else(
@@ -149,8 +149,8 @@ def test_folder_of_a_zip_is_fetched_once_and_nothing_else(
     monkeypatch.setattr(cache_module, "read_lock", lambda: {"elasticsearch": {"8": [artifact]}})
     assert artifact.size_bytes < 2.1 * len(CONTENT)
     with ThreadPoolExecutor(2) as threads:
-        folder, other = threads.map(lambda _: cache.fetched("elasticsearch", "8"), range(2))
-    assert folder == other
+        folder, second_folder = threads.map(lambda _: cache.fetched("elasticsearch", "8"), range(2))
+    assert folder == second_folder
     assert len(repository.asked) == 2
     assert {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} == {"bin/run", "lib/b"}
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in (folder, *folder.rglob("*")))

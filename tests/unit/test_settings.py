@@ -178,8 +178,8 @@ def test_a_property_that_a_guarantee_rests_on_is_refused(monkeypatch: pytest.Mon
 )
 def test_the_connection_string_has_our_defaults(dsn: str, timeout: str, attributes: str | None) -> None:
     """It waits ten seconds, and passes over a standby that answers first, unless it says otherwise."""
-    parts = conninfo_to_dict(PostgresSettings(dsn=SecretStr(dsn)).conninfo)
-    assert (parts["connect_timeout"], parts.get("target_session_attrs")) == (timeout, attributes)
+    options = conninfo_to_dict(PostgresSettings(dsn=SecretStr(dsn)).conninfo)
+    assert (options["connect_timeout"], options.get("target_session_attrs")) == (timeout, attributes)
 
 
 SECRETS = {

@@ -14,11 +14,13 @@ TARGET = Target.of_index("blog-1")
 WRITES = {TARGET.write_alias: {"is_hidden": True}}
 
 
-def judged(settings: dict[str, Any], mappings: dict[str, Any] | None = None, **others: Any) -> list[Effect]:
+def judged(settings: dict[str, Any], mappings: dict[str, Any] | None = None, **index_facts: Any) -> list[Effect]:
     """The effects of what is found of an index that remembers deletes."""
     settings = {"index.gc_deletes": "1h"} | settings
-    answer = {"blog-1": {"aliases": WRITES, "settings": settings, "mappings": mappings or {}} | others}
-    return [found.effect for found in shortcomings.find(TARGET, answer, searched_as="blog", has_routing=False)]
+    answer = {"blog-1": {"aliases": WRITES, "settings": settings, "mappings": mappings or {}} | index_facts}
+    return [
+        shortcoming.effect for shortcoming in shortcomings.find(TARGET, answer, searched_as="blog", has_routing=False)
+    ]
 
 
 VECTOR = {"properties": {"a": {"type": "nested", "properties": {"b": {"type": "dense_vector"}}}}}
@@ -57,8 +59,8 @@ def test_each_shortcoming_is_found_once(
 
 def test_an_index_that_is_gone_or_not_alone_is_named() -> None:
     """What else its write alias leads to is named, with the request that takes it out."""
-    (gone,) = shortcomings.find(TARGET, {})
+    (absence,) = shortcomings.find(TARGET, {})
     index = {"aliases": WRITES, "settings": {}, "mappings": {}}
-    (other,) = shortcomings.find(TARGET, {"blog-1": index, "blog-1-copy": index})
-    assert ("is gone" in gone.problem, "syncer apply" in gone.hint) == (True, True)
-    assert ("blog-1-copy" in other.problem, other.remedy.startswith("POST /_aliases")) == (True, True)
+    (shortcoming,) = shortcomings.find(TARGET, {"blog-1": index, "blog-1-copy": index})
+    assert ("is gone" in absence.problem, "syncer apply" in absence.hint) == (True, True)
+    assert ("blog-1-copy" in shortcoming.problem, shortcoming.remedy.startswith("POST /_aliases")) == (True, True)

@@ -31,11 +31,11 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of `retry`, and no trouble that another test has left."""
-    made = Clock()
-    monkeypatch.setattr(base_retry, "monotonic", made)
+    clock = Clock()
+    monkeypatch.setattr(base_retry, "monotonic", clock)
     for name in ("_failing", "_outages", "_logged_at", "_answered_at", "_silences"):
         monkeypatch.setattr(base_retry, name, {})
-    return made
+    return clock
 
 
 FULL = UnavailableError("full", hint="make room", kind="429")
@@ -100,7 +100,7 @@ def test_an_outage_lasts_from_the_first_failure_to_the_first_success(clock: Cloc
         clock.now += 10
         recovered("worker-1")
         clock.now += 5
-        assert [(each.component, each.seconds) for each in troubles()] == [("relay", 65)]
+        assert [(trouble.component, trouble.seconds) for trouble in troubles()] == [("relay", 65)]
         recovered("relay")
     assert noted(logs) == ["worker-1 was held up for 1 min 0 s: full"]
     assert troubles() == []
@@ -119,7 +119,7 @@ def test_only_an_answer_of_a_server_ends_its_outage(clock: Clock) -> None:
         clock.now += 5
         recovered("worker-1")
         failed("worker-1", AWAY, seconds=60)
-        assert [each.seconds for each in troubles()] == [5]  # it has answered since
+        assert [trouble.seconds for trouble in troubles()] == [5]  # it has answered since
         give_up("worker-1")
         answered("postgres")
         answered("kafka", seconds=11)

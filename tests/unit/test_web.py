@@ -235,7 +235,7 @@ def status(url: str) -> int:
 
 def test_a_postgres_that_hangs_holds_up_no_health() -> None:
     """However many ask what only Postgres knows: the rest is answered, and some of them are to come again."""
-    with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as many:
+    with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as pool:
         dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]} connect_timeout=8")
         postgres = PostgresSettings(dsn=dsn)
         guard = Guard(host=LOCAL, token=None)
@@ -244,7 +244,7 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
         assert listening is not None
         web = web_server.WebServer(listening, App(guard, answers))
         with running(web):
-            asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
+            asking = [pool.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
             assert status(f"{web.address}/healthz") == 200
             assert status(f"{web.address}/readyz") == 503
             assert not all(answer.done() for answer in asking)  # it has not waited for them
@@ -300,10 +300,10 @@ def test_one_address_leaves_connections_to_others(monkeypatch: pytest.MonkeyPatc
         for _ in range(2 * web_server._LIMITS["connection_limit"]):
             stack.enter_context(closing(socket.create_connection(address)))
         for source in ("127.0.0.2", "127.0.0.3", "127.1.1.1"):
-            other = http.client.HTTPConnection(address[0], address[1], timeout=30, source_address=(source, 0))
-            with closing(other):
-                other.request("GET", "/metrics")
-                assert other.getresponse().status == 200
+            connection = http.client.HTTPConnection(address[0], address[1], timeout=30, source_address=(source, 0))
+            with closing(connection):
+                connection.request("GET", "/metrics")
+                assert connection.getresponse().status == 200
 
 
 def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,15 +314,15 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert web_server.listen(WebSettings(port=None)) is None
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         web_server.listen(WebSettings(host="192.0.2.1", port=0))
-    with closing(socket.create_server((LOCAL, 0))) as other:
-        port = other.getsockname()[1]
+    with closing(socket.create_server((LOCAL, 0))) as occupied:
+        port = occupied.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}") as refused:
             web_server.listen(WebSettings(port=port))
         assert "SYNCER_WEB_PORT" in refused.value.hint
         default = WebSettings.model_construct(host=LOCAL, port=port, _fields_set=set())
-        found = web_server.listen(default)
-        assert found is not None
-        with closing(found):
-            assert port < found.getsockname()[1] < port + web_server.PORTS_TRIED
+        listening = web_server.listen(default)
+        assert listening is not None
+        with closing(listening):
+            assert port < listening.getsockname()[1] < port + web_server.PORTS_TRIED
         monkeypatch.setattr(web_server, "PORTS_TRIED", 1)
         assert web_server.listen(default) is None

@@ -80,15 +80,32 @@ SELECT array(SELECT format('%s %s %s', t.oid, t.attached_by, pg_relation_filenod
              FROM tree AS t JOIN pg_trigger AS g ON g.tgrelid = t.oid JOIN pg_proc AS p ON p.oid = g.tgfoid
              WHERE p.pronamespace = 'syncer'::regnamespace ORDER BY g.oid)
 """
+# A partition that has its first file, of no page, is as it was created, or its rows were deleted: if detached, maybe
+# since then. But only VACUUM takes pages from a file.
+_IS_EMPTY = """
+SELECT FROM pg_class AS p
+WHERE p.oid = coalesce((SELECT g.tgrelid FROM pg_trigger AS g WHERE g.oid = e.oid AND NOT e.is_file), e.oid)
+  AND p.relkind = 'r' AND pg_relation_filenode(p.oid) = p.oid AND pg_relation_size(p.oid) = 0
+  AND (p.reltuples < 0 OR e.entry = ANY (m.files))
+"""
+# What differs of a partition that had no row changes no document, nor does a trigger that is gone: see `lost`.
 # Everything seen here was committed before the change that reports it.
 _NOTE = f"""
-WITH moved AS (
-    UPDATE syncer.capture AS c SET files = ({_FILES}) WHERE c.files <> ({_FILES}) RETURNING c.relation
+WITH present AS (
+    SELECT c.relation, c.files AS before, ({_FILES}) AS files FROM syncer.capture AS c
+), moved AS (
+    UPDATE syncer.capture AS c SET files = n.files
+    FROM present AS n WHERE n.relation = c.relation AND c.files <> n.files RETURNING n.*
+), noted AS (
+    SELECT m.relation FROM moved AS m WHERE EXISTS (
+        SELECT FROM (SELECT entry, split_part(entry, ' ', 1)::oid AS oid, entry LIKE '% % %' AS is_file
+                     FROM unnest(m.before || m.files) AS entry GROUP BY 1 HAVING count(*) = 1) AS e
+        WHERE NOT EXISTS ({_IS_EMPTY}) AND (e.is_file OR EXISTS (SELECT FROM pg_trigger AS g WHERE g.oid = e.oid)))
 ), written AS (
     INSERT INTO syncer.outbox (segment, relation, operation)
-    SELECT s.last_value, m.relation, 'N' FROM moved AS m, syncer.outbox_segment AS s
+    SELECT s.last_value, n.relation, 'N' FROM noted AS n, syncer.outbox_segment AS s
 )
-SELECT relation FROM moved ORDER BY 1
+SELECT relation FROM noted ORDER BY 1
 """.format(relation="c.relation")
 _ROW, _TRUNCATE = 29, 32
 """``tgtype`` of a trigger after INSERT, UPDATE or DELETE of each row, and of one after TRUNCATE."""
@@ -227,7 +244,7 @@ def arm(connection: Connection) -> dict[str, str]:
 def note(connection: Connection) -> list[str]:
     """Have documents refreshed whose tables have other files, partitions or triggers than before.
 
-    That is a partition that was attached or detached with its rows, dropped, or truncated by itself; a table of any
+    That is a partition that was attached or detached with rows, dropped, or truncated by itself; a table of any
     kind that was rewritten, possibly with other values, as by ALTER TABLE … TYPE … USING; and a trigger that was
     disabled for a while, or dropped and created. VACUUM FULL, CLUSTER and TRUNCATE look the same.
 

@@ -214,7 +214,12 @@ CHANGED_SETS = (
     CREATE TABLE n (LIKE events_1); INSERT INTO n VALUES (45, 9);
     ALTER TABLE events ATTACH PARTITION n FOR VALUES FROM (40) TO (50)
     """,
-    "CREATE TABLE n (LIKE events_1); ALTER TABLE events_3 ATTACH PARTITION n FOR VALUES FROM (1000) TO (2000)",
+    """
+    CREATE TABLE n (LIKE events_1); INSERT INTO n VALUES (35, 1009);
+    ALTER TABLE events_3 ATTACH PARTITION n FOR VALUES FROM (1000) TO (2000); TRUNCATE n
+    """,
+    "INSERT INTO events_3b VALUES (31, 500); ALTER TABLE events_3 DETACH PARTITION events_3b; DELETE FROM events_3b",
+    "ALTER TABLE events DETACH PARTITION events_1; DELETE FROM events_1; VACUUM events_1",
     "DROP TABLE events_2",
     f"{AWAY.format('events_2')} VALUES FROM (20) TO (30)",
     f"{AWAY.format('events_3')} VALUES FROM (30) TO (40)",
@@ -229,10 +234,30 @@ def test_partitions_that_come_or_go_with_their_rows_are_noted_once(events: World
         install(events)
         note(events)
         assert note(events) == [], statements
-        events.sql(statements)
+        with psycopg.connect(events.dsn, autocommit=True) as application:
+            for statement in statements.split(";"):
+                application.execute(statement.encode())
         forget(events)
         looks = [(note(events), written(events)) for _ in range(2)]
         assert looks == [([WHOLE], [NOTED]), ([], [])], statements
+
+
+UNCHANGED_SETS = (
+    "CREATE TABLE n PARTITION OF events FOR VALUES FROM (40) TO (50)",
+    "CREATE TABLE n (LIKE events_1); ALTER TABLE events ATTACH PARTITION n FOR VALUES FROM (40) TO (50); ANALYZE n",
+    "CREATE TABLE n PARTITION OF events_3 FOR VALUES FROM (1000) TO (2000)",
+    "ALTER TABLE events_3 DETACH PARTITION events_3b",
+)
+
+
+@pytest.mark.parametrize("statements", UNCHANGED_SETS)
+def test_an_empty_partition_comes_and_goes_without_a_change(events: World, statements: str) -> None:
+    """No document shows a row of it: nothing is written again. Rows that it gets later are changes as usual."""
+    events.sql(statements)
+    forget(events)
+    assert (note(events), written(events)) == ([], [])
+    events.sql("INSERT INTO events VALUES (12, 7)")
+    assert written(events) == inserted((7, 12))
 
 
 def test_a_partition_that_is_being_detached_concurrently_is_noted_once(events: World) -> None:

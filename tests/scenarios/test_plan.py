@@ -288,6 +288,31 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
 
 
 @pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        ("timestamptz", "extract(epoch FROM at AT TIME ZONE 'UTC')::text"),
+        ("date", "(at - '1970-01-01'::date)::text"),
+        ("timestamp(3)", "extract(epoch FROM at)::text"),
+        ("int4range", ""),
+    ],
+)
+def test_a_key_whose_text_no_index_can_have_gets_one_that_it_can(blog: World, type_: str, text: str) -> None:
+    """What plan proposes is tried: it can be run, and helps once select.sql makes such an _id."""
+    value = "int4range(i, i + 1)" if type_ == "int4range" else "'2026-01-01'::date + i"
+    blog.sql(f"CREATE TABLE marks (id int, at {type_}, note text, PRIMARY KEY (id, at))")
+    blog.sql(f"INSERT INTO marks SELECT i, {value}, repeat('x', 500) FROM generate_series(1, 6000) AS i; ANALYZE marks")
+    select = "SELECT m.id::text || ':' || {} AS _id, m.note FROM marks AS m"
+    blog.define("mark", select.format("m.at::text"))
+    (missing,) = look(blog, "mark").missing_indexes
+    if not text:
+        assert missing.statement.startswith("-- no index of public.marks can find _id")
+        return
+    assert "once select.sql" in missing.condition
+    blog.define("mark", select.format(text.replace("at", "m.at", 1) if type_ == "date" else text))
+    require_helpful(blog, "mark", missing.statement)
+
+
+@pytest.mark.parametrize(
     "statement",
     [
         "DROP INDEX by_author",

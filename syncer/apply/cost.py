@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -24,6 +25,7 @@ from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection, bounded, value
 from syncer.documents import queries
 from syncer.documents.registry import Document, TableUse
+from syncer.drafts.rules import KEY_TEXTS
 
 SAMPLE_ROWS = 20
 """How many rows of a table are tried."""
@@ -57,6 +59,10 @@ JOIN pg_namespace AS n ON n.oid = c.relnamespace
 """
 _COMPUTED_ID = re.compile(r"\((.+) = ANY \('\{.*\}'::.*\)\)", re.DOTALL)
 """How a build finds documents by an ``_id`` that is an expression."""
+_KEY_COLUMNS = """
+SELECT quote_ident(a.attname), t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND t.typname = ANY ($2)
+"""
 _FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
 _EQUAL = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+)\)*(?:::[^=<>]*)? = |= \(*(?:{0})\.("[^"]+"|\w+)'
 """A column of a table by its alias, as a side of an equality; perhaps cast."""
@@ -215,12 +221,32 @@ def _lacking(
         sides = {condition: equal.findall(condition) for condition in conditions if equal.search(condition)}
         columns = list(dict.fromkeys(column for pairs in sides.values() for pair in pairs for column in pair if column))
         condition = " AND ".join(sides)
+        if pages < _FEW_PAGES:
+            continue
         if computed_id := _COMPUTED_ID.fullmatch(node.get("Filter", "")):
-            columns = ["(" + re.sub(rf'(?<![\w."]){re.escape(node["Alias"])}\.', "", computed_id[1]) + ")"]
-            condition = "_id; Postgres refuses to index it if a column in it is not cast to text, as in id::text"
+            expression = re.sub(rf'(?<![\w."]){re.escape(node["Alias"])}\.', "", computed_id[1])
+            if (indexed := _indexed(connection, relation, expression)) is None:
+                yield f"-- no index can find this _id of {relation}: use a column of its own as _id", expression
+                continue
+            columns, condition = [f"({indexed})"], "_id"
+            if indexed != expression:
+                condition = "_id, once select.sql makes it so: Postgres cannot index the text of an instant or a date"
         how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
-        if columns and pages >= _FEW_PAGES:
+        if columns:
             yield f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});", condition
+
+
+def _indexed(connection: Connection, relation: str, expression: str) -> str | None:
+    """Return an ``_id`` that an index can find, tried on an empty copy: as it is, or made of other texts; or None."""
+    rewritten = expression
+    for column, type_ in connection.execute(_KEY_COLUMNS, (relation, list(KEY_TEXTS))):
+        rewritten = rewritten.replace(f"({column})::text", f"({KEY_TEXTS[type_].format(column)})")
+    for candidate in dict.fromkeys((expression, rewritten)):
+        with suppress(pg.InvalidObjectDefinition), connection.transaction(force_rollback=True):
+            connection.execute(sql.SQL(f"CREATE TEMPORARY TABLE syncer_copy (LIKE {relation})"))  # quoted by Postgres
+            connection.execute(sql.SQL(f"CREATE INDEX ON syncer_copy (({candidate}))"))
+            return candidate
+    return None
 
 
 def ranked(missing: Iterable[MissingIndex]) -> tuple[MissingIndex, ...]:

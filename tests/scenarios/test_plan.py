@@ -305,7 +305,7 @@ def test_a_key_whose_text_no_index_can_have_gets_one_that_it_can(blog: World, ty
     blog.define("mark", select.format("m.at::text"))
     (missing,) = look(blog, "mark").missing_indexes
     if not text:
-        assert missing.statement.startswith("-- no index of public.marks can find _id")
+        assert missing.statement.startswith("-- no index can find this _id of public.marks")
         return
     assert "once select.sql" in missing.condition
     blog.define("mark", select.format(text.replace("at", "m.at", 1) if type_ == "date" else text))

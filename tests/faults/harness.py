@@ -144,11 +144,11 @@ def create(connection: Connection, kind: JobKind = JobKind.BACKFILL, name: str =
 def wait_done(connection: Connection, job: Job) -> Job:
     """The job once it is done; each document that was listed counts once."""
     wait_until(lambda: find(connection, job.id).state.is_finished, what="the job is finished")
-    done = find(connection, job.id)
-    assert done.state is JobState.DONE, done
-    assert done.indexed + done.deleted + done.skipped + done.dead_lettered == done.documents_done
-    assert done.documents_done == done.documents_total
-    return done
+    finished = find(connection, job.id)
+    assert finished.state is JobState.DONE, finished
+    assert finished.indexed + finished.deleted + finished.skipped + finished.dead_lettered == finished.documents_done
+    assert finished.documents_done == finished.documents_total
+    return finished
 
 
 def two_documents(world: World) -> World:
@@ -211,8 +211,8 @@ def after(act: Callable[[], object]) -> Spoil:
     acts = iter([act])
 
     def write_late(write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-        for each in acts:
-            each()
+        for remaining_act in acts:
+            remaining_act()
         return write(target, compositions)
 
     return write_late
@@ -227,7 +227,7 @@ def too_many_requests() -> ApiError:
 
 def refused(compositions: Sequence[Composition], kind: str, *, status: int = 429) -> list[Rejection]:
     """What Elasticsearch answers to single documents of a request."""
-    return [Rejection(composition=each, status=status, kind=kind, reason=kind) for each in compositions]
+    return [Rejection(composition=composition, status=status, kind=kind, reason=kind) for composition in compositions]
 
 
 # Servers

@@ -73,8 +73,8 @@ def test_a_backlog_is_given_up_while_elasticsearch_is_away(world: World, *, is_a
     fill(world)
     port = urlsplit(world.endpoints.elasticsearch_url).port
     assert port is not None
-    with line(port) as first:
-        address = first.port
+    with line(port) as first_line:
+        address = first_line.port
         away = {**_LIMIT, "SYNCER_ELASTICSEARCH_URL": f"http://127.0.0.1:{address}"}
         if not is_away_at_the_start:
             daemon = world.daemon(program=_HASTY.program, environment=away)

@@ -56,8 +56,10 @@ def under_writers(world: World, statement: str) -> None:
         with psycopg.connect(world.dsn, autocommit=True) as connection, suppress(psycopg.errors.DeadlockDetected):
             connection.execute(statement.encode())
             is_done = True
-        before = list(counts)
-        wait_until(lambda: all(now > then + 10 for now, then in zip(counts, before, strict=True)), what="they write on")
+        earlier_counts = list(counts)
+        wait_until(
+            lambda: all(now > then + 10 for now, then in zip(counts, earlier_counts, strict=True)), what="they write on"
+        )
     if not is_done:
         world.sql(statement)
 
@@ -77,17 +79,17 @@ def start_over(world: World, *migrate: str) -> None:
     ended = world.syncer("migrate", *migrate)
     assert ended.returncode == 0, ended.stderr
     counts: list[int] = []
-    done = threading.Event()
+    finished = threading.Event()
 
     def search(stop: threading.Event, _: object, __: object) -> None:
         with world.elasticsearch() as client:
-            while not (stop.is_set() and done.is_set()):
+            while not (stop.is_set() and finished.is_set()):
                 counts.append(client.count(index=world.alias)["count"])
                 stop.wait(0.05)
 
     with at_work(world, [search]):
         applied = world.syncer("apply", "--yes", "--take-over", "*")
-        done.set()
+        finished.set()
     assert applied.returncode == 0, applied.stdout + applied.stderr
     assert set(counts) == {20}
     with world.elasticsearch() as client:
@@ -313,11 +315,11 @@ def load(world: World, dump: str, *options: str) -> subprocess.CompletedProcess[
 
 def test_data_that_is_restored_beside_a_schema_of_its_own_names_foreign_indices(filled: World) -> None:
     """The rows name indices of the database that was dumped: nothing is written to them, and apply replaces them."""
-    data = dumped(filled, "--data-only", "--disable-triggers")
+    rows_dump = dumped(filled, "--data-only", "--disable-triggers")
     filled.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     filled.sql(BLOG_SCHEMA.read_text())
     filled.migrate()
-    load(filled, data)
+    load(filled, rows_dump)
     assert filled.sql("SELECT count(*) FROM syncer.document") == [(1,)]
     for command in (("apply", "--yes"), ("run",)):
         refused = filled.syncer(*command)
@@ -336,15 +338,15 @@ def test_a_take_over_that_dies_is_gone_on_with(
     """Searches find the other index until the new one is complete, however often apply is run."""
     filled.sql("DROP SCHEMA syncer CASCADE")
     filled.migrate()
-    before = filled.held()
+    indexed = filled.held()
     if not is_fenced:
         monkeypatch.setattr(Indices, "take_over", lambda *_: None)
     with filled.connect() as connection, filled.indices() as indices:
         active = plan.read_active(connection)
         definitions = [definition.load(folder) for folder in definition.folders(filled.config)]
-        steps = [plan.step(connection, indices, wanted, active, takes_over=True) for wanted in definitions]
+        steps = [plan.step(connection, indices, desired, active, takes_over=True) for desired in definitions]
         activate.carry_out(connection, indices, plan.assemble(connection, steps, active))
-    assert filled.held() == before
+    assert filled.held() == indexed
     filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
     if not is_fenced:
         assert "--take-over blogpost" in filled.syncer("apply", "--yes").stderr
@@ -454,8 +456,8 @@ def test_a_refresh_says_no_cause_that_is_not_known(filled: World, statement: str
     with following(filled) as follower:
         follower.drain()
         with psycopg.connect(filled.dsn, autocommit=True) as connection:
-            for part in statement.split(";"):
-                connection.execute(part.encode())
+            for command in statement.split(";"):
+                connection.execute(command.encode())
         with closing(Watch(connect=filled.connect)) as watch:
             watch.run_once()
         follower.handle()

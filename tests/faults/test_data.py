@@ -316,8 +316,8 @@ def test_one_row_that_fails_hides_no_other(empty_world: World, select: str) -> N
     assert verified.returncode == 1, verified
     (report,) = json.loads(verified.stdout)
     assert report["suspended"] is None
-    found = {drift["id"]: drift["kind"] for drift in report["drifts"]}
-    assert found == {"3": "missing", "4500": "extra", "4999": "failing"}
+    kinds_of_drift = {drift["id"]: drift["kind"] for drift in report["drifts"]}
+    assert kinds_of_drift == {"3": "missing", "4500": "extra", "4999": "failing"}
     assert report["documents"] == 4000
     told = world.syncer("verify").stdout + world.syncer("explain", "pay", "4999").stdout
     assert VALUE not in told + verified.stdout

@@ -48,10 +48,10 @@ _SETTINGS = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[ElasticsearchServer]:
     """A narrow Elasticsearch that no other module uses."""
-    with sandbox_of_its_own() as own:
-        own.elasticsearch.settings |= _SETTINGS | {"path.repo": str(own.elasticsearch.folder / "snapshots")}
-        own.elasticsearch.start()
-        yield own.elasticsearch
+    with sandbox_of_its_own() as fresh:
+        fresh.elasticsearch.settings |= _SETTINGS | {"path.repo": str(fresh.elasticsearch.folder / "snapshots")}
+        fresh.elasticsearch.start()
+        yield fresh.elasticsearch
 
 
 @pytest.fixture
@@ -133,16 +133,16 @@ def test_a_command_waits_for_room(narrow: World, proxy: Proxy) -> None:
     """What Elasticsearch refuses with 429 was not done, and is asked for again."""
     narrow.backfill()
     with proxy.spoiling(refused(429, "circuit_breaking_exception"), times=2, path="/"):
-        done = narrow.syncer("verify")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "larger than the limit" in done.stderr
+        completed = narrow.syncer("verify")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "larger than the limit" in completed.stderr
 
 
 def test_what_is_too_large_is_split_or_dead_lettered(narrow: World) -> None:
     """Requests are halved until they fit. A document that never fits is dead-lettered, with the limit's name."""
     posts = "INSERT INTO posts (id, user_id, title, body) "
-    many = "SELECT g, 1, 'of many', repeat('x', 5000) FROM generate_series(1000, 1999) AS g"
-    narrow.sql(posts + many)
+    many_rows = "SELECT g, 1, 'of many', repeat('x', 5000) FROM generate_series(1000, 1999) AS g"
+    narrow.sql(posts + many_rows)
     for id_, size in ((7001, _REQUEST_BYTES_MAX), (7002, _PRESSURE_BYTES_MAX)):
         narrow.sql(posts + "VALUES (%s, 1, 'too large', repeat('x', %s))", id_, size + 1)
     daemon = narrow.daemon()
@@ -237,8 +237,8 @@ def test_a_writer_that_stalls_before_a_move_leaves_no_copy_on_the_other_shard(
             routed.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, 'old', '')", id_, here)
 
             def change(id_: int = id_, changes: Sequence[str] = changes) -> None:
-                for each in changes:
-                    routed.sql(each.format(here=here, there=there, id=id_))
+                for statement in changes:
+                    routed.sql(statement.format(here=here, there=there, id=id_))
                     prompt.write(routed.index_of(), [str(id_)])
 
             with spoilt(routed, after(change)) as overtaken, routed.writer(overtaken) as late:
@@ -295,7 +295,7 @@ def test_a_version_that_another_client_raises_keeps_no_change_from_being_written
 def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
     """Not even one that is earlier than a state whose change is not handled yet."""
     over = threading.Event()
-    seen: list[int] = []
+    versions: list[int] = []
     blog.sql("UPDATE posts SET title = '0' WHERE id = 2")
 
     def write() -> None:
@@ -306,8 +306,8 @@ def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
     def look() -> None:
         with blog.elasticsearch() as client:
             while not over.is_set():
-                found = client.options(ignore_status=404).get(index=blog.alias, id="2")
-                seen.extend([int(found["_source"]["title"])] if found["found"] else [])
+                answer = client.options(ignore_status=404).get(index=blog.alias, id="2")
+                versions.extend([int(answer["_source"]["title"])] if answer["found"] else [])
 
     with ThreadPoolExecutor(4) as threads, blog.connect() as connection:
         racing = [threads.submit(work) for work in (write, write, write, look)]
@@ -316,15 +316,15 @@ def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
         def is_enough() -> bool:
             for state in itertools.islice(states, 50):
                 connection.execute("UPDATE public.posts SET title = $1 WHERE id = 2", (str(state),))
-            return len(set(seen)) > 20 or any(each.done() for each in racing)
+            return len(set(versions)) > 20 or any(racer.done() for racer in racing)
 
         try:
             wait_until(is_enough, what="twenty states are seen")
         finally:
             over.set()
-        for each in racing:
-            each.result()
-    assert seen == sorted(seen)
+        for racer in racing:
+            racer.result()
+    assert versions == sorted(versions)
 
 
 # Progress
@@ -333,22 +333,22 @@ def test_a_reader_never_sees_an_earlier_state(blog: World) -> None:
 def test_what_a_busy_elasticsearch_refuses_is_sent_again(world: World) -> None:
     """Whole requests, and single documents of others: neither workers nor jobs lose one, or count it twice."""
     harness.add_posts(world, 60)
-    seen: set[str] = set()
+    ids_seen: set[str] = set()
     turn = itertools.count()
 
     def busy(write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
         if next(turn) % 3 == 0:
             raise harness.too_many_requests()
-        new = [each for each in compositions if each.id not in seen]
-        seen.update(each.id for each in new)
-        outcome = write(target, [each for each in compositions if each not in new])
+        new = [composition for composition in compositions if composition.id not in ids_seen]
+        ids_seen.update(composition.id for composition in new)
+        outcome = write(target, [composition for composition in compositions if composition not in new])
         outcome.rejections += harness.refused(new, "es_rejected_execution_exception")
         return outcome
 
     with spoilt(world, busy) as index, world.connect() as connection:
         with harness.following(world, index=index) as follower:
             follower.drain()
-        seen.clear()
+        ids_seen.clear()
         with running(JobWorker(connect=world.connect, index=index, settings=WorkerSettings(batch_documents_max=20))):
             job = harness.wait_done(connection, harness.create(connection))
     assert (job.indexed + job.skipped, job.dead_lettered) == (60, 0)
@@ -360,8 +360,8 @@ def test_a_document_at_which_elasticsearch_fails_holds_up_no_other(blog: World) 
     """Its siblings are written at once; after some attempts it is dead-lettered, so that those behind it continue."""
 
     def failing(write: Write, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-        outcome = write(target, [each for each in compositions if each.id != "2"])
-        at_fault = [each for each in compositions if each.id == "2"]
+        outcome = write(target, [composition for composition in compositions if composition.id != "2"])
+        at_fault = [composition for composition in compositions if composition.id == "2"]
         outcome.rejections += harness.refused(at_fault, "null_pointer_exception", status=500)
         return outcome
 

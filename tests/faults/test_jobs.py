@@ -45,8 +45,8 @@ from tests.support.writers import QUICK_FAILOVER, SECONDS, altering, at_work, fi
 def connection(world: World) -> Iterator[Connection]:
     """For the test's own looks and steps; there is no job yet."""
     world.sql("DELETE FROM syncer.job")
-    with world.connect() as made:
-        yield made
+    with world.connect() as opened:
+        yield opened
 
 
 # Late writers, whose documents no change names
@@ -114,13 +114,13 @@ def test_a_step_that_fails_ends_no_job_worker(
 
     harness.two_documents(world)
     add_posts(world, 3)
-    first = create(connection)
+    earlier = create(connection)
     monkeypatch.setattr(listing, "step", fail)
     with world.index() as index, running(JobWorker(connect=world.connect, index=index)):
-        other = create(connection, JobKind.BACKFILL, "user")
-        wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the next one is done")
-        wait_until(lambda: find(connection, first.id).state is JobState.FAILED, what="the first one has failed")
-    assert "nobody foresaw it" in (find(connection, first.id).error or "")
+        other_document = create(connection, JobKind.BACKFILL, "user")
+        wait_until(lambda: find(connection, other_document.id).state is JobState.DONE, what="the next one is done")
+        wait_until(lambda: find(connection, earlier.id).state is JobState.FAILED, what="the first one has failed")
+    assert "nobody foresaw it" in (find(connection, earlier.id).error or "")
 
 
 # A rebuild: searches never see half an index
@@ -163,20 +163,20 @@ def test_a_rebuild_of_a_suspended_document_begins_only_if_it_can_end(blog: World
     events = blog.syncer("events").stdout
     assert "Applied blogpost" in events
     assert "resumed" not in events, "the index before stayed suspended until the new one was searched"
-    before = roles(blog)
+    earlier_roles = roles(blog)
     blog.sql("ALTER TABLE posts RENAME title TO heading")
     refused = blog.syncer("index", "rebuild", "blogpost")
     assert (refused.returncode, "public.posts.title" in refused.stderr) == (1, True), refused.stderr
-    assert roles(blog) == before
+    assert roles(blog) == earlier_roles
     with blog.elasticsearch() as client:
-        assert list(client.indices.get(index=f"{blog.alias}*").body) == [before[Role.CURRENT]]
+        assert list(client.indices.get(index=f"{blog.alias}*").body) == [earlier_roles[Role.CURRENT]]
 
 
 def test_a_full_disk_amid_a_rebuild_leaves_the_old_index_live(blog: World) -> None:
     """The rebuild suspends and says so; changes go on reaching what is searched; later it is done by one command."""
     blog.daemon()
     require_holds(blog)
-    before = blog.index_of()
+    index_before = blog.index_of()
     with at_work(blog, [lambda stop, *_: search(blog, stop)]):
         with altering(blog):  # nothing is written before the disk is full
             process = begin_rebuild(blog)
@@ -190,11 +190,11 @@ def test_a_full_disk_amid_a_rebuild_leaves_the_old_index_live(blog: World) -> No
         assert "syncer index rebuild blogpost" in output
         blog.sql("UPDATE posts SET body = 'written while the rebuild is suspended'")
         blog.wait_until_level()
-        assert blog.index_of() == before
+        assert blog.index_of() == index_before
         require_done(blog, begin_rebuild(blog))
     require_holds(blog)
     assert roles(blog).keys() == {Role.CURRENT}
-    assert blog.index_of() not in (before, new)
+    assert blog.index_of() not in (index_before, new)
     with blog.elasticsearch() as client:
         assert not client.indices.exists(index=new)
 
@@ -207,21 +207,21 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
     file.write_text(json.dumps(body))
     blog.sql("UPDATE posts SET title = '2020-01-01'")
     blog.apply()
-    before = blog.index_of()
+    index_before = blog.index_of()
     blog.sql("UPDATE posts SET title = 'no date' WHERE id IN (1, 2); DELETE FROM syncer.outbox")
     rebuilt = blog.syncer("index", "rebuild", "blogpost")
     assert rebuilt.returncode == 1
     assert "2 documents of blogpost could not be written" in rebuilt.stderr
     assert "parsing" in rebuilt.stderr
-    assert blog.index_of() == before
-    left = f"{roles(blog)[Role.BUILDING]} is being built, but no command goes on with it"
-    assert left in blog.syncer("status").stdout
+    assert blog.index_of() == index_before
+    message = f"{roles(blog)[Role.BUILDING]} is being built, but no command goes on with it"
+    assert message in blog.syncer("status").stdout
     with blog.connect() as connection:
         connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
-        assert left not in blog.syncer("status").stdout
+        assert message not in blog.syncer("status").stdout
     despite = blog.syncer("index", "rebuild", "blogpost", "--allow-failed-documents")
     assert despite.returncode == 0, despite.stdout + despite.stderr
-    assert blog.index_of() != before
+    assert blog.index_of() != index_before
 
 
 def test_a_plan_that_is_out_of_date_is_not_carried_out(blog: World) -> None:
@@ -233,10 +233,10 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(blog: World) -> None:
         decided = planned(connection, indices, blog.config)
         blog.sql("DELETE FROM syncer.outbox")
         require_done(blog, begin_rebuild(blog))
-        now = roles(blog)
+        roles_now = roles(blog)
         with pytest.raises(ConfigError, match="changed the active definitions"):
             activate.carry_out(connection, indices, decided)
-    assert roles(blog) == now
+    assert roles(blog) == roles_now
 
 
 # Memory
@@ -304,26 +304,26 @@ def test_random_writers_read_what_they_wrote(world: World) -> None:
     )
     post = "INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, '')"
     users, words = iter(range(4)), iter(range(10**9))
-    done: list[str] = []
+    finished: list[str] = []
 
     def write_and_read(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
         user = next(users)
-        own, posts = 1000 + user, [str(id_) for id_ in range(1, 61) if id_ % 4 == user]
+        own_post, posts = 1000 + user, [str(id_) for id_ in range(1, 61) if id_ % 4 == user]
         while not stop.is_set():
             word, is_searchable = str(next(words)), dice.random() < 0.3
             connection.execute("UPDATE users SET name = %s WHERE id = %s", (word, user))
-            connection.execute(post, (own, user, word))
+            connection.execute(post, (own_post, user, word))
             commit_and_wait(connection, "SELECT syncer.token()", searchable=is_searchable)
-            found = client.mget(index=world.alias, ids=[*posts, str(own)])["docs"]
+            hits = client.mget(index=world.alias, ids=[*posts, str(own_post)])["docs"]
             if is_searchable:
                 query = {"term": {"user.id": user}}
-                found += client.search(index=world.alias, query=query, size=100)["hits"]["hits"]
-                assert len(found) == 2 * len(posts) + 2
-            assert {each["_source"]["user"]["name"] for each in found} == {word}
-            connection.execute("DELETE FROM posts WHERE id = %s", (own,))
+                hits += client.search(index=world.alias, query=query, size=100)["hits"]["hits"]
+                assert len(hits) == 2 * len(posts) + 2
+            assert {hit["_source"]["user"]["name"] for hit in hits} == {word}
+            connection.execute("DELETE FROM posts WHERE id = %s", (own_post,))
             commit_and_wait(connection, "SELECT pg_current_xact_id()::text")
-            assert not client.exists(index=world.alias, id=str(own))
-            done.append(word)
+            assert not client.exists(index=world.alias, id=str(own_post))
+            finished.append(word)
 
     def commit_and_wait(connection: psycopg.Connection[Any], token: str, *, searchable: bool = False) -> None:
         [(transaction,)] = connection.execute(token).fetchall()
@@ -332,8 +332,8 @@ def test_random_writers_read_what_they_wrote(world: World) -> None:
         assert wait(world.settings, transaction, timeout_seconds=seconds, searchable=searchable).is_complete
 
     def read_on() -> None:
-        before = len(done)
-        wait_until(lambda: len(done) > before + 4, what="they have read on")
+        finished_before = len(finished)
+        wait_until(lambda: len(finished) > finished_before + 4, what="they have read on")
 
     daemons = [world.daemon(), world.daemon()]
     with world.elasticsearch() as client, at_work(world, [write_and_read] * 4):

@@ -37,8 +37,8 @@ def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 @pytest.fixture
 def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
     """A plain client."""
-    with open_client(endpoints.elasticsearch_url, request_timeout=60) as made:
-        yield made
+    with open_client(endpoints.elasticsearch_url, request_timeout=60) as opened:
+        yield opened
 
 
 def owner(client: Elasticsearch, index: str, *, lease: float = 15) -> Locks:
@@ -120,20 +120,20 @@ def test_a_change_that_fails_is_rolled_back_at_once(
         yield Edit(index=index, id=PAIR[0], source={"value": 7})
         raise ZeroDivisionError
 
-    with owner(client, index).everything() as held:
+    with owner(client, index).everything() as lock:
         with pytest.raises(ZeroDivisionError):
-            held.write(changes())
+            lock.write(changes())
         assert values(client, index) == (0, 0)
         with monkeypatch.context() as patched:
             interrupt(patched, at=2)
             with pytest.raises(KeyboardInterrupt):
-                set_pair(held, index, 8)
+                set_pair(lock, index, 8)
         assert values(client, index) == (0, 0)
         refused = [Edit(index=index, id=id_, source={"value": 8 if id_ == PAIR[0] else "no number"}) for id_ in PAIR]
         with pytest.raises(LockError, match="is refused"):
-            held.write(refused)
+            lock.write(refused)
         assert values(client, index) == (0, 0)
-        set_pair(held, index, 9)
+        set_pair(lock, index, 9)
     assert values(client, index) == (9, 9)
     assert left_over(client, index) == 0
 
@@ -145,11 +145,11 @@ def test_a_change_that_cannot_be_rolled_back_is_rolled_back_by_the_next_holder(
     first = owner(client, index, lease=LEASE)
 
     def change() -> None:
-        with first.everything() as held:
+        with first.everything() as lock:
             with pytest.raises(KeyboardInterrupt):
-                set_pair(held, index, 7)
+                set_pair(lock, index, 7)
             with pytest.raises(LockLostError):
-                set_pair(held, index, 8)
+                set_pair(lock, index, 8)
 
     with monkeypatch.context() as patched:
         interrupt(patched, at=2, always=True)
@@ -158,8 +158,8 @@ def test_a_change_that_cannot_be_rolled_back_is_rolled_back_by_the_next_holder(
     assert values(client, index) == (7, 0)
     with owner(client, index).everything():
         assert values(client, index) == (0, 0)
-    with first.everything() as held:
-        set_pair(held, index, 9)
+    with first.everything() as lock:
+        set_pair(lock, index, 9)
     assert left_over(client, index) == 0
 
 
@@ -179,8 +179,8 @@ def test_any_answer_may_be_lost(endpoints: Endpoints, client: Elasticsearch, ind
             Proxy(endpoints.elasticsearch_url).running() as proxy,
             open_client(proxy.address) as spoilt,
             proxy.spoiling(lose),
-            owner(spoilt, index, lease=LEASE).tree("/a/b") as held,
+            owner(spoilt, index, lease=LEASE).tree("/a/b") as lock,
         ):
-            set_pair(held, index, lost)
+            set_pair(lock, index, lost)
         with owner(client, index).tree("/a", timeout=DEADLINE_SECONDS):
             assert values(client, index) == (lost, lost)

@@ -55,11 +55,11 @@ class Operator:
 
     def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
         """What Prometheus reads: of each series its values, by those of its labels."""
-        found: dict[str, dict[tuple[str, ...], float]] = {}
+        values_by_metric: dict[str, dict[tuple[str, ...], float]] = {}
         for family in text_string_to_metric_families(self._get("/metrics").decode()):
             for sample in family.samples:
-                found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
-        return found
+                values_by_metric.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+        return values_by_metric
 
     def lag(self) -> float:
         """The metric that the alert is about."""
@@ -67,31 +67,31 @@ class Operator:
 
     def status(self) -> Json:
         """What `syncer status --json` prints; its exit code tells whether all is well."""
-        done = self.world.syncer("status", "--json", environment={"SYNCER_ELASTICSEARCH_URL": self.proxy.address})
-        assert done.stdout, done.stderr
-        status: Json = json.loads(done.stdout)
-        assert done.returncode == int(not status["is_well"])
+        completed = self.world.syncer("status", "--json", environment={"SYNCER_ELASTICSEARCH_URL": self.proxy.address})
+        assert completed.stdout, completed.stderr
+        status: Json = json.loads(completed.stdout)
+        assert completed.returncode == int(not status["is_well"])
         return status
 
     def document(self) -> Json:
         """What the page says of the blogpost."""
-        found: Json = next(each for each in self.page()["documents"] if each["name"] == "blogpost")
-        return found
+        document: Json = next(each for each in self.page()["documents"] if each["name"] == "blogpost")
+        return document
 
     def events(self) -> str:
         """What the timeline has."""
         return self.world.syncer("events").stdout
 
-    def problem(self, *parts: str, seconds: float = DEADLINE_SECONDS) -> Json:
+    def problem(self, *words: str, seconds: float = DEADLINE_SECONDS) -> Json:
         """The problem with these words, once the page has it: once, as `status` does and the metrics count it."""
 
         def problems() -> list[Json]:
-            return [each for each in self.page()["problems"] if all(part in each["message"] for part in parts)]
+            return [each for each in self.page()["problems"] if all(part in each["message"] for part in words)]
 
-        wait_until(lambda: bool(problems()), what=f"the page says {parts}", seconds=seconds)
+        wait_until(lambda: bool(problems()), what=f"the page says {words}", seconds=seconds)
         (problem,) = problems()
         assert self.page()["is_well"] is False
-        same = [each for each in self.status()["problems"] if each["action"] == problem["action"]]
+        same = [reported for reported in self.status()["problems"] if reported["action"] == problem["action"]]
         assert len(same) == 1, self.status()["problems"]
         expected = 0 if problem["is_passing"] else 1
         wait_until(lambda: self.metrics()["syncer_problems"][()] == expected, what="the metrics count it")
@@ -277,7 +277,7 @@ def test_a_server_is_away(operator: Operator, name: str) -> None:
         wait_until(lambda: operator.lag() > outage.lags, what="it lags")
         if "refuses" in name:
             status = operator.status()
-            assert [each["message"].startswith(outage.says[0]) for each in status["problems"]] == [True]
+            assert [problem["message"].startswith(outage.says[0]) for problem in status["problems"]] == [True]
             assert status["workers"] == 1
             assert operator.document()["targets"] == {operator.world.index_of(): 40}
     operator.over()
@@ -289,14 +289,14 @@ def test_postgres_is_away(operator: Operator) -> None:
     world = operator.world
     world.sql("ALTER TABLE posts RENAME title TO headline")
     operator.problem("blogpost is suspended")
-    before = operator.lag()
+    lag = operator.lag()
     world.sandbox.postgres.stop()
     try:
         wait_until(
             lambda: operator.page()["problems"][0]["message"].startswith("Postgres refuses connections at"),
             what="the page says so",
         )
-        wait_until(lambda: operator.lag() > before + 2, what="the lag grows")
+        wait_until(lambda: operator.lag() > lag + 2, what="the lag grows")
         status = operator.status()
         assert status["problems"][0]["message"].startswith("Postgres refuses connections at 127.0.0.1")
         assert status["outbox_waiting"] is status["documents"] is status["jobs"] is status["workers"] is None
@@ -305,8 +305,8 @@ def test_postgres_is_away(operator: Operator) -> None:
     wait_until(lambda: "Postgres did not answer for" in operator.events(), what="the outage is an event")
     operator.problem("blogpost is suspended")  # every component is at work again
     events = operator.events()
-    found = re.findall("Postgres did not answer|held up .*(?:cannot be reached|terminating|closed)", events)
-    assert len(found) == 1, events
+    sentences = re.findall("Postgres did not answer|held up .*(?:cannot be reached|terminating|closed)", events)
+    assert len(sentences) == 1, events
     world.sql("ALTER TABLE posts RENAME headline TO title")
     operator.over()
 

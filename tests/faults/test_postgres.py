@@ -63,7 +63,7 @@ def server(sandbox: Sandbox) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def own(sandbox: Sandbox, endpoints: Endpoints, server: PostgresServer, tmp_path: Path) -> Iterator[World]:
+def private_world(sandbox: Sandbox, endpoints: Endpoints, server: PostgresServer, tmp_path: Path) -> Iterator[World]:
     """The blog on that Postgres."""
     server.start()
     with elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=server.address) as world:
@@ -120,42 +120,42 @@ def passwords(world: World, password: str) -> str:
     return str(file)
 
 
-def test_a_database_that_refuses_sessions_is_waited_for(own: World) -> None:
+def test_a_database_that_refuses_sessions_is_waited_for(private_world: World) -> None:
     """The daemon logs what the server says, in a few lines, and continues when it may."""
-    dsn = f"postgresql://{ROLE}@{own.dsn.rpartition('@')[2]}"
-    environment = {"SYNCER_POSTGRES_DSN": dsn, "PGPASSFILE": passwords(own, PASSWORD)}
-    daemon = own.daemon(environment=environment, program=REPEATS.program)
-    own.wait_until_level()
+    dsn = f"postgresql://{ROLE}@{private_world.dsn.rpartition('@')[2]}"
+    environment = {"SYNCER_POSTGRES_DSN": dsn, "PGPASSFILE": passwords(private_world, PASSWORD)}
+    daemon = private_world.daemon(environment=environment, program=REPEATS.program)
+    private_world.wait_until_level()
     for number, (refuse, words, allow) in enumerate(REFUSALS):
-        operate(own, refuse.format(own.name))
-        for (pid,) in own.sql(OURS, own.name):
-            own.sql("SELECT pg_terminate_backend(%s)", pid)
+        operate(private_world, refuse.format(private_world.name))
+        for (pid,) in private_world.sql(OURS, private_world.name):
+            private_world.sql("SELECT pg_terminate_backend(%s)", pid)
         wait_for_trouble(daemon, words)
-        own.sql(f"SET TRANSACTION READ WRITE; UPDATE posts SET title = 'refused {number}' WHERE id < 5")
+        private_world.sql(f"SET TRANSACTION READ WRITE; UPDATE posts SET title = 'refused {number}' WHERE id < 5")
         if allow:
-            operate(own, allow.format(own.name))
+            operate(private_world, allow.format(private_world.name))
         else:
-            passwords(own, "another")
-        own.wait_until_level()
-    operate(own, f"ALTER ROLE {ROLE} PASSWORD '{PASSWORD}'")
-    require_holds(own)
+            passwords(private_world, "another")
+        private_world.wait_until_level()
+    operate(private_world, f"ALTER ROLE {ROLE} PASSWORD '{PASSWORD}'")
+    require_holds(private_world)
     require_quiet(daemon, lines=6 * len(REFUSALS))
     assert daemon.stop() == 0
 
 
-def test_a_database_that_is_being_restored_is_waited_for(own: World) -> None:
+def test_a_database_that_is_being_restored_is_waited_for(private_world: World) -> None:
     """The daemon meets it half full, and keeps out of the way until all of it is there."""
-    daemon = own.daemon()
-    own.wait_until_level()
-    dumped = dump(own)
-    own.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
-    own.wait_until_level()
+    daemon = private_world.daemon()
+    private_world.wait_until_level()
+    dumped = dump(private_world)
+    private_world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
+    private_world.wait_until_level()
     half = dumped.index("COPY syncer.cursor")
     restrict = "".join(row for row in dumped.splitlines(keepends=True) if row.startswith("\\restrict"))
-    restore(own, dumped[:half])
+    restore(private_world, dumped[:half])
     wait_for_trouble(daemon, "no syncer schema")
-    execute(own, restrict + dumped[half:])
-    require_holds(own)
+    execute(private_world, restrict + dumped[half:])
+    require_holds(private_world)
     require_quiet(daemon, lines=10)
     assert daemon.stop() == 0
 
@@ -178,24 +178,26 @@ def standby_is_away(world: World) -> Iterator[None]:
         operate(world, "SELECT pg_reload_conf()")
 
 
-def test_a_writer_with_narrow_limits_is_captured(own: World) -> None:
+def test_a_writer_with_narrow_limits_is_captured(private_world: World) -> None:
     """Neither temporary files, nor locks of the leader that trims, nor a synchronous standby that is away matter."""
-    daemon = own.daemon(environment={"SYNCER_LOG_LEVEL": "debug"}, program=TRIMS.program)
+    daemon = private_world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"}, program=TRIMS.program)
     daemon.wait_for("relay.led")
-    with own.application() as writer:
-        own.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, 1, '', '' FROM generate_series(100, 9999) AS g")
+    with private_world.application() as writer:
+        private_world.sql(
+            "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, '', '' FROM generate_series(100, 9999) AS g"
+        )
         writer.execute(NO_TEMPORARY_FILES)
         writer.execute("UPDATE posts SET title = title || '!'")
         writer.commit()
-        with standby_is_away(own):
+        with standby_is_away(private_world):
             writer.execute(NO_WAIT)
             writer.commit()
             for number in range(1000):
                 writer.execute("UPDATE users SET name = %s WHERE id = 1", (str(number),))
                 writer.commit()
-            wait_until(lambda: "synchronous standby" in own.syncer("status").stdout, what="status names it")
+            wait_until(lambda: "synchronous standby" in private_world.syncer("status").stdout, what="status names it")
     daemon.wait_for("relay.outbox_trimmed")
-    require_holds(own)
+    require_holds(private_world)
 
 
 # It crashes
@@ -227,35 +229,35 @@ def lazily(world: World, query: str) -> None:
     world.sql(f"SET LOCAL synchronous_commit = off; {query}")
 
 
-def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(own: World, server: PostgresServer) -> None:
+def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(private_world: World, server: PostgresServer) -> None:
     """What a document shows is on disk before the change that led to it is let go of."""
-    with following(own) as follower:
+    with following(private_world) as follower:
         follower.drain()
-        lazily(own, "UPDATE posts SET title = 'on no disk' WHERE id = 1")
+        lazily(private_world, "UPDATE posts SET title = 'on no disk' WHERE id = 1")
         wait_until(lambda: follower.turn() > 0, what="the change is done")
-        assert own.held()["1"]["title"] == "on no disk"
+        assert private_world.held()["1"]["title"] == "on no disk"
         crash(server)
-    with following(own) as follower:
-        own.sql("UPDATE posts SET title = 'another' WHERE id = 2")
+    with following(private_world) as follower:
+        private_world.sql("UPDATE posts SET title = 'another' WHERE id = 2")
         follower.drain()
 
 
-def test_a_prepared_transaction_outlives_a_crash(own: World, server: PostgresServer) -> None:
+def test_a_prepared_transaction_outlives_a_crash(private_world: World, server: PostgresServer) -> None:
     """Its changes are new when they are committed, however far the cursor has come meanwhile."""
-    own.daemon()
-    with psycopg.connect(own.dsn, autocommit=True) as connection:
+    private_world.daemon()
+    with psycopg.connect(private_world.dsn, autocommit=True) as connection:
         connection.execute("BEGIN")
         connection.execute("UPDATE posts SET title = 'prepared' WHERE id = 1")
-        connection.execute(f"PREPARE TRANSACTION '{own.name}'")
-    own.sql("UPDATE posts SET title = 'before' WHERE id = 2")
-    own.wait_until_level()
+        connection.execute(f"PREPARE TRANSACTION '{private_world.name}'")
+    private_world.sql("UPDATE posts SET title = 'before' WHERE id = 2")
+    private_world.wait_until_level()
     crash(server)
-    own.sql("UPDATE posts SET title = 'after' WHERE id = 3")
-    own.wait_until_level()
-    with psycopg.connect(own.dsn, autocommit=True) as connection:
-        connection.execute(f"COMMIT PREPARED '{own.name}'")
-    require_holds(own)
-    assert own.held()["1"]["title"] == "prepared"
+    private_world.sql("UPDATE posts SET title = 'after' WHERE id = 3")
+    private_world.wait_until_level()
+    with psycopg.connect(private_world.dsn, autocommit=True) as connection:
+        connection.execute(f"COMMIT PREPARED '{private_world.name}'")
+    require_holds(private_world)
+    assert private_world.held()["1"]["title"] == "prepared"
 
 
 # It is set back to an earlier state, and loses commits that documents show
@@ -280,11 +282,11 @@ def test_files_that_are_put_back_do_not_freeze_documents(
         world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
         world.sql("DELETE FROM posts WHERE id < 10; UPDATE users SET name = 'lost' WHERE id = 3")
         world.wait_until_level()
-        [(before,)] = world.sql(epoch)
+        [(epoch_before,)] = world.sql(epoch)
         go_back()
         world.sql("UPDATE users SET name = 'found' WHERE id = 3")
         require_holds(world)
-        assert world.sql(epoch) == [(before + 1,)]
+        assert world.sql(epoch) == [(epoch_before + 1,)]
 
 
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["before migrate", "before apply"])
@@ -295,14 +297,14 @@ def test_a_database_that_knows_of_no_document(empty_world: World, *, is_migrated
     fill(world)
     if is_migrated:
         world.migrate()
-    before = dump(world)
+    dump_before = dump(world)
     world.migrate()
     world.apply()
     world.sql(MANY_NUMBERS)
     world.sql("UPDATE users SET name = 'lost'; DELETE FROM posts WHERE id = 3")
     world.backfill()
-    held, index = world.held(), world.index_of()
-    restore(world, before)
+    indexed, index = world.held(), world.index_of()
+    restore(world, dump_before)
     if is_migrated:
         (forgotten,) = look(world, "elasticsearch.orphans")
         assert f"Searches of {world.alias} find {index}, made for blogpost" in forgotten.found
@@ -315,16 +317,16 @@ def test_a_database_that_knows_of_no_document(empty_world: World, *, is_migrated
     world.migrate()
     with pytest.raises(SyncerError, match="not this database's"):
         world.apply()
-    assert world.held() == held
+    assert world.held() == indexed
 
 
 # It is behind a pooler
 
 
-def test_a_pooler_that_shares_sessions_is_refused(own: World, server: PostgresServer) -> None:
+def test_a_pooler_that_shares_sessions_is_refused(private_world: World, server: PostgresServer) -> None:
     """By every command, which says what to do; nothing is set in a session that another client gets."""
     with closing(Pooler(server.port)) as pooler:
-        dsn = make_conninfo(own.dsn, host="127.0.0.1", port=str(pooler.port))
+        dsn = make_conninfo(private_world.dsn, host="127.0.0.1", port=str(pooler.port))
         with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second:  # it is in use by applications
             first.execute("SELECT 1")
             second.execute("SELECT 1")
@@ -335,7 +337,7 @@ def test_a_pooler_that_shares_sessions_is_refused(own: World, server: PostgresSe
         with psycopg.connect(dsn) as application:
             assert application.execute("SELECT current_setting('search_path')").fetchone() == ('"$user", public',)
         for command in (("apply", "--yes"), ("run",), ("doctor",)):
-            ended = own.syncer(*command, environment={"SYNCER_POSTGRES_DSN": dsn})
+            ended = private_world.syncer(*command, environment={"SYNCER_POSTGRES_DSN": dsn})
             assert ended.returncode == 1, (command, ended.stdout, ended.stderr)
             assert "behind a pooler that shares sessions" in ended.stdout + ended.stderr, (command, ended)
 
@@ -355,24 +357,26 @@ CLEAN = ('"$user", public', "on", 0, 0)
 
 
 @pytest.mark.parametrize("reset_query", ["", "SELECT 1", "DEALLOCATE ALL"])
-def test_a_pooler_that_does_not_reset_sessions_is_refused(own: World, server: PostgresServer, reset_query: str) -> None:
+def test_a_pooler_that_does_not_reset_sessions_is_refused(
+    private_world: World, server: PostgresServer, reset_query: str
+) -> None:
     """By every command, which names DISCARD ALL; the next application finds nothing of syncer's in its session."""
     with closing(SessionPooler(server.port, reset_query=reset_query)) as pooler:
-        dsn = make_conninfo(own.dsn, host="127.0.0.1", port=str(pooler.port))
+        dsn = make_conninfo(private_world.dsn, host="127.0.0.1", port=str(pooler.port))
         for command in (("apply", "--yes"), ("run",), ("status",)):
-            ended = own.syncer(*command, environment={"SYNCER_POSTGRES_DSN": dsn})
+            ended = private_world.syncer(*command, environment={"SYNCER_POSTGRES_DSN": dsn})
             assert ended.returncode == 1, (command, ended.stdout, ended.stderr)
             assert "DISCARD ALL" in ended.stdout + ended.stderr, (command, ended)
             assert left_behind(dsn) == CLEAN
 
 
-def test_a_pooler_that_resets_sessions_is_used(own: World, server: PostgresServer) -> None:
+def test_a_pooler_that_resets_sessions_is_used(private_world: World, server: PostgresServer) -> None:
     """Everything works through it, and the next application finds nothing of syncer's in its session."""
     with closing(SessionPooler(server.port, reset_query="DISCARD ALL")) as pooler:
-        dsn = make_conninfo(own.dsn, host="127.0.0.1", port=str(pooler.port))
-        daemon = own.daemon(environment={"SYNCER_POSTGRES_DSN": dsn})
-        own.sql("UPDATE posts SET title = 'edited' WHERE id < 5")
-        require_holds(own)
+        dsn = make_conninfo(private_world.dsn, host="127.0.0.1", port=str(pooler.port))
+        daemon = private_world.daemon(environment={"SYNCER_POSTGRES_DSN": dsn})
+        private_world.sql("UPDATE posts SET title = 'edited' WHERE id < 5")
+        require_holds(private_world)
         assert daemon.stop() == 0
         assert left_behind(dsn) == CLEAN
 
@@ -437,7 +441,7 @@ def test_no_snapshot_of_a_standby_decides_on_progress(
 DEAD = "127.0.0.1:1"
 
 
-def gone(_: Forward) -> None:
+def unreachable(_: Forward) -> None:
     """The connection is closed, and nothing is done."""
 
 
@@ -447,11 +451,11 @@ def test_the_next_address_is_used(sandbox: Sandbox, endpoints: Endpoints, tmp_pa
         standby = servers.follow()
         primary, other = (urlsplit(each.address).netloc.rpartition("@")[2] for each in (servers.primary, standby))
         user = servers.primary.address.partition("@")[0]
-        there = {
+        endpoints_there = {
             "postgres_dsn": f"{user}@{DEAD},{primary},{other}/postgres",
             "kafka_bootstrap_servers": f"{DEAD},{endpoints.kafka_bootstrap_servers}",
         }
-        with elsewhere(sandbox, endpoints, tmp_path, **there) as world:
+        with elsewhere(sandbox, endpoints, tmp_path, **endpoints_there) as world:
             world.worker_settings = {
                 "SYNCER_POSTGRES_DSN": f"{user}@{DEAD},{other},{primary}/{world.name}",
                 "SYNCER_ELASTICSEARCH_URL": f"http://{DEAD}, {node.address}, {endpoints.elasticsearch_url}",
@@ -459,7 +463,7 @@ def test_the_next_address_is_used(sandbox: Sandbox, endpoints: Endpoints, tmp_pa
             fill(world)
             daemon = world.daemon()
             world.wait_until_level()
-            with node.spoiling(gone, path="/"):
+            with node.spoiling(unreachable, path="/"):
                 world.sql("UPDATE users SET name = 'a node is gone'")
                 world.wait_until_level()
                 servers.primary.kill()

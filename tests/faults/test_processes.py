@@ -50,8 +50,8 @@ def blog(world: World) -> World:
 
 def witness(world: World, number: int = 20) -> None:
     """Posts that no later change would make good, if these were lost."""
-    many = "SELECT 1000 + g, 100, 'witness', '' FROM generate_series(1, %s) AS g"
-    world.sql(f"INSERT INTO posts (id, user_id, title, body) {many}", number)
+    many_rows = "SELECT 1000 + g, 100, 'witness', '' FROM generate_series(1, %s) AS g"
+    world.sql(f"INSERT INTO posts (id, user_id, title, body) {many_rows}", number)
 
 
 def finish(world: World) -> None:
@@ -138,15 +138,15 @@ def test_daemons_are_killed_at_each_step(
 
 def run_killed(world: World, *arguments: str, point: Point) -> None:
     """Run a command that dies at its point."""
-    done = world.syncer(*arguments, program=Plan(points=(point,)).program)
-    assert done.returncode == -signal.SIGKILL, (point, done)
+    completed = world.syncer(*arguments, program=Plan(points=(point,)).program)
+    assert completed.returncode == -signal.SIGKILL, (point, completed)
 
 
 def run(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command that does what it was asked for."""
-    done = world.syncer(*arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    completed = world.syncer(*arguments)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed
 
 
 def want_another_index(world: World, kind: str) -> None:
@@ -193,11 +193,11 @@ def test_a_switch_to_another_index_is_killed_at_each_step(blog: World) -> None:
 def test_a_rebuild_that_was_killed_is_given_up(blog: World) -> None:
     """What was searched before is searched still, and nothing else is left."""
     blog.backfill()
-    before = blog.index_of()
+    index_before = blog.index_of()
     run_killed(blog, "index", "rebuild", "blogpost", point=SWITCH[-1])
     assert blog.syncer("index", "abort", "blogpost").returncode == 2
     run(blog, "index", "abort", "blogpost", "--yes")
-    assert physical(blog) == {before} == {blog.index_of()}
+    assert physical(blog) == {index_before} == {blog.index_of()}
     assert blog.differences() == []
 
 
@@ -295,8 +295,8 @@ def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> Non
     with blog.connect() as connection:
         job = harness.create(connection)
         wait_until_stopped(sleeping)
-        done = blog.syncer("backfill", "blogpost", program=Plan(constants=LEASES).program)
-        assert done.returncode == 0, done.stderr
+        completed = blog.syncer("backfill", "blogpost", program=Plan(constants=LEASES).program)
+        assert completed.returncode == 0, completed.stderr
         assert find(connection, job.id).state is JobState.DONE
     sleeping.process.send_signal(signal.SIGCONT)
     assert sleeping.stop() == 0
@@ -332,9 +332,9 @@ def test_a_leader_that_stands_still_is_replaced(blog: World) -> None:
 
 def free_port() -> int:
     """A port where nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        return int(occupied.getsockname()[1])
 
 
 def answer(port: int, path: str) -> tuple[int, str]:

@@ -59,7 +59,7 @@ def make_things(world: World, mappings: dict[str, Any], *, select: str = SELECT,
 
 
 @pytest.fixture
-def things(empty_world: World) -> World:
+def thing_world(empty_world: World) -> World:
     """Sixty things in Postgres and in Elasticsearch."""
     return make_things(empty_world, MAPPINGS)
 
@@ -102,24 +102,24 @@ POISON = {
 
 @pytest.mark.parametrize("has_pipeline", [False, True], ids=["plain", "pipeline"])
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
-def test_its_neighbours_are_written(things: World, poison: str, *, has_pipeline: bool) -> None:
+def test_its_neighbours_are_written(thing_world: World, poison: str, *, has_pipeline: bool) -> None:
     """A document is dead-lettered if it is refused alone and others are not; each costs log2 n requests, and a few.
 
     With a pipeline, Elasticsearch 8 would refuse the whole request for what the pipeline cannot parse.
     """
-    things.sql(f"UPDATE things SET n = 1; UPDATE things SET {poison} WHERE id IN (1, 30)")
-    with pipeline(things) if has_pipeline else _nothing():
-        report, requests = write(things)
-    poisoned = {id_ for id_, _ in things.sql(DEAD_LETTERS)}
+    thing_world.sql(f"UPDATE things SET n = 1; UPDATE things SET {poison} WHERE id IN (1, 30)")
+    with pipeline(thing_world) if has_pipeline else _nothing():
+        report, requests = write(thing_world)
+    poisoned = {id_ for id_, _ in thing_world.sql(DEAD_LETTERS)}
     if "60,000" not in poison and "60000" not in poison:  # Elasticsearch 9 takes such a name
         assert poisoned == {"1", "30"}
     assert (report.indexed, report.dead_lettered) == (ROWS - len(poisoned), len(poisoned))
     assert requests <= 2 + 2 * (2 * ceil(log2(ROWS)) + 1)
-    assert things.sql(SUSPENDED) == []
-    things.sql("UPDATE things SET o = '{}', n = 2, at = '2027', e = ARRAY[3, 2, 1]")
-    assert write(things)[0].indexed == ROWS
-    assert things.differences() == []
-    assert things.sql(DEAD_LETTERS) == []
+    assert thing_world.sql(SUSPENDED) == []
+    thing_world.sql("UPDATE things SET o = '{}', n = 2, at = '2027', e = ARRAY[3, 2, 1]")
+    assert write(thing_world)[0].indexed == ROWS
+    assert thing_world.differences() == []
+    assert thing_world.sql(DEAD_LETTERS) == []
 
 
 @contextmanager
@@ -127,24 +127,24 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def test_a_document_alone_is_at_fault_if_others_are_taken(things: World) -> None:
+def test_a_document_alone_is_at_fault_if_others_are_taken(thing_world: World) -> None:
     """One that is sent alone is compared with what the index holds; its definition goes on."""
-    with pipeline(things), things.index() as index, things.writer(index) as writer:
+    with pipeline(thing_world), thing_world.index() as index, thing_world.writer(index) as writer:
         for poison in POISON.values():
-            things.sql(f"UPDATE things SET {poison} WHERE id = 7")
-            report = writer.write(things.index_of("thing"), ["7"])
+            thing_world.sql(f"UPDATE things SET {poison} WHERE id = 7")
+            report = writer.write(thing_world.index_of("thing"), ["7"])
             assert report.dead_lettered + report.indexed == 1
-            assert things.sql(SUSPENDED) == []
+            assert thing_world.sql(SUSPENDED) == []
 
 
-def test_the_first_rows_of_a_table_may_be_at_fault(things: World) -> None:
+def test_the_first_rows_of_a_table_may_be_at_fault(thing_world: World) -> None:
     """In an index that holds nothing, what one document holds is its own fault, and later ones are written."""
-    things.sql("DELETE FROM things")
-    things.backfill("thing")
-    things.sql("INSERT INTO things (id, n) VALUES (1, 70000), (2, -70000)")
-    assert write(things)[0].dead_lettered == 2
-    things.sql("INSERT INTO things (id, n) VALUES (3, 1)")
-    assert write(things)[0].indexed == 1
+    thing_world.sql("DELETE FROM things")
+    thing_world.backfill("thing")
+    thing_world.sql("INSERT INTO things (id, n) VALUES (1, 70000), (2, -70000)")
+    assert write(thing_world)[0].dead_lettered == 2
+    thing_world.sql("INSERT INTO things (id, n) VALUES (3, 1)")
+    assert write(thing_world)[0].indexed == 1
 
 
 # The index is at fault
@@ -167,7 +167,7 @@ def two_indices(world: World) -> Iterator[str]:
     alias = {"alias": f"{name}-syncer-write", "is_hidden": True}
     with world.elasticsearch() as client:
         client.indices.create(index=copy)
-        adds = [{"add": {**alias, "index": each, "is_write_index": False}} for each in (name, copy)]
+        adds = [{"add": {**alias, "index": index, "is_write_index": False}} for index in (name, copy)]
         client.indices.update_aliases(actions=adds)
         yield "leads to"
         client.indices.delete(index=copy)
@@ -187,33 +187,33 @@ FAULTS: list[Fault] = [no_pipeline, two_indices, *([closed_pipeline] if VERSIONS
 
 @pytest.mark.parametrize("rows", ["id = 7", "id < 30", "true"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_index_that_refuses_every_document_is_suspended(things: World, fault: Fault, rows: str) -> None:
+def test_an_index_that_refuses_every_document_is_suspended(thing_world: World, fault: Fault, rows: str) -> None:
     """Its cause is named, no document is blamed, and few requests tell; it resumes once the cause is gone."""
-    things.sql(f"UPDATE things SET n = 1 WHERE {rows}")
-    with fault(things) as words:
+    thing_world.sql(f"UPDATE things SET n = 1 WHERE {rows}")
+    with fault(thing_world) as words:
         with pytest.raises(DocumentError, match=words):
-            write(things)
-        ((name, reason),) = things.sql(SUSPENDED)
+            write(thing_world)
+        ((name, reason),) = thing_world.sql(SUSPENDED)
         assert (name, words in reason) == ("thing", True)
-    with things.index() as index, things.job_worker(index) as job_worker:
-        wait_until(lambda: job_worker.run_once() >= 0 and not things.sql(SUSPENDED), what="it resumes")
-    assert write(things)[0].dead_lettered == 0
-    assert things.differences() == []
-    assert things.sql(DEAD_LETTERS) == []
+    with thing_world.index() as index, thing_world.job_worker(index) as job_worker:
+        wait_until(lambda: job_worker.run_once() >= 0 and not thing_world.sql(SUSPENDED), what="it resumes")
+    assert write(thing_world)[0].dead_lettered == 0
+    assert thing_world.differences() == []
+    assert thing_world.sql(DEAD_LETTERS) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_daemon_goes_on_once_the_index_takes_documents(things: World, fault: Fault) -> None:
+def test_a_daemon_goes_on_once_the_index_takes_documents(thing_world: World, fault: Fault) -> None:
     """Beside a row that is at fault whatever the index is; later changes of a suspended definition are not lost."""
-    things.daemon()
-    with fault(things):
-        things.sql("UPDATE things SET n = 1 WHERE id < 20")
-        wait_until(lambda: bool(things.sql(SUSPENDED)), what="it is suspended")
-        things.sql("UPDATE things SET n = 70000 WHERE id = 5")
-        things.sql("UPDATE things SET n = 2 WHERE id > 50; DELETE FROM things WHERE id = 9")
-    wait_until(lambda: [id_ for id_, _ in things.sql(DEAD_LETTERS)] == ["5"], what="the row is dead-lettered")
-    things.sql("UPDATE things SET n = 3 WHERE id = 5")
-    require_holds(things)
+    thing_world.daemon()
+    with fault(thing_world):
+        thing_world.sql("UPDATE things SET n = 1 WHERE id < 20")
+        wait_until(lambda: bool(thing_world.sql(SUSPENDED)), what="it is suspended")
+        thing_world.sql("UPDATE things SET n = 70000 WHERE id = 5")
+        thing_world.sql("UPDATE things SET n = 2 WHERE id > 50; DELETE FROM things WHERE id = 9")
+    wait_until(lambda: [id_ for id_, _ in thing_world.sql(DEAD_LETTERS)] == ["5"], what="the row is dead-lettered")
+    thing_world.sql("UPDATE things SET n = 3 WHERE id = 5")
+    require_holds(thing_world)
 
 
 # What is accepted does not reach the index
@@ -237,27 +237,27 @@ def moved_alias(world: World, *, keeps: bool = False) -> Iterator[str]:
 
 @pytest.mark.parametrize("change", ["UPDATE things SET n = 1 WHERE id = 7", "UPDATE things SET n = 1"])
 @pytest.mark.parametrize("fault", [moved_alias, partial(moved_alias, keeps=True)])
-def test_a_success_counts_in_the_index_alone(things: World, fault: Fault, change: str) -> None:
+def test_a_success_counts_in_the_index_alone(thing_world: World, fault: Fault, change: str) -> None:
     """A writer that has written before notices, too: its definition is suspended, and resumes without stale ones."""
-    name = things.index_of("thing")
-    with things.index() as index, things.writer(index) as writer, things.job_worker(index) as job_worker:
+    name = thing_world.index_of("thing")
+    with thing_world.index() as index, thing_world.writer(index) as writer, thing_world.job_worker(index) as job_worker:
         writer.write(name, ["1"])
-        things.sql(change)
-        with fault(things) as words, pytest.raises(DocumentError, match=words):
+        thing_world.sql(change)
+        with fault(thing_world) as words, pytest.raises(DocumentError, match=words):
             writer.write(name, [str(id_) for id_ in range(1, ROWS + 1)])
-        wait_until(lambda: job_worker.run_once() >= 0 and not things.sql(SUSPENDED), what="it resumes")
-    assert write(things)[0].dead_lettered == 0
-    assert things.differences() == []
+        wait_until(lambda: job_worker.run_once() >= 0 and not thing_world.sql(SUSPENDED), what="it resumes")
+    assert write(thing_world)[0].dead_lettered == 0
+    assert thing_world.differences() == []
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_delete_counts_in_the_index_alone(things: World, *, keeps: bool) -> None:
+def test_a_delete_counts_in_the_index_alone(thing_world: World, *, keeps: bool) -> None:
     """Another index has no such document, and says so."""
-    with things.index() as index, things.writer(index) as writer:
-        writer.write(things.index_of("thing"), ["1"])
-        things.sql("DELETE FROM things WHERE id IN (7, 8)")
-        with moved_alias(things, keeps=keeps), pytest.raises(DocumentError, match="leads to"):
-            writer.write(things.index_of("thing"), ["7", "8"])
+    with thing_world.index() as index, thing_world.writer(index) as writer:
+        writer.write(thing_world.index_of("thing"), ["1"])
+        thing_world.sql("DELETE FROM things WHERE id IN (7, 8)")
+        with moved_alias(thing_world, keeps=keeps), pytest.raises(DocumentError, match="leads to"):
+            writer.write(thing_world.index_of("thing"), ["7", "8"])
 
 
 # A pipeline between the request and the index
@@ -280,43 +280,43 @@ if VERSIONS.elasticsearch == "9":  # the reduced build of 8 has no processors
 
 
 @pytest.mark.parametrize("processors", (PROCESSORS | REFUSING).values(), ids=PROCESSORS | REFUSING)
-def test_a_default_pipeline_has_no_effect(things: World, processors: list[dict[str, Any]]) -> None:
+def test_a_default_pipeline_has_no_effect(thing_world: World, processors: list[dict[str, Any]]) -> None:
     """Nothing between the request and the index may change what is sent; it is not even asked, so nothing is late."""
-    with pipeline(things, *processors):
-        things.sql("UPDATE things SET n = id")
-        assert write(things)[0].dead_lettered == 0
-        assert (things.differences(), things.sql(SUSPENDED)) == ([], [])
-        things.backfill("thing")
-    assert (things.differences(), things.sql(DEAD_LETTERS)) == ([], [])
+    with pipeline(thing_world, *processors):
+        thing_world.sql("UPDATE things SET n = id")
+        assert write(thing_world)[0].dead_lettered == 0
+        assert (thing_world.differences(), thing_world.sql(SUSPENDED)) == ([], [])
+        thing_world.backfill("thing")
+    assert (thing_world.differences(), thing_world.sql(DEAD_LETTERS)) == ([], [])
 
 
 @pytest.mark.parametrize("processors", (PROCESSORS | REFUSING).values(), ids=PROCESSORS | REFUSING)
-def test_a_final_pipeline_suspends_and_is_made_up_for(things: World, processors: list[dict[str, Any]]) -> None:
+def test_a_final_pipeline_suspends_and_is_made_up_for(thing_world: World, processors: list[dict[str, Any]]) -> None:
     """A daemon that has written before names it with the next write; once it is lifted, no document stays changed."""
-    daemon = things.daemon()
-    things.sql("UPDATE things SET n = 1")
+    daemon = thing_world.daemon()
+    thing_world.sql("UPDATE things SET n = 1")
     daemon.wait_for("worker.batch_indexed")
-    with pipeline(things, *processors, kind="final") as words:
-        things.sql("UPDATE things SET n = id WHERE id < 30")
-        wait_until(lambda: bool(things.sql(SUSPENDED)), what="it is suspended")
-        assert words in things.sql(SUSPENDED)[0][1]
-        things.sql("UPDATE things SET n = 3 WHERE id IN (7, 50)")
+    with pipeline(thing_world, *processors, kind="final") as words:
+        thing_world.sql("UPDATE things SET n = id WHERE id < 30")
+        wait_until(lambda: bool(thing_world.sql(SUSPENDED)), what="it is suspended")
+        assert words in thing_world.sql(SUSPENDED)[0][1]
+        thing_world.sql("UPDATE things SET n = 3 WHERE id IN (7, 50)")
     daemon.wait_for("job.finished")
-    require_holds(things)
-    assert things.sql(DEAD_LETTERS) == []
+    require_holds(thing_world)
+    assert thing_world.sql(DEAD_LETTERS) == []
 
 
 @pytest.mark.parametrize("processors", PROCESSORS.values(), ids=PROCESSORS)
 def test_a_pipeline_that_is_lifted_before_the_answer_is_made_up_for(
-    things: World, processors: list[dict[str, Any]]
+    thing_world: World, processors: list[dict[str, Any]]
 ) -> None:
     """The answer itself tells that a pipeline was at work, however short that was: no look at settings would."""
-    name = things.index_of("thing")
-    things.sql("UPDATE things SET n = id")
-    with things.index() as index, things.writer(index) as writer, things.job_worker(index) as job_worker:
+    name = thing_world.index_of("thing")
+    thing_world.sql("UPDATE things SET n = id")
+    with thing_world.index() as index, thing_world.writer(index) as writer, thing_world.job_worker(index) as job_worker:
         writer.write(name, ["1"])
         bulk = index._client.bulk
-        with pipeline(things, *processors, kind="final") as words, things.elasticsearch() as client:
+        with pipeline(thing_world, *processors, kind="final") as words, thing_world.elasticsearch() as client:
 
             def lifted(**request: Any) -> Any:
                 answer = bulk(**request)
@@ -325,56 +325,56 @@ def test_a_pipeline_that_is_lifted_before_the_answer_is_made_up_for(
 
             with patch.object(index._client, "bulk", lifted), pytest.raises(DocumentError, match="pipeline"):
                 writer.write(name, [str(id_) for id_ in range(1, ROWS + 1)])
-        wait_until(lambda: job_worker.run_once() >= 0 and not things.sql(SUSPENDED), what="it resumes")
-        wait_until(lambda: job_worker.run_once() >= 0 and not things.differences(), what="it is refreshed")
-    assert things.sql(DEAD_LETTERS) == []
+        wait_until(lambda: job_worker.run_once() >= 0 and not thing_world.sql(SUSPENDED), what="it resumes")
+        wait_until(lambda: job_worker.run_once() >= 0 and not thing_world.differences(), what="it is refreshed")
+    assert thing_world.sql(DEAD_LETTERS) == []
 
 
-def test_rows_at_fault_do_not_keep_their_definition_suspended(things: World) -> None:
+def test_rows_at_fault_do_not_keep_their_definition_suspended(thing_world: World) -> None:
     """What is tried before it resumes may be at fault itself: it resumes if the index takes others."""
-    things.sql("UPDATE things SET n = 70000 WHERE id < 3")
-    with things.index() as index, things.writer(index) as writer:
-        with no_pipeline(things), pytest.raises(DocumentError):
-            writer.write(things.index_of("thing"), ["1", "2"])
-        assert writer.write(things.index_of("thing"), ["1", "2"], resumes=True).dead_lettered == 2
-    assert [id_ for id_, _ in things.sql(DEAD_LETTERS)] == ["1", "2"]
+    thing_world.sql("UPDATE things SET n = 70000 WHERE id < 3")
+    with thing_world.index() as index, thing_world.writer(index) as writer:
+        with no_pipeline(thing_world), pytest.raises(DocumentError):
+            writer.write(thing_world.index_of("thing"), ["1", "2"])
+        assert writer.write(thing_world.index_of("thing"), ["1", "2"], resumes=True).dead_lettered == 2
+    assert [id_ for id_, _ in thing_world.sql(DEAD_LETTERS)] == ["1", "2"]
 
 
-def test_a_definition_of_one_document_is_suspended_and_resumes(things: World) -> None:
+def test_a_definition_of_one_document_is_suspended_and_resumes(thing_world: World) -> None:
     """Nothing else tells whether the document or its pipeline is at fault."""
-    things.sql("DELETE FROM things WHERE id > 1; UPDATE things SET n = 5")
-    things.backfill("thing")
-    things.sql("UPDATE things SET n = 6")
-    with no_pipeline(things) as words, pytest.raises(DocumentError, match=words):
-        write(things)
-    with things.index() as index, things.job_worker(index) as job_worker:
-        wait_until(lambda: job_worker.run_once() >= 0 and not things.sql(SUSPENDED), what="it resumes")
-    write(things)
-    assert (things.differences(), things.sql(DEAD_LETTERS)) == ([], [])
+    thing_world.sql("DELETE FROM things WHERE id > 1; UPDATE things SET n = 5")
+    thing_world.backfill("thing")
+    thing_world.sql("UPDATE things SET n = 6")
+    with no_pipeline(thing_world) as words, pytest.raises(DocumentError, match=words):
+        write(thing_world)
+    with thing_world.index() as index, thing_world.job_worker(index) as job_worker:
+        wait_until(lambda: job_worker.run_once() >= 0 and not thing_world.sql(SUSPENDED), what="it resumes")
+    write(thing_world)
+    assert (thing_world.differences(), thing_world.sql(DEAD_LETTERS)) == ([], [])
 
 
 # A model that embeds a field
 
 
 @pytest.fixture
-def embedded(things: World) -> Iterator[tuple[World, Model]]:
+def embedded(thing_world: World) -> Iterator[tuple[World, Model]]:
     """Half of the things have a text, which a model of another server embeds."""
-    with things.elasticsearch() as client, model(client, things.name) as served:
+    with thing_world.elasticsearch() as client, model(client, thing_world.name) as served:
         mappings = {**MAPPINGS, "properties": {**MAPPINGS["properties"]}}
-        mappings["properties"]["t"] = {"type": "semantic_text", "inference_id": things.name}
-        define(things, mappings)
-        things.sql("UPDATE things SET t = 'text ' || id WHERE id % 2 = 0")
-        things.apply()
-        things.sql("TRUNCATE syncer.outbox")
-        yield things, served
+        mappings["properties"]["t"] = {"type": "semantic_text", "inference_id": thing_world.name}
+        define(thing_world, mappings)
+        thing_world.sql("UPDATE things SET t = 'text ' || id WHERE id % 2 = 0")
+        thing_world.apply()
+        thing_world.sql("TRUNCATE syncer.outbox")
+        yield thing_world, served
 
 
 def texts(client: Elasticsearch, world: World) -> dict[int, str | None]:
     """What the index shows."""
     client.indices.refresh(index=world.alias_of("thing"))
     hits = client.search(index=world.alias_of("thing"), size=1000).body["hits"]["hits"]
-    found = {int(hit["_id"]): hit["_source"].get("t") for hit in hits}
-    return {id_: text["text"] if isinstance(text, dict) else text for id_, text in found.items()}
+    titles = {int(hit["_id"]): hit["_source"].get("t") for hit in hits}
+    return {id_: text["text"] if isinstance(text, dict) else text for id_, text in titles.items()}
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
@@ -488,15 +488,17 @@ def test_no_dead_letter_is_for_good(
         assert write(world)[0].indexed == ROWS
 
 
-def test_plan_blames_no_document_for_its_cluster(things: World) -> None:
+def test_plan_blames_no_document_for_its_cluster(thing_world: World) -> None:
     """If no shard is allocated to the scratch index, no sampled document is called faulty."""
-    define(things, MAPPINGS, name="other")
-    with things.elasticsearch() as client:
+    define(thing_world, MAPPINGS, name="other")
+    with thing_world.elasticsearch() as client:
         nowhere = {"settings": {"index.routing.allocation.require._name": "nobody"}}
-        pattern = f"{things.alias_of('other')}*"
-        client.indices.put_index_template(name=things.name, index_patterns=[pattern], template=nowhere, priority=400)
-        planned = things.syncer("plan")
-        client.indices.delete_index_template(name=things.name)
+        pattern = f"{thing_world.alias_of('other')}*"
+        client.indices.put_index_template(
+            name=thing_world.name, index_patterns=[pattern], template=nowhere, priority=400
+        )
+        planned = thing_world.syncer("plan")
+        client.indices.delete_index_template(name=thing_world.name)
     output = " ".join((planned.stdout + planned.stderr).split())
     assert planned.returncode == 1
     assert "unavailable_shards_exception" in output

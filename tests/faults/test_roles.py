@@ -76,7 +76,7 @@ def test_a_function_of_another_role_has_no_part_in_what_syncer_does(
     with world.connect() as connection, harness.following(world) as follower:
         mallory(JOINS_WORDS + ASSIGNS_ALIKE)
         follower.handle()
-        assert {each["title"] for each in world.held().values()} == {"tt"}
+        assert {document["title"] for document in world.held().values()} == {"tt"}
         assert caught(world) == []
         assert assign(connection) < assign(connection)
         connection.execute("SET search_path TO DEFAULT")

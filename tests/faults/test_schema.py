@@ -174,24 +174,24 @@ def role(world: World) -> Iterator[str]:
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_document_is_suspended_and_the_other_goes_on(two: World, change: Change) -> None:
     """The daemon and `status` say what to do; after that, and an apply if it needs one, nothing is missing."""
-    other = "page" if change.document == "blogpost" else "blogpost"
+    other_document = "page" if change.document == "blogpost" else "blogpost"
     with role(two) as name:
-        own = {"SYNCER_POSTGRES_DSN": two.dsn_of(name)}
-        daemon = two.daemon(environment=own if change.as_role else {})
+        environment = {"SYNCER_POSTGRES_DSN": two.dsn_of(name)}
+        daemon = two.daemon(environment=environment if change.as_role else {})
         two.wait_until_level()
         two.sql(change.sql.format(role=name))
         write(two, 0)
         event = daemon.wait_for("document.suspended")
         assert (event["document"], event["level"]) == (change.document, "error")
         write(two, 1)
-        wait_until(lambda: is_level(two, other), what="the other follows", detail=daemon.log_file.read_text)
+        wait_until(lambda: is_level(two, other_document), what="the other follows", detail=daemon.log_file.read_text)
         status = two.syncer("status", "--json")
         assert status.returncode == 1
-        seen = {each["name"]: each["suspended"] for each in json.loads(status.stdout)["documents"]}
-        assert seen[other] is None
+        suspended = {document["name"]: document["suspended"] for document in json.loads(status.stdout)["documents"]}
+        assert suspended[other_document] is None
         for words in change.says:
             assert words in f"{event['reason']}\n{event['hint']}"
-            assert words in seen[change.document]
+            assert words in suspended[change.document]
         two.sql(change.fix.format(role=name))
         if change.select:
             select = two.document_folder / "select.sql"

@@ -88,13 +88,13 @@ def test_a_value_of_any_type_comes_back_from_its_image(empty_world: World) -> No
     with empty_world.connect() as connection:
         rows = routes.changed_rows(connection, "public.things", columns).replace(routes.ROWS_MARK, "$1::jsonb")
         connection.execute("SET search_path = public")  # where the types of the test are
-        found = connection.execute(
+        counted = connection.execute(
             f"SELECT count(*), {same} FROM {rows} AS c",
             (dump_images([image for change in changes for image in change.images]),),
         ).fetchone()
-    assert found is not None
-    assert found[0] == 4
-    assert [value for value, is_same in zip(VALUES, found[1:], strict=True) if not is_same] == []
+    assert counted is not None
+    assert counted[0] == 4
+    assert [value for value, is_same in zip(VALUES, counted[1:], strict=True) if not is_same] == []
 
 
 # Of a value that Postgres stores apart, since it is long: its type, one value, and another.
@@ -120,10 +120,10 @@ def test_a_long_value_that_an_update_leaves_is_not_read(
     )
     forget(empty_world)
     blocks = "SELECT toast_blks_read + toast_blks_hit FROM pg_statio_user_tables WHERE relname = 'things'"
-    before = empty_world.sql(blocks)
+    blocks_before = empty_world.sql(blocks)
     for statement in ("UPDATE things SET seen = seen + 1", "UPDATE things SET name = 'b' WHERE id = 1"):
         empty_world.sql(f"{statement}; SELECT pg_stat_force_next_flush()")
-    assert empty_world.sql(blocks) == before
+    assert empty_world.sql(blocks) == blocks_before
     assert written(empty_world) == [UPDATED]
     forget(empty_world)
     empty_world.sql(f"UPDATE things SET body = {changed} WHERE id = 1")
@@ -200,7 +200,7 @@ def open_transaction(world: World, statement: str) -> Iterator[psycopg.Connectio
 
 
 @pytest.fixture
-def things(empty_world: World) -> World:
+def thing_world(empty_world: World) -> World:
     """A table with one row, whose triggers a new definition widens."""
     tables = "CREATE TABLE things (id int PRIMARY KEY, name text); INSERT INTO things VALUES (1, 'first')"
     capture_only(empty_world, tables, "SELECT id AS _id FROM things")
@@ -209,9 +209,9 @@ def things(empty_world: World) -> World:
     return empty_world
 
 
-def test_install_waits_for_a_long_transaction_and_others_do_not(things: World) -> None:
+def test_install_waits_for_a_long_transaction_and_others_do_not(thing_world: World) -> None:
     """While apply waits for a table, other writers are held up for a moment only; then everything is captured."""
-    (capture,) = plan(things).captures
+    (capture,) = plan(thing_world).captures
     written_beside = 0
 
     def write_beside(holder: str) -> None:
@@ -223,34 +223,34 @@ def test_install_waits_for_a_long_transaction_and_others_do_not(things: World) -
             long.rollback()
 
     with (
-        open_transaction(things, "UPDATE things SET name = 'long'") as long,
-        psycopg.connect(things.dsn, autocommit=True, options="-c lock_timeout=10s") as writer,
-        things.connect() as connection,
+        open_transaction(thing_world, "UPDATE things SET name = 'long'") as long,
+        psycopg.connect(thing_world.dsn, autocommit=True, options="-c lock_timeout=10s") as writer,
+        thing_world.connect() as connection,
     ):
         capture_install.install(connection, capture, waiting=write_beside)
     assert written_beside == 2
-    forget(things)
-    things.sql("UPDATE things SET name = 'captured' WHERE id = 1")
-    assert written(things) == [UPDATED]
+    forget(thing_world)
+    thing_world.sql("UPDATE things SET name = 'captured' WHERE id = 1")
+    assert written(thing_world) == [UPDATED]
 
 
-def test_a_table_that_stays_in_use_is_an_error_that_names_the_user(things: World) -> None:
+def test_a_table_that_stays_in_use_is_an_error_that_names_the_user(thing_world: World) -> None:
     """When the lock is not to be had in time, the error says who holds the table, and nothing was changed."""
-    (capture,) = plan(things).captures
-    before = triggers(things, "things")
-    held = r"held by process {} long report"
-    with things.connect() as connection:
+    (capture,) = plan(thing_world).captures
+    triggers_before = triggers(thing_world, "things")
+    message = r"held by process {} long report"
+    with thing_world.connect() as connection:
         captured = capture_install.captured(connection)
-        with open_transaction(things, "UPDATE things SET name = 'long'") as long:
-            with pytest.raises(SourceError, match=held.format(long.info.backend_pid)) as refused:
+        with open_transaction(thing_world, "UPDATE things SET name = 'long'") as long:
+            with pytest.raises(SourceError, match=message.format(long.info.backend_pid)) as refused:
                 capture_install.install(connection, capture, timeout_seconds=0)
             assert "Nothing was changed" in refused.value.hint
-        with open_transaction(things, "SELECT FROM things") as long:  # dropping a trigger waits even for readers
-            expected = pytest.raises(SourceError, match=held.format(long.info.backend_pid))
+        with open_transaction(thing_world, "SELECT FROM things") as long:  # dropping a trigger waits even for readers
+            expected = pytest.raises(SourceError, match=message.format(long.info.backend_pid))
             with expected:
                 capture_install.remove(connection, "public.things", timeout_seconds=0)
         assert capture_install.captured(connection) == captured
-    assert triggers(things, "things") == before
+    assert triggers(thing_world, "things") == triggers_before
 
 
 # What a change of definitions must not lose
@@ -263,7 +263,7 @@ def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(world
     world.sql("CREATE TABLE tags (id int PRIMARY KEY)")
     forget(world)
     select = world.document_folder / "select.sql"
-    before = select.read_text()
+    select_before = select.read_text()
     select.write_text("SELECT p.id AS _id, p.title, (SELECT max(t.id) FROM tags AS t) AS body FROM posts AS p")
     (world.document_folder / "affects").mkdir()
     affects = world.document_folder / "affects" / "tags.sql"
@@ -274,7 +274,7 @@ def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(world
         with pytest.raises(SourceError, match=r"public\.tags is in use"):
             activate.carry_out(connection, indices, decided, timeout_seconds=0)
         world.sql("UPDATE posts SET body = 'written meanwhile' WHERE id = 2")
-    select.write_text(before)
+    select.write_text(select_before)
     affects.unlink()
     world.apply()
     assert ("public.posts", "U", {"id": "2"}, {"id": "2"}) in written(world)

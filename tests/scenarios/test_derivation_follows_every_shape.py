@@ -31,8 +31,8 @@ def hold(judge: Judge, *, rounds: int = ROUNDS) -> None:
 
 def shapes_of(text: str) -> dict[str, str]:
     """The SELECTs of a table, by their names; a line that is indented goes on."""
-    found = re.findall(r"^([^\s:][^:\n]*): (.*(?:\n    .*)*)", text, re.MULTILINE)
-    return {name: re.sub(r"\n +", " ", select) for name, select in found}
+    rows = re.findall(r"^([^\s:][^:\n]*): (.*(?:\n    .*)*)", text, re.MULTILINE)
+    return {name: re.sub(r"\n +", " ", select) for name, select in rows}
 
 
 DERIVED = shapes_of(r"""
@@ -212,8 +212,8 @@ def test_a_recursive_query_is_proposed_for_a_recursive_one(judge: Judge) -> None
 def test_equal_uses_of_a_table_are_one_query(judge: Judge) -> None:
     """The same way leads from both, so it is asked once."""
     used = "(SELECT {}(z.v) FROM b z JOIN a y ON y.id = z.a_id WHERE y.r_id = x.id)"
-    found = judge.derive(f"SELECT x.id AS _id, {used.format('max')} AS f, {used.format('min')} AS g FROM r x")
-    assert len(found.tables["public.b"].affected) == 1
+    dependencies = judge.derive(f"SELECT x.id AS _id, {used.format('max')} AS f, {used.format('min')} AS g FROM r x")
+    assert len(dependencies.tables["public.b"].affected) == 1
     hold(judge)
 
 

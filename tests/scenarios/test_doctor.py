@@ -185,19 +185,19 @@ def test_what_is_broken_is_seen_and_fixed(world: World, case: Case) -> None:
     """It is well, it is broken and seen, the fix is pasted, and it is well again."""
     settings = as_role(world, case.role)
 
-    before = [each for each in look(world, case.id, settings=settings) if each.severity is not CheckSeverity.WELL]
-    assert [each.found for each in before if "one replica" not in each.found] == []
+    earlier = [each for each in look(world, case.id, settings=settings) if each.severity is not CheckSeverity.WELL]
+    assert [each.found for each in earlier if "one replica" not in each.found] == []
 
     def new() -> list[Finding]:
-        seen = look(world, case.id, settings=settings)
-        return [each for each in seen if each.severity is not CheckSeverity.WELL and each not in before]
+        findings = look(world, case.id, settings=settings)
+        return [each for each in findings if each.severity is not CheckSeverity.WELL and each not in earlier]
 
     try:
         act(world, case.breaks)
-        (found,) = new()
-        assert (found.severity, case.part in found.found) == (case.severity, True)
+        (finding,) = new()
+        assert (finding.severity, case.part in finding.found) == (case.severity, True)
         if not case.is_advice:
-            fix(world, found)
+            fix(world, finding)
             wait_until(lambda: not new(), what="it is well again", detail=lambda: str(new()))
     finally:
         act(world, case.undo)
@@ -210,9 +210,9 @@ def test_a_disk_that_was_restored_is_seen_and_fixed(world: World) -> None:
     assert is_well(look(world, "elasticsearch.epoch"))
     with world.elasticsearch() as client:
         client.index(index="syncer-state", id=f"epoch-{installation}", document={"epoch": epoch + 4}, refresh=True)
-    (found,) = look(world, "elasticsearch.epoch")
-    assert found.severity is WRONG
-    fix(world, found)
+    (finding,) = look(world, "elasticsearch.epoch")
+    assert finding.severity is WRONG
+    fix(world, finding)
     world.backfill()
     assert world.sql("SELECT epoch FROM syncer.cluster_identity") == [(epoch + 5,)]
     assert is_well(look(world, "elasticsearch.epoch"))
@@ -224,7 +224,7 @@ def test_a_role_is_judged_by_its_privileges(world: World) -> None:
     assert is_well(report)
     world.sql("CREATE ROLE newcomer LOGIN")
     report = examine(as_role(world, "newcomer"), checks=OF_POSTGRES)
-    severities = {found.id: found.severity for found in report}
+    severities = {finding.id: finding.severity for finding in report}
     assert [id_ for id_, severity in severities.items() if severity is WRONG] == ["postgres.privileges"]
     assert severities["postgres.functions"] is severities["postgres.triggers"] is CheckSeverity.UNSEEN
     assert severities["postgres.durability"] is CheckSeverity.WELL

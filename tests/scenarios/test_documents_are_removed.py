@@ -43,8 +43,8 @@ def test_a_document_goes_with_all_that_it_has(two: World) -> None:
     daemon = two.daemon()
     two.wait_until_level()
     shutil.rmtree(two.config / "documents" / "page")
-    left = two.syncer("apply", "--yes")
-    assert "syncer apply --remove page" in left.stdout
+    applied = two.syncer("apply", "--yes")
+    assert "syncer apply --remove page" in applied.stdout
     assert active(two) == ["blogpost", "page"]
     removed = two.syncer("apply", "--yes", "--remove", "page")
     assert removed.returncode == 0, removed.stderr
@@ -57,8 +57,8 @@ def test_a_document_goes_with_all_that_it_has(two: World) -> None:
     assert "page" not in two.syncer("status").stdout
     assert two.syncer("doctor").returncode == 0
     add_pages(two)
-    again = two.syncer("apply", "--yes")
-    assert again.returncode == 0, again.stderr
+    applied = two.syncer("apply", "--yes")
+    assert applied.returncode == 0, applied.stderr
     two.sql("UPDATE pages SET text = 'read again' WHERE id = 1")
     with two.elasticsearch() as client:
         wait_until(
@@ -103,8 +103,8 @@ def test_a_removal_that_is_killed_is_ended_by_the_next(two: World, monkeypatch: 
             decided = planned(connection, indices, two.config, remove=["page"])
             with pytest.raises(KeyboardInterrupt):
                 activate.carry_out(connection, indices, decided)
-        again = {"page"}.intersection(active(two))
-        activate.carry_out(connection, indices, planned(connection, indices, two.config, remove=again))
+        active_again = {"page"}.intersection(active(two))
+        activate.carry_out(connection, indices, planned(connection, indices, two.config, remove=active_again))
     assert active(two) == ["blogpost"]
     assert indices_of_pages(two) == []
 

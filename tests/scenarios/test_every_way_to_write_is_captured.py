@@ -197,11 +197,11 @@ def test_an_update_writes_only_documents_that_show_a_changed_column(people: Worl
     with people.index() as index, people.relay() as relay, people.worker(index) as worker:
         people.drain(relay, worker)
         for change, expected in CHANGES.items():
-            before = {name: versions(people, name) for name in DOCUMENTS}
+            versions_before = {name: versions(people, name) for name in DOCUMENTS}
             people.sql(change)
             people.drain(relay, worker)
-            after = {name: versions(people, name) for name in DOCUMENTS}
-            assert {name for name in DOCUMENTS if before[name] != after[name]} == expected, change
+            versions_after = {name: versions(people, name) for name in DOCUMENTS}
+            assert {name for name in DOCUMENTS if versions_before[name] != versions_after[name]} == expected, change
 
 
 DISABLED = (

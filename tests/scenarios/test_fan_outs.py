@@ -36,8 +36,8 @@ OTHER: dict[str, list[Image]] = {"public.users": [{"id": "2"}]}
 def connection(world: World) -> Iterator[Connection]:
     """To a blog in which two users have many posts, and no job yet."""
     world.sql(f"{BLOG}; DELETE FROM syncer.job")
-    with world.connect() as made:
-        yield made
+    with world.connect() as opened:
+        yield opened
 
 
 def fan_out(connection: Connection, cause: dict[str, list[Image]] = CAUSE) -> Job:
@@ -82,9 +82,9 @@ def read(
     connection: Connection, changes: Sequence[Change], *, many: int = MANY
 ) -> tuple[set[str], Mapping[str, Sequence[Image]]]:
     """Return the ids that are found, and the cause of the fan-out: the images that led to it, by relation."""
-    found = AffectedReader(connection, page=many).read(the_document(connection), changes)
-    assert len(set(found.ids)) == len(found.ids)
-    return set(found.ids), found.cause
+    affected = AffectedReader(connection, page=many).read(the_document(connection), changes)
+    assert len(set(affected.ids)) == len(affected.ids)
+    return set(affected.ids), affected.cause
 
 
 def ids_in(cause: Mapping[str, Sequence[Image]]) -> list[int]:
@@ -106,9 +106,9 @@ def test_few_do_not_wait_for_many(world: World, connection: Connection) -> None:
 def test_what_is_found_for_one_batch_is_bounded(world: World, connection: Connection, many: int, most: int) -> None:
     """However many rows lead to many documents: so many ids in all, and the rest is left to a job."""
     world.sql("UPDATE posts SET user_id = 1 + id % 40")
-    ids, rest = read(connection, renamed(*range(1, 41)), many=many)
+    ids, remaining = read(connection, renamed(*range(1, 41)), many=many)
     assert len(ids) <= most
-    assert ids | posts_of(world, *ids_in(rest)) == posts_of(world, *range(1, 41))
+    assert ids | posts_of(world, *ids_in(remaining)) == posts_of(world, *range(1, 41))
 
 
 def test_what_is_not_found_out_soon_is_left_to_a_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,27 +151,27 @@ def test_a_cause_that_comes_just_before_the_listing_is_listed(world: World, conn
     """The lister has read the job before causes were added, and begins after: he lists what is there then."""
     add_affects(world, "comments", "SELECT c.post_id AS _id FROM %(rows)s AS c")
     world.apply()
-    seen = fan_out(connection)
+    fan_out_job = fan_out(connection)
     fan_out(connection, OTHER)
     fan_out(connection, {"public.comments": [{"id": "5", "post_id": "4711"}]})
-    list_(connection, seen)
-    assert set(listed(world, seen)) == {*posts_of(world, 1, 2), "4711"}
+    list_(connection, fan_out_job)
+    assert set(listed(world, fan_out_job)) == {*posts_of(world, 1, 2), "4711"}
 
 
 def test_fan_outs_do_not_wait_for_one_another_and_do_not_pile_up(connection: Connection) -> None:
     """Each is listed at once; while many are being written, causes of any row join the next one."""
     refresh = queue.create(connection, the_document(connection), JobKind.REFRESH)
-    made = []
+    jobs = []
     for _ in range(FAN_OUTS_MAX):
-        made.append(fan_out(connection))
-        assert due(connection)[0].id == made[-1].id  # before what takes longer
-        list_(connection, made[-1])
+        jobs.append(fan_out(connection))
+        assert due(connection)[0].id == jobs[-1].id  # before what takes longer
+        list_(connection, jobs[-1])
     assert refresh is not None
-    assert len({refresh.id, *(job.id for job in made)}) == FAN_OUTS_MAX + 1
+    assert len({refresh.id, *(job.id for job in jobs)}) == FAN_OUTS_MAX + 1
     waiting = fan_out(connection)
     assert {fan_out(connection, cause).id for cause in (OTHER, CAUSE)} == {waiting.id}
     assert [job.id for job in due(connection)] == [refresh.id]
-    queue.pause(connection, made[0].id)
+    queue.pause(connection, jobs[0].id)
     assert waiting.id in {job.id for job in due(connection)}
 
 
@@ -247,7 +247,7 @@ def test_a_search_never_goes_back_to_an_older_name(world: World, database: Conne
 
     If that job is paused, it says what to do, and goes on once it is resumed.
     """
-    before = world.index_of()
+    index_before = world.index_of()
     with world.indices() as indices, world.index() as index:
         reindex.begin(database, indices, "blogpost", report=lambda _: None)
         world.refresh(index)
@@ -266,7 +266,7 @@ def test_a_search_never_goes_back_to_an_older_name(world: World, database: Conne
         wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
         queue.pause(database, late.id)
     wait_until(lambda: f"syncer jobs resume {late.id}" in log.read_text(), what="it says how to go on")
-    assert world.index_of() == before
+    assert world.index_of() == index_before
     queue.resume(database, late.id)
     require_done(world, process)
     assert world.index_of() == building.index_name

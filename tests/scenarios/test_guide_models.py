@@ -25,8 +25,8 @@ def playing(
         def world_of(tables: str) -> World:
             folder = tmp_path_factory.mktemp(tables)
             world = stack.enter_context(made(World(sandbox=sandbox, endpoints=endpoints, folder=folder)))
-            found = (model.documents for model in models().values() if model.schema == tables)
-            world.use(*dict.fromkeys(name for names in found for name in names))
+            documents = (model.documents for model in models().values() if model.schema == tables)
+            world.use(*dict.fromkeys(name for names in documents for name in names))
             world.sql(schema(tables))
             world.migrate()
             world.apply()

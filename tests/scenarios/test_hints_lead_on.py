@@ -16,8 +16,8 @@ from tests.support.world import World, wait_until
 
 def problems(world: World) -> list[dict[str, str]]:
     """What `syncer status` says has to be done."""
-    found: list[dict[str, str]] = json.loads(world.syncer("status", "--json").stdout)["problems"]
-    return found
+    problems_found: list[dict[str, str]] = json.loads(world.syncer("status", "--json").stdout)["problems"]
+    return problems_found
 
 
 @pytest.mark.parametrize("others", [1, 2], ids=["a foreign session", "two of them"])
@@ -101,12 +101,12 @@ def test_a_block_is_named_by_its_setting(world: World, setting: str, command: st
     index = world.index_of()
     with world.elasticsearch() as client:
         client.indices.put_settings(index=index, settings={setting: True})
-        said = world.syncer(*shlex.split(command))
+        completed = world.syncer(*shlex.split(command))
         shown = world.syncer("status").stdout
         client.indices.put_settings(index=index, settings={setting: False})
-    assert "master" not in said.stderr + shown
+    assert "master" not in completed.stderr + shown
     if setting == "index.blocks.read":
         assert f"Set {setting} of {index} to false" in shown
-    text = said.stdout + said.stderr
-    assert (said.returncode, setting in text or "resumes" in text) in ((1, True), (0, False)), text
+    text = completed.stdout + completed.stderr
+    assert (completed.returncode, setting in text or "resumes" in text) in ((1, True), (0, False)), text
     wait_until(lambda: world.syncer(*shlex.split(command)).returncode == 0, what="it works again")

@@ -53,8 +53,15 @@ def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
         """What an application does; as literals, since with parameters a percent sign in a name would be one."""
         with world.application() as connection:
             schema = sql.Identifier(SCHEMA)
-            parts = {"schema": schema, "one": one, "other": other, "columns": columns, "names": names, "values": values}
-            connection.execute(sql.SQL(statement).format(**parts))
+            names_and_values = {
+                "schema": schema,
+                "one": one,
+                "other": other,
+                "columns": columns,
+                "names": names,
+                "values": values,
+            }
+            connection.execute(sql.SQL(statement).format(**names_and_values))
 
     execute("CREATE SCHEMA {schema}; CREATE TABLE {one} (id int, {columns}, PRIMARY KEY (id))")
     execute('CREATE TABLE {other} ("%s" int REFERENCES {one}, no int, """" text, PRIMARY KEY ("%s", no))')

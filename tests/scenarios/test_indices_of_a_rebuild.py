@@ -45,10 +45,10 @@ class Room:
         """An index.json with these settings."""
         return {"settings": settings, "mappings": MAPPINGS}
 
-    def build(self, revision: int, body: dict[str, Any] | None = None, **others: str) -> Target:
+    def build(self, revision: int, body: dict[str, Any] | None = None, **texts: str) -> Target:
         """An index that does not serve yet."""
         body = self.body(number_of_replicas=0) if body is None else body
-        return self.indices.create(alias=self.alias, body=body, revision=revision, **OURS | others)
+        return self.indices.create(alias=self.alias, body=body, revision=revision, **OURS | texts)
 
     def create(self, revision: int, body: dict[str, Any] | None = None) -> Target:
         """An index that serves."""
@@ -77,8 +77,8 @@ class Room:
 
     def settings(self, target: Target) -> dict[str, Any]:
         """The settings that an index shares with its like."""
-        found = self.client.indices.get_settings(index=target.index_name, flat_settings=True).body
-        settings: dict[str, Any] = found[target.index_name]["settings"]
+        response = self.client.indices.get_settings(index=target.index_name, flat_settings=True).body
+        settings: dict[str, Any] = response[target.index_name]["settings"]
         of_its_own = {"index.uuid", "index.creation_date", "index.provided_name"}
         return {name: value for name, value in settings.items() if name not in of_its_own}
 
@@ -138,13 +138,13 @@ def test_the_wait_for_replicas_is_bounded_and_says_how_it_ended(room: Room) -> N
 
 def test_a_build_takes_no_name_that_is_in_use(room: Room) -> None:
     """An index of an interrupted build, or of another database, stays as it is, and the build gets another name."""
-    kept = [room.build(2, None, **whose) for whose in ({}, {"installation": "another"}, {"document": "other"})]
-    for target in kept:
+    foreign = [room.build(2, None, **whose) for whose in ({}, {"installation": "another"}, {"document": "other"})]
+    for target in foreign:
         room.write(target, range(1))
     built = room.build(2)
     assert len(room.names()) == 4
-    assert built not in kept
-    assert all(room.client.exists(index=target.index_name, id="0") for target in kept)
+    assert built not in foreign
+    assert all(room.client.exists(index=target.index_name, id="0") for target in foreign)
 
 
 def test_a_swap_takes_the_alias_from_every_other_index_and_can_be_repeated(room: Room) -> None:
@@ -209,8 +209,8 @@ def test_a_late_request_makes_no_index(room: Room, late: list[Composition]) -> N
     index = Index(room.client, bulk_bytes_max=8000)
     assert index.write(target, late).rejections == []
     room.client.indices.refresh(index=target.index_name)
-    held = room.client.search(index=target.index_name, size=1000).body["hits"]["hits"]
-    assert {hit["_id"] for hit in held} == {each.id for each in late if each.source}
+    hits = room.client.search(index=target.index_name, size=1000).body["hits"]["hits"]
+    assert {hit["_id"] for hit in hits} == {composition.id for composition in late if composition.source}
     room.indices.drop(target)
     refused = index.write(target, late).rejections
     assert {rejection.composition for rejection in refused} == set(late)
@@ -235,25 +235,27 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
 
     assert untouched(room.index.holdings.sequence_numbers(target)) == []
     room.write(target, range(200), version=10 << 8)
-    routed = [Composition(id=f"r{at}", version=10 << 8, source=SOURCE, routing=str(at % 5)) for at in range(50)]
+    routed = [
+        Composition(id=f"r{number}", version=10 << 8, source=SOURCE, routing=str(number % 5)) for number in range(50)
+    ]
     room.index.write(target, routed)
     delete(range(190, 200), 11 << 8)
     numbers = room.index.holdings.sequence_numbers(target)
     assert set(untouched(numbers)) == places(range(190)) | {each.place for each in routed}
     # Written again, with the same contents; gone; new; moved to another shard; and refused as older.
-    again, gone = random.sample(range(90), 40), random.sample(range(90, 190), 40)
-    for id_ in again:
+    rewritten, deleted = random.sample(range(90), 40), random.sample(range(90, 190), 40)
+    for id_ in rewritten:
         room.write(target, range(id_, id_ + 1), version=12 << 8)
-    delete(gone, 12 << 8)
+    delete(deleted, 12 << 8)
     room.write(target, range(195, 300), version=12 << 8)
     room.index.write(target, [each._replace(version=12 << 8, routing=f"other {each.routing}") for each in routed[:20]])
-    late = [id_ for id_ in range(190) if id_ not in again and id_ not in gone]
+    late = [id_ for id_ in range(190) if id_ not in rewritten and id_ not in deleted]
     refused = [Composition(id=str(id_), version=9 << 8, source=SOURCE) for id_ in late[:30]]
     assert list(room.index.write(target, refused).done.values()) == ["skipped"] * 30
     for _ in range(2):
-        found = untouched(numbers)
-        assert len(found) == len(set(found))
-        assert set(found) == places(late) | {each.place for each in routed[20:]}
+        unchanged = untouched(numbers)
+        assert len(unchanged) == len(set(unchanged))
+        assert set(unchanged) == places(late) | {each.place for each in routed[20:]}
         room.client.indices.forcemerge(index=target.index_name, max_num_segments=1)
         room.client.indices.flush(index=target.index_name)
 

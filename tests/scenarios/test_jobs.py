@@ -52,9 +52,9 @@ def create_part(connection: Connection) -> Job:
 
 def list_(connection: Connection, job: Job) -> Job:
     """List a job in chunks of ten."""
-    after = listing.step(connection, job, the_document(connection), chunk=10)
-    assert after is not None
-    return after
+    advanced = listing.step(connection, job, the_document(connection), chunk=10)
+    assert advanced is not None
+    return advanced
 
 
 def drain(world: World) -> list[str]:
@@ -77,12 +77,12 @@ def finish(world: World, connection: Connection, job: Job) -> Job:
 
 def new_revision(connection: Connection) -> Document:
     """Activate the next revision, and create the job that loads it, in one commit, as apply does."""
-    before = the_document(connection)
-    after = dataclasses.replace(before, revision=before.revision + 1)
+    former = the_document(connection)
+    latest = dataclasses.replace(former, revision=former.revision + 1)
     with connection.transaction():
-        registry.put_document(connection, after)
-        assert queue.create(connection, after, JobKind.INITIAL_LOAD) is not None
-    return after
+        registry.put_document(connection, latest)
+        assert queue.create(connection, latest, JobKind.INITIAL_LOAD) is not None
+    return latest
 
 
 # One job for several reasons
@@ -98,44 +98,44 @@ COVERED_BY = {
 def test_a_job_joins_a_new_one_that_does_as_much(connection: Connection, wanted: JobKind) -> None:
     """A load does all that a refresh does, and that all that a backfill does, which may be cancelled."""
     for kind in COVERED_BY:
-        first = create(connection, kind)
-        assert (create(connection, wanted).id == first.id) is (kind in COVERED_BY[wanted]), kind
+        earlier = create(connection, kind)
+        assert (create(connection, wanted).id == earlier.id) is (kind in COVERED_BY[wanted]), kind
         connection.execute("DELETE FROM syncer.job")
 
 
 @pytest.mark.parametrize("hindrance", ["state = 'writing'", "is_paused = true", "completes_load = false"])
 def test_a_job_joins_none_that_may_be_too_late(connection: Connection, hindrance: str) -> None:
     """None whose listing has begun, that is paused, or since whose creation changes were missed."""
-    first = create(connection, JobKind.REFRESH)
+    earlier = create(connection, JobKind.REFRESH)
     connection.execute(f"UPDATE syncer.job SET {hindrance}")
-    assert create(connection, JobKind.REFRESH).id != first.id
+    assert create(connection, JobKind.REFRESH).id != earlier.id
 
 
 def test_a_load_that_truncates_table_after_table_makes_two_refreshes(world: World, connection: Connection) -> None:
     """The second waits until the first is done, so that all others can join it; a paused job delays no other."""
-    first = list_(connection, create(connection, JobKind.REFRESH))
+    earlier = list_(connection, create(connection, JobKind.REFRESH))
     second = create(connection, JobKind.REFRESH)
-    assert {create(connection, JobKind.REFRESH).id for _ in range(3)} == {second.id} != {first.id}
+    assert {create(connection, JobKind.REFRESH).id for _ in range(3)} == {second.id} != {earlier.id}
     assert second.id not in {waiting.id for waiting in due(connection)}
-    queue.pause(connection, first.id)
+    queue.pause(connection, earlier.id)
     assert second.id in {waiting.id for waiting in due(connection)}
-    queue.resume(connection, first.id)
-    assert finish(world, connection, first).state is JobState.DONE
+    queue.resume(connection, earlier.id)
+    assert finish(world, connection, earlier).state is JobState.DONE
     assert [waiting.id for waiting in due(connection)] == [second.id]
 
 
 def test_a_load_cancels_what_it_makes_needless(world: World, connection: Connection) -> None:
     """The whole jobs of its revision, and every job of an older one, of which no chunk is taken any more."""
     whole = [list_(connection, create(connection, kind)) for kind in (JobKind.REFRESH, JobKind.BACKFILL)]
-    part = create_part(connection)
+    partial = create_part(connection)
     load = create(connection, JobKind.INITIAL_LOAD)
-    assert [job.id for job in unfinished(connection)] == [part.id, load.id]
+    assert [job.id for job in unfinished(connection)] == [partial.id, load.id]
     assert {find(connection, job.id).error for job in whole} == {f"Job {load.id} takes its place"}
     assert not the_document(connection).is_loaded
-    after = new_revision(connection)
-    assert {find(connection, job.id).state for job in (*whole, part, load)} == {JobState.CANCELLED}
+    latest = new_revision(connection)
+    assert {find(connection, job.id).state for job in (*whole, partial, load)} == {JobState.CANCELLED}
     [newest] = unfinished(connection)
-    assert (newest.kind, newest.revision) == (JobKind.INITIAL_LOAD, after.revision)
+    assert (newest.kind, newest.revision) == (JobKind.INITIAL_LOAD, latest.revision)
     assert drain(world) == []
     assert finish(world, connection, newest).state is JobState.DONE
     assert the_document(connection).is_loaded
@@ -194,11 +194,11 @@ def test_finished_jobs_are_forgotten_in_the_end(connection: Connection, monkeypa
     monkeypatch.setattr(queue, "FINISHED_KEPT_MAX", 3)
     old = create(connection, JobKind.REFRESH)
     queue.pause(connection, old.id)
-    part = create_part(connection)
-    queue.cancel(connection, part.id)
+    partial = create_part(connection)
+    queue.cancel(connection, partial.id)
     finished = [queue.cancel(connection, create(connection, JobKind.BACKFILL).id).id for _ in range(5)]
     assert [job.id for job in unfinished(connection)] == [old.id]
-    assert [job.id for job in model.finished(connection)] == [*finished[:1:-1], part.id]
+    assert [job.id for job in model.finished(connection)] == [*finished[:1:-1], partial.id]
     assert [job.id for job in model.finished(connection, limit=2)] == finished[:2:-1]
 
 
@@ -223,13 +223,13 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     cause: dict[str, list[Image]] = {"public.users": [{"id": "1"}, {"id": "4711000815"}]}
     caused = queue.create_fan_out(connection, the_document(connection), cause)
     assert caused is not None
-    with world.connect() as own:
-        ChunkWorker(own).turn()
+    with world.connect() as connection_of_holder:
+        ChunkWorker(connection_of_holder).turn()
     shown, listed = world.syncer("jobs", "list").stdout, world.syncer("jobs", "list", "--json").stdout
-    assert all(part in shown for part in ("refresh", "10 of 25 (40%)", "public.users, 2 rows"))
-    found = {row["id"]: row for row in json.loads(listed)}
-    assert (found[job.id]["state"], found[job.id]["documents_left"], found[job.id]["indexed"]) == ("writing", 15, 10)
-    assert found[caused.id]["cause"] == {"public.users": 2}
+    assert all(words in shown for words in ("refresh", "10 of 25 (40%)", "public.users, 2 rows"))
+    rows = {row["id"]: row for row in json.loads(listed)}
+    assert (rows[job.id]["state"], rows[job.id]["documents_left"], rows[job.id]["indexed"]) == ("writing", 15, 10)
+    assert rows[caused.id]["cause"] == {"public.users": 2}
     assert "4711000815" not in shown + listed
     assert f"Job {job.id} is paused" in world.syncer("jobs", "pause", str(job.id)).stdout
     assert drain(world) == []
@@ -240,5 +240,5 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     assert "10 documents were written, 15 were not" in cancelled
     states = {row["id"]: row["state"] for row in json.loads(world.syncer("jobs", "list", "--json").stdout)}
     assert (states[job.id], states[caused.id]) == ("cancelled", "new")
-    again = world.syncer("jobs", "pause", str(job.id))
-    assert (again.returncode, "is cancelled already" in again.stderr) == (1, True)
+    refused = world.syncer("jobs", "pause", str(job.id))
+    assert (refused.returncode, "is cancelled already" in refused.stderr) == (1, True)

@@ -23,8 +23,8 @@ SHORT = 0.2
 @pytest.fixture
 def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
     """A plain client."""
-    with open_client(endpoints.elasticsearch_url, request_timeout=60) as made:
-        yield made
+    with open_client(endpoints.elasticsearch_url, request_timeout=60) as client_of_test:
+        yield client_of_test
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def tree(*paths: str, name: str = "files") -> Take:
 
 def add_files(client: Elasticsearch, index: str, files: dict[str, tuple[str, str]]) -> None:
     """Write files, each with its directory and its name."""
-    found = [Edit(index=index, id=id_, source={"path": path, "name": name}) for id_, (path, name) in files.items()]
-    assert edits.write(client, found, term=1) is None
+    new_files = [Edit(index=index, id=id_, source={"path": path, "name": name}) for id_, (path, name) in files.items()]
+    assert edits.write(client, new_files, term=1) is None
 
 
 README = "/clinton/projects/elasticsearch/README.txt"
@@ -120,13 +120,13 @@ def test_what_cannot_be_locked_is_refused(owner: Callable[[str], Locks], take: T
 def test_locks_are_requested_at_once_and_used_while_they_are_held(index: str, owner: Callable[[str], Locks]) -> None:
     """Two owners that request a lock while they hold another could wait for each other forever."""
     locks = owner("123")
-    with locks.documents("files", ["2"]) as held:
+    with locks.documents("files", ["2"]) as lock:
         with pytest.raises(LockError, match="holds locks already"), locks.documents("files", ["1"]):
             pass
         with documents("1")(owner("234")):
             pass
     with pytest.raises(LockError, match="were released"):
-        held.write([Edit(index=index, id="1", source={"name": "a", "path": "/"})])
+        lock.write([Edit(index=index, id="1", source={"name": "a", "path": "/"})])
 
 
 def test_a_change_that_is_refused_changes_nothing(
@@ -135,13 +135,13 @@ def test_a_change_that_is_refused_changes_nothing(
     """One document of several does not fit the mapping: the others are as they were, in however many pages."""
     monkeypatch.setattr(edits, "PAGE_EDITS_MAX", 1)
     add_files(client, index, {"1": ("/", "a")})
-    with owner("123").everything() as held:
+    with owner("123").everything() as lock:
         good = [Edit(index=index, id=id_, source={"name": "b", "path": "/"}) for id_ in "12"]
         with pytest.raises(LockError, match=f"{index}/3 is refused"):
-            held.write([*good, Edit(index=index, id="3", source={"name": {"no": "text"}})])
+            lock.write([*good, Edit(index=index, id="3", source={"name": {"no": "text"}})])
         assert client.get(index=index, id="1")["_source"]["name"] == "a"
         assert not client.exists(index=index, id="2")
-        assert held.write([Edit(index=index, id="1", source=None)]) == 1
+        assert lock.write([Edit(index=index, id="1", source=None)]) == 1
     assert not client.exists(index=index, id="1")
 
 
@@ -164,7 +164,7 @@ def test_renames_of_files_and_directories_at_once(
             example["rename_file"](owner("renamer"), client, index, str(id_), f"{id_}.asciidoc")
 
     with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(move), pool.submit(rename, range(10, 14)), pool.submit(rename, range(14, 18))]:
-            done.result()
-    found = {id_: client.get(index=index, id=id_)["_source"] for id_ in paths}
-    assert found == {id_: {"name": f"{id_}.asciidoc", "path": path} for id_, path in paths.items()}
+        for submitted in [pool.submit(move), pool.submit(rename, range(10, 14)), pool.submit(rename, range(14, 18))]:
+            submitted.result()
+    sources = {id_: client.get(index=index, id=id_)["_source"] for id_ in paths}
+    assert sources == {id_: {"name": f"{id_}.asciidoc", "path": path} for id_, path in paths.items()}

@@ -77,5 +77,5 @@ def test_removing_triggers_locks_one_table_with_its_partitions(
     """Removing them takes the strongest lock, for the moment that it takes."""
     with connection.transaction():
         capture_install.remove(connection, relation)
-        held = locks(connection)
-    assert held == {table: ["AccessExclusiveLock"] for table in tables}
+        locks_held = locks(connection)
+    assert locks_held == {table: ["AccessExclusiveLock"] for table in tables}

@@ -106,7 +106,7 @@ def planned(world: World) -> tuple[str, str | None]:
 
 def told(daemon: Daemon, event: str) -> list[dict[str, Any]]:
     """What the daemon has logged of an event."""
-    return [found for found in daemon.events() if found["event"] == event]
+    return [logged for logged in daemon.events() if logged["event"] == event]
 
 
 def wait_until_resumed(daemon: Daemon, times: int) -> None:

@@ -35,16 +35,16 @@ def test_merging_what_waits_keeps_what_is_handled(world: World, monkeypatch: pyt
         relay.run_once()
         with handling(world):
             wait_until(world.is_handled, what="the first change is handled")
-        first = progress.handled(connection)
+        earlier = progress.handled(connection)
         for number in range(1, 20):
             world.sql(INSERT, number)
             assert relay.run_once().published == 1
-        before = world.sql(WAITING)
-        assert before[0][:2] == (first, 19)
+        waiting = world.sql(WAITING)
+        assert waiting[0][:2] == (earlier, 19)
         progress.prune(connection)
-        ((kept,),) = world.sql("SELECT count(*) FROM syncer.cursor")
-        assert kept < 20
-        assert world.sql(WAITING) == before
+        ((cursors,),) = world.sql("SELECT count(*) FROM syncer.cursor")
+        assert cursors < 20
+        assert world.sql(WAITING) == waiting
         with handling(world):
             wait_until(world.is_handled, what="all is handled")
         assert world.sql(WAITING)[0][1] == 0
@@ -59,14 +59,16 @@ def test_a_backlog_is_saved_to_its_end(world: World, rows: int) -> None:
         wait_until(reader.lead, what="it leads")
         world.sql(users.format(1, rows))
         world.sql(users.format(10, 9 + rows))
-        read, is_last = 0, False
+        rows_read, is_last = 0, False
         while not is_last:
             page = reader.read(rows_max=2)
             reader.save(page, {})
-            read, is_last = read + len(page.rows), page.is_last
-        assert read == 2 * rows
-        seen = "SELECT bool_and(pg_visible_in_snapshot(o.xid, h.snapshot)) FROM syncer.outbox AS o, syncer.handled AS h"
-        assert world.sql(seen) == [(True,)]
+            rows_read, is_last = rows_read + len(page.rows), page.is_last
+        assert rows_read == 2 * rows
+        visibility = (
+            "SELECT bool_and(pg_visible_in_snapshot(o.xid, h.snapshot)) FROM syncer.outbox AS o, syncer.handled AS h"
+        )
+        assert world.sql(visibility) == [(True,)]
     finally:
         reader.close()
 
@@ -86,10 +88,10 @@ def test_rows_of_an_open_transaction_are_passed_once(world: World, monkeypatch: 
         with world.connect() as connection:
             outbox.prepare(connection)
             [(saved,)] = connection.execute("SELECT snapshot::text FROM syncer.cursor ORDER BY id DESC LIMIT 1")
-            before = read_blocks(connection)
-            found = sum(len(page.rows) for page in outbox.pages(connection, saved, rows_max=1000))
-            assert status.ask_postgres(connection).outbox_waiting == found
-            return found, read_blocks(connection) - before
+            blocks = read_blocks(connection)
+            rows = sum(len(page.rows) for page in outbox.pages(connection, saved, rows_max=1000))
+            assert status.ask_postgres(connection).outbox_waiting == rows
+            return rows, read_blocks(connection) - blocks
 
     source = OutboxSource(connect=world.connect, settings=world.settings.relay, pause=time.sleep)
 
@@ -103,8 +105,8 @@ def test_rows_of_an_open_transaction_are_passed_once(world: World, monkeypatch: 
         long.execute("INSERT INTO users (id, name, email) SELECT g, 'somebody', '' FROM generate_series(1, 20000) AS g")
         for _ in range(2):  # the second one knows of the transaction, since the first save was a later one
             wait_until(saved_without_changes, what="a cursor is saved")
-        found, read = look()
-        assert (found, read < 100) == (0, True)
+        changes, blocks_read = look()
+        assert (changes, blocks_read < 100) == (0, True)
         long.commit()
         assert look()[0] == 20_000
 
@@ -228,9 +230,9 @@ def test_one_s_own_write_is_waited_for(blog: World, monkeypatch: pytest.MonkeyPa
         relay.run_once()
     assert "the workers have not handled it" in blog.syncer("wait", token, "--timeout", "1").stderr
     daemon = blog.daemon(environment={"SYNCER_WEB_PORT": "0"})
-    done = blog.syncer("wait", token, "--searchable", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["is_complete"]
+    completed = blog.syncer("wait", token, "--searchable", "--json")
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)["is_complete"]
     for name, value in blog.environment.items():
         if name.startswith("SYNCER_"):
             monkeypatch.setenv(name, value)

@@ -33,12 +33,12 @@ def ids(connection: Connection, document: Document, span: IdRange) -> list[str]:
 
 def walk(connection: Connection, document: Document, *, rows: int) -> list[list[str]]:
     """The ids of each range of a walk."""
-    found: list[list[str]] = []
+    ranges: list[list[str]] = []
     span = IdRange(through=None)
-    while not found or not span.is_last:
+    while not ranges or not span.is_last:
         span = queries.next_range(connection, document, span.through, rows=rows)
-        found.append(ids(connection, document, span))
-    return found
+        ranges.append(ids(connection, document, span))
+    return ranges
 
 
 TYPES = {
@@ -63,9 +63,9 @@ def test_every_id_of_every_type_is_in_one_range(world: World) -> None:
             world.sql(f"INSERT INTO things VALUES (%s::{type_.partition(' COLLATE')[0]})", value)
         with world.connect() as connection:
             document = things(connection)
-            found = walk(connection, document, rows=2)
-            assert sorted(id_ for page in found for id_ in page) == sorted(ids(connection, document, IdRange())), type_
-            assert [len(page) for page in found[:-1]] == [2] * (len(values) // 2), type_
+            ranges = walk(connection, document, rows=2)
+            assert sorted(id_ for page in ranges for id_ in page) == sorted(ids(connection, document, IdRange())), type_
+            assert [len(page) for page in ranges[:-1]] == [2] * (len(values) // 2), type_
 
 
 def test_a_walk_misses_no_row_that_was_there_all_the_time(world: World) -> None:

@@ -43,19 +43,19 @@ def published(world: World) -> list[int]:
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, **group})
     records = ends(world)
     consumer.assign([TopicPartition(kafka.topic, partition, OFFSET_BEGINNING) for partition in records])
-    found: list[int] = []
+    numbers: list[int] = []
 
     def is_read() -> bool:
         for message in consumer.consume(5000, 0.2):
             (image,) = Change.parse(message.value() or b"").images
-            found.append(int(image["id"] or ""))
-        return len(found) >= sum(records.values())
+            numbers.append(int(image["id"] or ""))
+        return len(numbers) >= sum(records.values())
 
     try:
         wait_until(is_read, what="the topic is read to its end")
     finally:
         consumer.close()
-    return sorted(found)
+    return sorted(numbers)
 
 
 def publish_all(relay: Relay) -> list[int]:

@@ -67,11 +67,11 @@ def test_the_first_migration_shows_the_schema(empty_world: World, migrations: Pa
     for file in FILES:
         shutil.copy(file, migrations)
     migrate(empty_world)
-    read = shown(FILES[0].read_text("utf-8"))
-    assert read == in_the_catalogue(empty_world)
+    objects_read = shown(FILES[0].read_text("utf-8"))
+    assert objects_read == in_the_catalogue(empty_world)
     (migrations / "9999.later.sql").write_text("ALTER TABLE syncer.job ADD COLUMN later int;")
     migrate(empty_world)
-    assert read != in_the_catalogue(empty_world)
+    assert objects_read != in_the_catalogue(empty_world)
 
 
 def test_two_that_migrate_at_once_both_succeed(empty_world: World) -> None:

@@ -80,9 +80,9 @@ class Guarded:
 
 def kafka_properties(duty: str, trusted: str) -> dict[str, str]:
     """As docs/security.md has them."""
-    found = re.search(r"  properties:\n((?:    .*\n)+)", PAGE)
-    assert found is not None
-    lines = [line.strip().partition(": ") for line in found[1].splitlines()]
+    block = re.search(r"  properties:\n((?:    .*\n)+)", PAGE)
+    assert block is not None
+    lines = [line.strip().partition(": ") for line in block[1].splitlines()]
     properties = {name: value for name, _, value in lines}
     return properties | {"sasl.username": duty, "ssl.ca.location": trusted}
 
@@ -154,7 +154,7 @@ def let_in_kafka(it: Guarded) -> None:
 def let_in_elasticsearch(it: Guarded) -> None:
     """An API key for each, with the role of the page."""
     blocks = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    worker, migrator, reader = (json.loads(one.replace("blogpost*", f"{it.world.alias}*")) for one in blocks)
+    worker, migrator, reader = (json.loads(block.replace("blogpost*", f"{it.world.alias}*")) for block in blocks)
     roles = {"worker": worker, "migrator": migrator, "operator": migrator, "reader": reader, "relay": reader}
     with it.world.elasticsearch() as client:
         client.security.put_user(username="owner", password=f"{HOSTILE}owner", roles=["superuser"])
@@ -191,17 +191,17 @@ def test_each_duty_does_its_work_over_tls(guarded: Guarded) -> None:
     world.sql("DELETE FROM posts WHERE id = 99")
     world.wait_until_level()
     for duty in ("relay", "worker", "reader"):
-        found = json.loads(it.run(duty, "doctor", "--json"))["findings"]
-        assert [(row["id"], row["found"]) for row in found if row["severity"] == "wrong"] == []
+        findings = json.loads(it.run(duty, "doctor", "--json"))["findings"]
+        assert [(row["id"], row["found"]) for row in findings if row["severity"] == "wrong"] == []
     [[token]] = world.sql("UPDATE posts SET title = 'waited for' WHERE id = 1 RETURNING syncer.token()")
     it.run("reader", "wait", token)
     for command in ("status", "verify", "explain blogpost 2", "jobs list"):
         it.run("reader", *command.split())
     for command in ("backfill blogpost", "index rebuild blogpost", "verify --repair", "dead-letters retry blogpost"):
         it.run("operator", *command.split())
-    done = {"relay.led", "apply.finished", "job.finished", "verify.finished"}
+    events = {"relay.led", "apply.finished", "job.finished", "verify.finished"}
     wait_until(
-        lambda: done <= {event["event"] for event in json.loads(it.run("reader", "events", "--json"))},
+        lambda: events <= {event["event"] for event in json.loads(it.run("reader", "events", "--json"))},
         what="the timeline has what each duty did",
     )
     assert relay.stop() == 0
@@ -220,8 +220,8 @@ def test_an_audit_needs_to_read_and_nothing_else(guarded: Guarded) -> None:
         owner = client.options(basic_auth=("owner", f"{HOSTILE}owner"))
         key = owner.security.create_api_key(name="auditor", role_descriptors={"auditor": {"indices": indices}})
     it.file("auditor-key", str(key.body["encoded"]))
-    found = it.run("auditor", "verify", "--select", str(select), "--index", it.world.alias)
-    assert "equal their SELECT" in found
+    audited = it.run("auditor", "verify", "--select", str(select), "--index", it.world.alias)
+    assert "equal their SELECT" in audited
 
 
 def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:

@@ -59,8 +59,8 @@ def test_a_setting_of_the_database_changes_no_document(empty_world: World, setti
             return connection.execute(f"SELECT {value}".encode()).fetchall()
 
     try:
-        before = read()
+        expected = read()
     except psycopg.errors.FeatureNotSupported:
         pytest.skip("this Postgres is built without XML")
     empty_world.sql(f'ALTER DATABASE "{empty_world.name}" SET {setting}')
-    assert read() == before
+    assert read() == expected

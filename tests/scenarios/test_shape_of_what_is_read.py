@@ -171,13 +171,13 @@ def test_what_a_document_would_show(
     """Columns, views, bodies of functions and attributes of types are part of the shape, named or not."""
     affects = {"deep": "SELECT c.id AS _id FROM %(rows)s AS c"} if "(a, b)" in select else {}
     document = Definition(name="deep", index="deep", select=select, index_body={}, affects=affects, folder=tmp_path)
-    before = analyze.analyse(connection, document).shapes
-    assert fingerprint.differences(before, fingerprint.read(connection, before)) == []
+    recorded = analyze.analyse(connection, document).shapes
+    assert fingerprint.differences(recorded, fingerprint.read(connection, recorded)) == []
     with connection.transaction(force_rollback=True):
         with names_as_written(connection):
             connection.execute(change.encode())
-        found = fingerprint.differences(before, fingerprint.read(connection, before))
-    assert any(difference in line for line in found) if difference else found == []
+        differences = fingerprint.differences(recorded, fingerprint.read(connection, recorded))
+    assert any(difference in line for line in differences) if difference else differences == []
 
 
 UNREAD = """
@@ -229,14 +229,14 @@ def test_a_column_that_is_not_read_has_no_effect(
     with connection.transaction(force_rollback=True):
         with names_as_written(connection):
             connection.execute(UNREAD)
-        before = analyze.analyse(connection, document)
+        recorded = analyze.analyse(connection, document)
         with names_as_written(connection):
             connection.execute(migration.encode())
         changed = {"id": "1" if affects else "2", "parent_id": None, "name": "changed"}
-        (query,) = before.tables["public.dirs"].affected
+        (query,) = recorded.tables["public.dirs"].affected
         assert connection.execute(query, (Jsonb([changed]),)).fetchall() == [("7",)]
-        assert fingerprint.differences(before.shapes, fingerprint.read(connection, before.shapes)) == []
-        assert analyze.analyse(connection, document) == before
+        assert fingerprint.differences(recorded.shapes, fingerprint.read(connection, recorded.shapes)) == []
+        assert analyze.analyse(connection, document) == recorded
 
 
 SHOP = """
@@ -295,10 +295,10 @@ def applied(connection: Connection, folder: Path) -> Document:
     """The goods, as they are applied."""
     with names_as_written(connection):
         connection.execute(SHOP)
-    wanted = Definition(name="good", index="good", select=GOODS, index_body={}, affects={}, folder=folder)
-    found = analyze.analyse(connection, wanted)
+    defined = Definition(name="good", index="good", select=GOODS, index_body={}, affects={}, folder=folder)
+    dependencies = analyze.analyse(connection, defined)
     return Document(
-        name="good", revision=1, index="good", index_body={}, dependencies=found, target=Target.of("good", 1)
+        name="good", revision=1, index="good", index_body={}, dependencies=dependencies, target=Target.of("good", 1)
     )
 
 
@@ -315,9 +315,9 @@ def test_a_difference_is_a_question(
         if answer is None or expected is None:
             assert (answer, expected) == (None, None)
             return
-        after, shown = answer
+        analysis, shown = answer
         assert shown == [] if not expected else [line for line in shown if expected in line]
-        going_on = replace(document, accepted=after.shapes)
+        going_on = replace(document, accepted=analysis.shapes)
         assert fingerprint.differences(going_on.shapes, fingerprint.read(connection, going_on.shapes)) == []
 
 
@@ -327,18 +327,18 @@ def test_a_restored_dump_shows_the_same_also_where_postgres_prints_views_differe
     """Other oids and numbers are no difference; a view is compared as this version prints what was applied."""
     with connection.transaction(force_rollback=True):
         document = applied(connection, tmp_path)
-        now = document.dependencies.shapes
-        before = {
+        shapes = document.dependencies.shapes
+        recorded = {
             name: replace(shape, oid=shape.oid + 1, rule="", numbers=dict.fromkeys(shape.numbers, 99))
-            for name, shape in now.items()
+            for name, shape in shapes.items()
         }
         printed = "SELECT m.id AS maker, (m.name) AS maker_name FROM public.makers AS m;"
-        before["public.made"] = replace(before["public.made"], definition=printed)
-        restored = replace(document, dependencies=replace(document.dependencies, shapes=before))
-        assert fingerprint.differences(before, now) == ["the view public.made is defined anew"]
+        recorded["public.made"] = replace(recorded["public.made"], definition=printed)
+        restored = replace(document, dependencies=replace(document.dependencies, shapes=recorded))
+        assert fingerprint.differences(recorded, shapes) == ["the view public.made is defined anew"]
         assert reconsider.reconsider(connection, restored) == (document.dependencies, [])
         # What a daemon has recorded is never executed: it may not write what another role runs.
-        before["public.made"] = replace(before["public.made"], definition="SELECT 1; CREATE TABLE evil ()")
-        answer = reconsider.reconsider(connection, replace(document, accepted=before))
+        recorded["public.made"] = replace(recorded["public.made"], definition="SELECT 1; CREATE TABLE evil ()")
+        answer = reconsider.reconsider(connection, replace(document, accepted=recorded))
         assert answer == (document.dependencies, ["the view public.made is defined anew"])
         assert connection.execute("SELECT to_regclass('public.evil')").fetchone() == (None,)

@@ -58,18 +58,18 @@ def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
         elasticsearch = world.settings.elasticsearch.model_copy(update={"url": f"http://{address}"})
         for silent, server in (("postgres", postgres), ("elasticsearch", elasticsearch)):
             began = time.monotonic()
-            found = read(world, **{silent: server})
+            status = read(world, **{silent: server})
             assert time.monotonic() - began < ALL_SECONDS + 0.5
-            assert found.silent == {silent}
-            (error,) = [server.error for server in found.servers if server.error]
+            assert status.silent == {silent}
+            (error,) = [server.error for server in status.servers if server.error]
             assert error.endswith("has not answered")
-            (problem, *_) = problems(found)
+            (problem, *_) = problems(status)
             assert re.search(r" has not answered for \d s\.", problem.message)
             assert problem.is_passing, "one late answer is no reason to restart a server"
             assert "estart" not in problem.action
-            assert not any(server.hint.startswith("Start it") for server in found.servers)
-        assert found.stored is not None
-        assert found.stored.outbox_waiting == 2
+            assert not any(server.hint.startswith("Start it") for server in status.servers)
+        assert status.stored is not None
+        assert status.stored.outbox_waiting == 2
 
 
 def test_a_connection_that_was_lost_meanwhile_is_no_outage(world: World) -> None:
@@ -90,10 +90,10 @@ def test_an_index_of_which_a_shard_is_away_is_not_counted_in_part(world: World) 
     name = world.index_of()
     lonely = {"number_of_shards": 2, "number_of_replicas": 0, "index.routing.allocation.total_shards_per_node": 1}
     with world.elasticsearch() as client:
-        (made,) = client.indices.get(index=name, expand_wildcards="all").body.values()
+        (index_state,) = client.indices.get(index=name, expand_wildcards="all").body.values()
         client.indices.delete(index=name)
         assert read(world).documents[0].faults == {name: IndexFault.GONE}
-        both = {"mappings": made["mappings"], "aliases": made["aliases"]}
+        both = {"mappings": index_state["mappings"], "aliases": index_state["aliases"]}
         client.indices.create(index=name, settings=lonely, wait_for_active_shards=0, **both)
         health = partial(client.cluster.health, index=name)
         wait_until(lambda: health().body["active_primary_shards"] == 1, what="one of two shards is there")

@@ -120,8 +120,8 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def judge(module_world: World) -> Iterator[Judge]:
     """Tables with keys and references of each type that there is."""
-    there = {name for (name,) in module_world.sql("SELECT name FROM pg_available_extensions")}
-    for type_ in VALUES.keys() & there:
+    available = {name for (name,) in module_world.sql("SELECT name FROM pg_available_extensions")}
+    for type_ in VALUES.keys() & available:
         module_world.sql(TABLES.format(type=type_))
     with module_world.connect() as connection:
         judge = Judge(connection)

@@ -75,14 +75,14 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def client(world: World) -> Iterator[Elasticsearch]:
     """Somebody else's client."""
-    with world.elasticsearch() as made:
-        yield made
+    with world.elasticsearch() as client:
+        yield client
 
 
 def source(client: Elasticsearch, world: World, id_: str = "7") -> dict[str, Any]:
     """A document as it is in the index."""
-    found: dict[str, Any] = client.get(index=world.alias, id=id_).body["_source"]
-    return found
+    source: dict[str, Any] = client.get(index=world.alias, id=id_).body["_source"]
+    return source
 
 
 # Planted by hand: kind, cause, the paths that differ, whether a repair fixes it
@@ -145,9 +145,9 @@ def test_drift_is_found_named_and_repaired(name: str, request: pytest.FixtureReq
     world: World = request.getfixturevalue("shared_blog" if is_fixed else "blog")
     with world.elasticsearch() as client:
         plant(client, world, source(client, world))
-    (found,) = verified(world).drifts
-    assert (found.id, found.kind, found.cause) == (id_, kind, cause)
-    assert tuple(difference.path for difference in found.differences) == paths
+    (drift,) = verified(world).drifts
+    assert (drift.id, drift.kind, drift.cause) == (id_, kind, cause)
+    assert tuple(difference.path for difference in drift.differences) == paths
     report = verified(world, repair=True)
     assert report.holds is is_fixed
     assert [drift.id for drift in (report.repaired if is_fixed else report.drifts)] == [id_]
@@ -160,9 +160,9 @@ def test_a_dead_letter_is_named(blog: World) -> None:
     blog.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
     handled(blog)
     for _ in range(2):
-        (found,) = verified(blog, repair=True).drifts
-        assert (found.id, found.cause) == ("7", Cause.DEAD_LETTERED)
-        assert NOT_PARSED in (found.error or "")
+        (drift,) = verified(blog, repair=True).drifts
+        assert (drift.id, drift.cause) == ("7", Cause.DEAD_LETTERED)
+        assert NOT_PARSED in (drift.error or "")
     blog.sql("UPDATE posts SET created = now() WHERE id = 7")
     assert verified(blog, repair=True).holds
     assert blog.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
@@ -188,10 +188,10 @@ def test_a_rounded_sum_is_named_and_is_no_problem(empty_world: World) -> None:
     assert "total: a sum of floating-point numbers" in world.syncer("plan").stdout
     world.apply()
     world.sql("UPDATE games SET score = score WHERE id < 3")  # as written before, and so no change
-    found = world.syncer("verify", "team")
-    assert found.returncode == 1
-    assert "rounded" in found.stdout
-    assert "sum(c.score::numeric)" in found.stdout
+    completed = world.syncer("verify", "team")
+    assert completed.returncode == 1
+    assert "rounded" in completed.stdout
+    assert "sum(c.score::numeric)" in completed.stdout
     assert world.sql("SELECT drifted FROM syncer.verification") == [(0,)]
     world.sql(
         "UPDATE games SET score = score + 0.000001 WHERE id = 0; UPDATE games SET score = 0.1 + 1e-17 WHERE id = 1"
@@ -273,15 +273,15 @@ def test_more_suspects_than_fit_are_settled_on_the_way(blog: World, client: Elas
     """All documents change while they are compared, and the last one has drifted."""
     client.indices.put_settings(index=blog.alias, settings={"index.refresh_interval": -1})
     client.delete(index=blog.alias, id="59")
-    done: list[int] = []
+    repaired: list[int] = []
 
     def change(documents: int, _: int) -> None:
-        if not done:
+        if not repaired:
             blog.sql("UPDATE posts SET title = 'new ' || id WHERE id < 59")
             with blog.index() as index, blog.writer(index) as writer:
                 writer.write(blog.index_of(), [str(id_) for id_ in range(59)])
             handled(blog)
-        done.append(documents)
+        repaired.append(documents)
 
     report = verified(blog, progress=change)
     assert ([drift.id for drift in report.drifts], report.is_complete) == (["59"], True)
@@ -310,15 +310,15 @@ def test_no_snapshot_lasts_longer_than_a_range(blog: World) -> None:
 
 def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearch) -> None:
     """Documents are compared with the definition that is active in the end; so is what is noted."""
-    before = document(blog)
+    earlier = document(blog)
     select = blog.document_folder / "select.sql"
     select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
     blog.apply()
     with blog.connect() as connection:
-        parts = blog.parts(connection, client)
-        report = compared(parts, before, settle_seconds=0)
+        servers = blog.parts(connection, client)
+        report = compared(servers, earlier, settle_seconds=0)
         assert (report.holds, report.documents) == (True, 60)
-        assert [last.drifted for last in ask_postgres(connection).verifications] == [0]
+        assert [verification.drifted for verification in ask_postgres(connection).verifications] == [0]
 
 
 # Explain
@@ -327,25 +327,25 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
 def explained(world: World, id_: str = "2", *, seconds: float = 60) -> InIndex:
     """What syncer explains of one post."""
     with world.connect() as connection, world.index() as index:
-        (found,) = explain(connection, index, "blogpost", id_, seconds=seconds).indices
-    return found
+        (explained_index,) = explain(connection, index, "blogpost", id_, seconds=seconds).indices
+    return explained_index
 
 
 def test_a_change_is_followed_from_the_outbox_to_the_index(blog: World) -> None:
     """In the outbox, in the topic, handled: the document is busy until then."""
     blog.sql("UPDATE users SET name = 'J. Smith' WHERE id = 2")
-    seen = explained(blog, seconds=0)
-    assert (seen.state, seen.says) == (State.BUSY, "Different; earlier changes are not handled.")
-    assert [part.path for part in seen.differences] == ["user.name"]
+    state = explained(blog, seconds=0)
+    assert (state.state, state.says) == (State.BUSY, "Different; earlier changes are not handled.")
+    assert [difference.path for difference in state.differences] == ["user.name"]
     assert explained(blog, "4").state is State.EQUAL
     with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
         relay.run_once()
         assert explained(blog, seconds=0).state is State.BUSY
         blog.handle(worker)
     assert explained(blog).state is State.EQUAL
-    done = blog.syncer("explain", "blogpost", "2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Equal to its SELECT.\n")
+    completed = blog.syncer("explain", "blogpost", "2")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("Equal to its SELECT.\n")
 
 
 def test_what_differs_with_nothing_on_its_way_can_be_repaired(blog: World, client: Elasticsearch) -> None:
@@ -355,25 +355,25 @@ def test_what_differs_with_nothing_on_its_way_can_be_repaired(blog: World, clien
     lost, ahead = explained(blog), explained(blog, "4")
     assert (lost.state, "Missing from Elasticsearch" in lost.says) == (State.DIFFERENT, True)
     assert (ahead.state, "syncer index rebuild blogpost" in ahead.hint) == (State.DIFFERENT, True)
-    done = blog.syncer("explain", "blogpost", "2", environment={"SYNCER_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
-    assert (done.returncode, "syncer verify blogpost --repair" in done.stdout) == (1, True), done.stderr
+    completed = blog.syncer("explain", "blogpost", "2", environment={"SYNCER_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    assert (completed.returncode, "syncer verify blogpost --repair" in completed.stdout) == (1, True), completed.stderr
 
 
 def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
     """Both sides, if its index is at fault; if its tables are, what Elasticsearch has; nothing of a closed index."""
     blog.sql(r"UPDATE syncer.document SET suspended = E'its index is blocked\nlift the block'")
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 4")
-    seen = explained(blog, "4")
-    assert (seen.state, seen.says) == (State.UNKNOWN, f"{blog.index_of()} is suspended: its index is blocked.")
-    assert seen.elasticsearch
-    assert [part.path for part in seen.differences] == ["title"]
+    state = explained(blog, "4")
+    assert (state.state, state.says) == (State.UNKNOWN, f"{blog.index_of()} is suspended: its index is blocked.")
+    assert state.elasticsearch
+    assert [difference.path for difference in state.differences] == ["title"]
     blog.sql("ALTER TABLE posts RENAME title TO heading")
-    seen = explained(blog, "4")
-    assert (seen.postgres.exists, seen.differences, len(seen.elasticsearch or ())) == (None, (), 1)
+    state = explained(blog, "4")
+    assert (state.postgres.exists, state.differences, len(state.elasticsearch or ())) == (None, (), 1)
     with blog.connect() as connection:
         dead_letters.dead_letter(connection, blog.index_of(), 1, {"4": Failure(kind="any", error="because")})
-    seen = explained(blog, "4")
-    assert (seen.dead_letter is not None, "is suspended" in seen.says) == (True, True)
+    state = explained(blog, "4")
+    assert (state.dead_letter is not None, "is suspended" in state.says) == (True, True)
     with blog.elasticsearch() as client:
         client.indices.close(index=blog.index_of(), wait_for_active_shards=0)
     assert explained(blog, "4").elasticsearch is None
@@ -382,8 +382,8 @@ def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:
 def test_bad_input_is_explained(blog: World) -> None:
     """An unknown document, letters for a number, another spelling of a number, nothing, far too much."""
     for id_ in ("abc", "99999999999999999999", "007"):
-        seen = explained(blog, id_)
-        assert (seen.state, "bigint" in seen.says) == (State.ABSENT, True)
+        state = explained(blog, id_)
+        assert (state.state, "bigint" in state.says) == (State.ABSENT, True)
     for id_ in ("", "x" * 513):
         with pytest.raises(DefinitionError, match="1 to 512 bytes"):
             explained(blog, id_)

@@ -34,8 +34,8 @@ def database(empty_world: World) -> World:
 @pytest.fixture
 def index(database: World) -> Iterator[Index]:
     """Elasticsearch, which keeps the record of epochs."""
-    with database.index() as made:
-        yield made
+    with database.index() as index_client:
+        yield index_client
 
 
 def enter(world: World, index: Index) -> failover.Entered:
@@ -52,9 +52,9 @@ def assign_alone(world: World) -> int:
 
 def installation(world: World) -> UUID:
     """Whose record it is."""
-    ((found,),) = world.sql("SELECT installation FROM syncer.cluster_identity")
-    assert isinstance(found, UUID)
-    return found
+    ((id_,),) = world.sql("SELECT installation FROM syncer.cluster_identity")
+    assert isinstance(id_, UUID)
+    return id_
 
 
 # Within a cluster identity
@@ -73,7 +73,7 @@ def test_assigns_of_many_threads_at_once_keep_the_order_of_time(database: World,
         return [(began, ended, assigned) for began, assigned, ended in timed]
 
     with ThreadPoolExecutor(THREADS) as threads:
-        assigns = sorted(timed for found in threads.map(assign_many, range(THREADS)) for timed in found)
+        assigns = sorted(timed for assigned in threads.map(assign_many, range(THREADS)) for timed in assigned)
     assert len({assigned for _, _, assigned in assigns}) == THREADS * ASSIGNS
     by_end = sorted(assigns, key=lambda timed: timed[1])
     greatest_ended, ended = 0, 0
@@ -88,9 +88,9 @@ def test_a_new_writer_skips_whatever_a_crash_may_have_taken_back(database: World
     """It steps over more numbers than all connections together can have assigned and not yet on disk."""
     ahead = 32 * int(database.sql("SHOW max_connections")[0][0])
     with database.connect() as connection:
-        before = assign(connection)
+        earlier = assign(connection)
         version.skip_unflushed(connection)
-        assert assign(connection) - before > ahead
+        assert assign(connection) - earlier > ahead
 
 
 # Across cluster identities
@@ -114,13 +114,13 @@ def test_another_cluster_identity_assigns_greater_versions(database: World, inde
     for _ in range(2):
         database.sql(OTHER_TIMELINE)
         assert enter(database, index).has_changed
-    before = assign_alone(database)
+    earlier = assign_alone(database)
     database.sql(change)
     entered = enter(database, index)
     assert (entered.epoch, index.read_epoch(installation(database)), database.sql(EPOCH)) == (4, 4, [(4,)])
-    assert assign_alone(database) > before
-    again = enter(database, index)
-    assert (again.epoch, again.has_changed) == (4, False)
+    assert assign_alone(database) > earlier
+    entered_again = enter(database, index)
+    assert (entered_again.epoch, entered_again.has_changed) == (4, False)
 
 
 def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index: Index) -> None:
@@ -145,13 +145,13 @@ def test_writers_that_find_the_change_together_enter_one_epoch(database: World, 
 
 def test_the_record_never_goes_back(database: World, index: Index) -> None:
     """A daemon that was suspended while others entered later epochs cannot write its own over theirs: it asks again."""
-    own = installation(database)
-    index.write_epoch(own, 5)
+    original = installation(database)
+    index.write_epoch(original, 5)
     for late in (4, 5):
         with pytest.raises(IndexingError, match=f"epoch {late}, or a later one") as refused:
-            index.write_epoch(own, late)
+            index.write_epoch(original, late)
         assert decide(refused.value) is Action.RETRY
-    assert index.read_epoch(own) == 5
+    assert index.read_epoch(original) == 5
 
 
 def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> None:
@@ -162,15 +162,15 @@ def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> Non
         def is_foreign(number: int) -> bool:
             return failover.is_foreign(connection, index, number)
 
-        own = assign(connection)
-        assert not is_foreign(own)
-        for foreign in (own + 1, own + 256, 1, 2 << EPOCH_SHIFT | 5, 1 << 62):
+        earlier = assign(connection)
+        assert not is_foreign(earlier)
+        for foreign in (earlier + 1, earlier + 256, 1, 2 << EPOCH_SHIFT | 5, 1 << 62):
             assert is_foreign(foreign), foreign
-        assert own + 256 < version.least_next(connection) <= 2 << EPOCH_SHIFT | 5
+        assert earlier + 256 < version.least_next(connection) <= 2 << EPOCH_SHIFT | 5
         database.sql(OTHER_TIMELINE)
         failover.enter(connection, index)
         second = assign(connection)
         # A restore to the first epoch, which nobody has noticed yet.
-        database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {version.split(own)[1]})")
-        assert not any(map(is_foreign, (own, second, own + 5 * 256)))
+        database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {version.split(earlier)[1]})")
+        assert not any(map(is_foreign, (earlier, second, earlier + 5 * 256)))
         assert is_foreign(3 << EPOCH_SHIFT | 5)

@@ -51,8 +51,8 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a package that is installed is compiled
     asked = _arguments()
     is_missed = False
-    with _sandbox() as sandbox, ExitStack() as made:
-        bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds, asked.to, made)
+    with _sandbox() as sandbox, ExitStack() as stack:
+        bench = Bench(sandbox, sandbox.start(), asked.posts, asked.passes, asked.seconds, asked.to, stack)
         bench.tables, bench.beside, bench.contestants = asked.tables, asked.beside, asked.contestants
         for name in asked.names or [name for name in BENCHMARKS if name not in _BY_NAME_ONLY]:
             say(f"measuring {name}")
@@ -62,11 +62,11 @@ def main() -> None:
             except SkippedError as error:
                 say(f"{name} is left out: {error}")
                 continue
-            found = bench.report.as_json()
-            print(f"\n{text(name, found)}")  # noqa: T201 - it is a command
-            is_missed |= any(figure["reached"] is False for figure in found["figures"])
+            measured = bench.report.as_json()
+            print(f"\n{text(name, measured)}")  # noqa: T201 - it is a command
+            is_missed |= any(figure["reached"] is False for figure in measured["figures"])
             if asked.keep:
-                keep(name, found)
+                keep(name, measured)
     sys.exit(is_missed)
 
 
@@ -101,15 +101,15 @@ def _arguments() -> argparse.Namespace:
 @contextmanager
 def _sandbox() -> Iterator[Sandbox]:
     """The sandbox; its Java servers, unless they run already, are started for a long time."""
-    kept = os.environ.get(KEPT_SANDBOX)
+    kept_folder = os.environ.get(KEPT_SANDBOX)
     with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(Path(kept) if kept else Path(folder) / "servers")
+        sandbox = Sandbox(Path(kept_folder) if kept_folder else Path(folder) / "servers")
         sandbox.elasticsearch.java_options = sandbox.kafka.java_options = LASTING_JAVA
         try:
             yield sandbox
         finally:
-            if not kept:
+            if not kept_folder:
                 sandbox.stop()
 
 

@@ -48,7 +48,7 @@ def _applied(blog: Blog) -> Run:
 
 def replica(bench: Bench) -> Iterator[Figure]:
     """A document is applied for the first time, with a replica on a second node."""
-    with two_nodes(bench) as own, own.blog(posts=bench.posts, replicas=1) as blog:
+    with two_nodes(bench) as nodes, nodes.blog(posts=bench.posts, replicas=1) as blog:
         alone, both = "bare loop, no replica", "bare loop, a replica from the start"
         contestants: dict[str, Callable[[], Run]] = {
             "syncer apply": partial(_applied, blog),
@@ -56,17 +56,17 @@ def replica(bench: Bench) -> Iterator[Figure]:
             both: lambda: blog.bare_loop(blog.index_like_it("both")),
         }
         about = f"a new index filled with {blog.posts:,} documents, until its replica is there, too"
-        report = own.contest(about, contestants)
+        report = nodes.contest(about, contestants)
     for name in ("syncer apply, filling", "syncer apply"):
         yield report.ratio(name, alone)
         yield report.ratio(name, both)
     yield report.ratio(both, alone)
 
 
-def _over_all(blog: Blog, name: str, part: str = "") -> Run:
+def _over_all(blog: Blog, name: str, words: str = "") -> Run:
     """A command over all documents of a settled index."""
     blog.settle()
-    return blog.command(name, "blogpost", part=part, kind=name)
+    return blog.command(name, "blogpost", part=words, kind=name)
 
 
 def backfill(bench: Bench) -> Iterator[Figure]:
@@ -112,7 +112,7 @@ def sources(bench: Bench) -> Iterator[Figure]:
 
     outbox, relay, bare = "outbox source", "relay", "a plain cursor"
     about = f"{blog.posts:,} changes of one transaction, read and saved as done, and nothing else"
-    bench.contest(about, {bare: partial(taken, _read), outbox: partial(taken, _handle)})
+    bench.contest(about, {bare: partial(taken, _read_all), outbox: partial(taken, _handle)})
     # Not before: what is only in the topic would be made up for.
     report = bench.contest(about, {relay: partial(taken, _publish)})
     for name in (outbox, relay):
@@ -120,7 +120,7 @@ def sources(bench: Bench) -> Iterator[Figure]:
         yield report.ratio(name, bare)
 
 
-def _read(blog: Blog) -> int:
+def _read_all(blog: Blog) -> int:
     with psycopg.connect(blog.dsn) as connection, connection.cursor("changes") as cursor:
         cursor.itersize = PAGE_ROWS
         return sum(1 for _ in cursor.execute("SELECT row_to_json(o)::text FROM syncer.outbox AS o"))
@@ -149,31 +149,33 @@ def _publish(blog: Blog) -> int:
 def drain(bench: Bench) -> Iterator[Figure]:
     """Changes have been waiting for a daemon, and it is started."""
     blog = bench.crowded
-    syncer, each = "syncer drain", "syncer drain, a transaction each"
+    syncer, one_by_one = "syncer drain", "syncer drain, a transaction each"
     contestants: dict[str, Callable[[], Run]] = {
         syncer: blog.drained,
         "bare loop": partial(blog.bare_loop, blog.loaded_like_it("bare"), last=blog.large),
-        each: partial(blog.drained, each=True),
+        one_by_one: partial(blog.drained, each=True),
     }
     about = f"{blog.large:,} changes of distinct posts wait, in one transaction or in one each"
     report = bench.contest(about, contestants)
-    for name in (syncer, each):
+    for name in (syncer, one_by_one):
         yield report.ratio(name, "bare loop", at_least=0.7)
         yield report.ratio(f"{name}, once it writes", "bare loop")
-    first = report.of(syncer, "first_seconds")
-    yield Figure("from the daemon's start to its first document", first, unit="s")
-    yield report.memory(syncer, each)
+    first_seconds = report.of(syncer, "first_seconds")
+    yield Figure("from the daemon's start to its first document", first_seconds, unit="s")
+    yield report.memory(syncer, one_by_one)
 
 
 def fan_out(bench: Bench) -> Iterator[Figure]:
     """Authors of many posts, of some and of few are renamed, from commit to last document."""
     blog = bench.crowded
-    bare, last = blog.loaded_like_it("bare"), 0
+    bare, last_post = blog.loaded_like_it("bare"), 0
     contestants: dict[str, Callable[[], Run]] = {"five renames": partial(blog.renamed, times=5)}
     for author, posts in blog.authors.items():
         contestants[f"one rename, {posts:,} posts"] = partial(blog.renamed, author)
-        contestants[f"bare loop, {posts:,} posts"] = partial(blog.bare_loop, bare, first=last + 1, last=last + posts)
-        last += posts
+        contestants[f"bare loop, {posts:,} posts"] = partial(
+            blog.bare_loop, bare, first=last_post + 1, last=last_post + posts
+        )
+        last_post += posts
     sizes = list(blog.authors.values())
     report = bench.contest(f"an author of {', '.join(f'{posts:,}' for posts in sizes)} posts is renamed", contestants)
     blog.stop()
@@ -202,17 +204,17 @@ def growth(bench: Bench) -> Iterator[Figure]:
 
             def watched(name: str, work: Callable[[], Run], blog: Blog = blog) -> tuple[str, Callable[[], Run]]:
                 def run() -> Run:
-                    with gauges.footprint(blog.dsn) as found:
-                        done = work()
-                    most = report.rows.setdefault(f"{name}, in Postgres", found)
-                    most.update({what: max(most[what], value) for what, value in found.items()})
-                    return done
+                    with gauges.footprint(blog.dsn) as footprint:
+                        run = work()
+                    most = report.rows.setdefault(f"{name}, in Postgres", footprint)
+                    most.update({gauge: max(most[gauge], value) for gauge, value in footprint.items()})
+                    return run
 
                 return name, run
 
-            first = blog.first_fill
-            assert first is not None
-            report.add(of_size("first fill", posts), replace(first, seconds=first.parts["filling"], parts={}))
+            first_fill = blog.first_fill
+            assert first_fill is not None
+            report.add(of_size("first fill", posts), replace(first_fill, seconds=first_fill.parts["filling"], parts={}))
             bench.contest("", {of_size("bare loop, first fill", posts): blog.filled_by_the_bare_loop}, passes=1)
             works: dict[str, Callable[[], Run]] = {
                 verified: partial(_over_all, blog, "verify"),
@@ -237,6 +239,6 @@ def growth(bench: Bench) -> Iterator[Figure]:
         yield Figure(f"{of_size(killed, large)} / without a kill, seconds", ratio)
     for name in ("first fill", verified, scattered, renamed):
         yield report.memory(of_size(name, large))
-    for what, most in (("longest transaction, s", 1.0), ("outbox MB", None), ("jobs MB", None)):
+    for gauge, most in (("longest transaction, s", 1.0), ("outbox MB", None), ("jobs MB", None)):
         rows = [row for name, row in report.rows.items() if f"{large:,} posts" in name]
-        yield Figure(f"{what}, {large:,} posts", max(row[what] for row in rows), at_most=most)
+        yield Figure(f"{gauge}, {large:,} posts", max(row[gauge] for row in rows), at_most=most)

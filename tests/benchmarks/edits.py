@@ -92,7 +92,7 @@ class Edits:
         self.made, self.seen, self._is_over = 0, [], False
         self._pending.clear()
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(self._read)
+            reading = pool.submit(self._read_loop)
             try:
                 while not until():
                     with suppress(*self.survives):
@@ -135,28 +135,28 @@ class Edits:
                         self._changed.notify()
                 self.saved(post)
 
-    def _read(self) -> None:
+    def _read_loop(self) -> None:
         connection = http.client.HTTPConnection(urlsplit(self.blog.endpoints.elasticsearch_url).netloc)
         seen_at = time.monotonic()
-        while wanted := self._wanted():
+        while posts := self._waited_for():
             if not self.reads_all:
                 # No edit is looked for until it can be written: shortly before the soonest of the last ones was.
                 soonest = min((milliseconds / 1000 for _, milliseconds in self.seen[-_LAST:]), default=0.0)
                 with self._changed:
-                    oldest = min(self._pending[wanted[0]].values())
+                    oldest = min(self._pending[posts[0]].values())
                 time.sleep(max(0.0, oldest + _HOLD * soonest - time.monotonic()))
-            before = len(self.seen)
+            seen_before = len(self.seen)
             try:
-                found = self._look(connection, [str(post) for post in wanted])
+                shown_numbers = self._look(connection, [str(post) for post in posts])
             except self.survives:
                 connection.close()
             else:
-                self._note(found)
-            if len(self.seen) > before or self.reads_all:
+                self._note(shown_numbers)
+            if len(self.seen) > seen_before or self.reads_all:
                 seen_at = time.monotonic()
             elif time.monotonic() - seen_at > _SEEN_SECONDS:
                 raise TimeoutError(f"{len(self._pending)} edits are not {self.sight} after {_SEEN_SECONDS:.0f} s")
-            time.sleep(_REST_SECONDS[self.sight] * min(10, len(wanted)))
+            time.sleep(_REST_SECONDS[self.sight] * min(10, len(posts)))
 
     def _look(self, connection: http.client.HTTPConnection, ids: list[str]) -> dict[int, int]:
         """The number in the title of each post that Elasticsearch answers for."""
@@ -169,23 +169,23 @@ class Edits:
         documents = answer["hits"]["hits"] if is_search else answer.get("docs", [])
         return {int(document["_id"]): _number(document) for document in documents if "error" not in document}
 
-    def _note(self, found: dict[int, int]) -> None:
+    def _note(self, shown_numbers: dict[int, int]) -> None:
         now = time.monotonic()
         with self._changed:
-            for post, number in found.items():
+            for post, number in shown_numbers.items():
                 self.reads += 1
                 if number == _MISSING or number < self._shown.get(post, _NO_NUMBER):
                     self.wrong_reads += 1
                     continue
                 self._shown[post] = number
                 waiting = self._pending.get(post, {})
-                for shown in [other for other in waiting if other <= number]:
+                for shown in [candidate for candidate in waiting if candidate <= number]:
                     committed_at = waiting.pop(shown)
                     self.seen.append((committed_at, (now - committed_at) * 1000))
                 if not waiting:
                     self._pending.pop(post, None)
 
-    def _wanted(self) -> list[int]:
+    def _waited_for(self) -> list[int]:
         """Posts with pending edits, the oldest first, at most so many; none once no more will come."""
         with self._changed:
             if self.reads_all:
@@ -197,21 +197,21 @@ class Edits:
 def _number(document: dict[str, dict[str, str]]) -> int:
     if "_source" not in document:
         return _MISSING
-    first = document["_source"].get("title", "").partition(" ")[0]
-    return int(first) if first.isdigit() else _NO_NUMBER
+    first_word = document["_source"].get("title", "").partition(" ")[0]
+    return int(first_word) if first_word.isdigit() else _NO_NUMBER
 
 
 def edited(blog: Blog, per_second: float, seconds: float, *, sight: Sight = "visible", watched_of: int = 1) -> Run:
     """Edit posts of the thousand authors for so long, while the process runs that keeps the index."""
     edits = Edits(blog, blog.others, per_second, sight, watched_of)
-    before, began = blog.cpu_seconds(), time.monotonic()
+    cpu_before, began = blog.cpu_seconds(), time.monotonic()
     edits.run(until=deadline(seconds))
     blog.wait_settled()
     took = time.monotonic() - began
     return Run(
         documents=edits.made,
         seconds=took,
-        cpu_seconds=difference(blog.cpu_seconds(), before),
+        cpu_seconds=difference(blog.cpu_seconds(), cpu_before),
         peak_bytes=peak_bytes(blog.pid),
         milliseconds=[milliseconds for _, milliseconds in edits.seen],
     )

@@ -54,7 +54,7 @@ def _jars(cache: Path) -> list[Path]:
     """The class path, downloaded and verified once."""
     folder = cache / f"flink-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    jars = []
     for pinned in json.loads(PINS.read_text()):
         artifact = Artifact(**pinned)
         file = fetch(artifact, folder)
@@ -64,8 +64,8 @@ def _jars(cache: Path) -> list[Path]:
                 for member in jar_file.infolist():
                     content = jar_file.read(member)
                     copy.writestr(member, renamed(content) if member.filename.endswith(".class") else content)
-        found.append(file)
-    return found
+        jars.append(file)
+    return jars
 
 
 def renamed(class_file: bytes) -> bytes:
@@ -75,8 +75,8 @@ def renamed(class_file: bytes) -> bytes:
     for found in reversed(texts):
         text = found[2]
         if int.from_bytes(found[1]) == len(text):  # otherwise this byte 1 is something else
-            for before, after in _MOVED.items():
-                text = text.replace(before, after)
+            for old_package, new_package in _MOVED.items():
+                text = text.replace(old_package, new_package)
             head = class_file[: found.start(1)] + len(text).to_bytes(2)
             class_file = head + text + class_file[found.end(2) :]
     return class_file

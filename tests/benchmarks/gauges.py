@@ -40,17 +40,17 @@ def run_command(
     command: list[str], documents: int, *, sandbox: Sandbox, environment: Mapping[str, str] | None = None
 ) -> Run:
     """Run a command to its end, in a process of its own."""
-    before, began = server_seconds(sandbox), time.monotonic()
+    seconds_before, began = server_seconds(sandbox), time.monotonic()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=Path.cwd())
     peak = 0
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
         peak = max(peak, peak_bytes(process.pid))
         time.sleep(_LOOK_SECONDS)
-    took, (_, status, own) = time.monotonic() - began, ended
+    took, (_, status, own_seconds) = time.monotonic() - began, ended
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command)
-    used = {PROCESS: own.ru_utime + own.ru_stime, **difference(server_seconds(sandbox), before)}
+    used = {PROCESS: own_seconds.ru_utime + own_seconds.ru_stime, **difference(server_seconds(sandbox), seconds_before)}
     return Run(documents=documents, seconds=took, cpu_seconds=used, peak_bytes=peak)
 
 
@@ -86,27 +86,27 @@ def server_seconds(sandbox: Sandbox) -> dict[str, float]:
 @contextmanager
 def footprint(dsn: str) -> Iterator[dict[str, float]]:
     """What syncer's work costs Postgres besides time: its longest transaction, and the most disk of its tables."""
-    found, is_over = {"longest transaction, s": 0.0, "outbox MB": 0.0, "jobs MB": 0.0}, threading.Event()
+    most, is_over = {"longest transaction, s": 0.0, "outbox MB": 0.0, "jobs MB": 0.0}, threading.Event()
 
     def watch() -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
             while not is_over.wait(_FOOTPRINT_LOOK_SECONDS):
                 [(seconds, outbox, jobs)] = connection.execute(_FOOTPRINT).fetchall()
-                for name, value in zip(found, (seconds, outbox / 1e6, jobs / 1e6), strict=True):
-                    found[name] = max(found[name], value)
+                for name, value in zip(most, (seconds, outbox / 1e6, jobs / 1e6), strict=True):
+                    most[name] = max(most[name], value)
 
     watching = threading.Thread(target=watch)
     watching.start()
     try:
-        yield found
+        yield most
     finally:
         is_over.set()
         watching.join()
 
 
-def difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+def difference(later: Mapping[str, float], earlier: Mapping[str, float]) -> dict[str, float]:
     """What was used meanwhile."""
-    return {name: seconds - before[name] for name, seconds in now.items()}
+    return {name: seconds - earlier[name] for name, seconds in later.items()}
 
 
 class Writes:
@@ -127,14 +127,14 @@ class Writes:
         """Return once so many documents are written, writes have ceased for so long, and nothing is in flight."""
         began = time.monotonic()
         while True:
-            made, now = self._total() - self._before, time.monotonic()
-            if made != self.made:
+            total, now = self._total() - self._before, time.monotonic()
+            if total != self.made:
                 self.first_at = self.first_at if self.made else now
-                self.made, self.last_at = made, now
+                self.made, self.last_at = total, now
             quiet = now - max(began, self.last_at)
-            if made >= documents and quiet >= quiet_seconds and settled():
+            if total >= documents and quiet >= quiet_seconds and settled():
                 self._connection.close()
                 return
             if quiet > _STUCK_SECONDS:
-                raise TimeoutError(f"{made:,} documents were written, not {documents:,}, or not as they should be")
+                raise TimeoutError(f"{total:,} documents were written, not {documents:,}, or not as they should be")
             time.sleep(_WRITES_LOOK_SECONDS)

@@ -52,15 +52,15 @@ def indexer(dsn: str, url: str, index: str, select_file: str) -> Callback:
             if not hasattr(local, "connection"):
                 local.connection = psycopg.connect(dsn, autocommit=True, options="-c TimeZone=UTC")
             ids = [row[0] for row in local.connection.execute(shown_by, values)]
-            found = dict(local.connection.execute(documents, [ids]).fetchall())
+            documents_by_id = dict(local.connection.execute(documents, [ids]).fetchall())
         except psycopg.OperationalError:
             local.__dict__.clear()
             raise
         actions = []
         for id_ in map(str, ids):
-            action = {"_index": index, "_id": id_, "_op_type": "index" if id_ in found else "delete"}
-            fields = {name: value for name, value in found.get(id_, {}).items() if name != "_id"}
-            actions.append(action | ({"_source": fields} if id_ in found else {}))
+            action = {"_index": index, "_id": id_, "_op_type": "index" if id_ in documents_by_id else "delete"}
+            fields = {name: value for name, value in documents_by_id.get(id_, {}).items() if name != "_id"}
+            actions.append(action | ({"_source": fields} if id_ in documents_by_id else {}))
         _, errors = bulk(client, actions, raise_on_error=False)
         assert isinstance(errors, list)
         if failures := [item for item in errors if item.get("delete", {}).get("status") != 404]:  # it was not there
@@ -107,8 +107,8 @@ def _work(queue: str, index: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    *where, file = sys.argv[1:]
-    with closing(opened(file)) as made:
-        made.execute("UPDATE job SET is_taken = 0")  # those that a killed worker had in hand
+    *addresses, file = sys.argv[1:]
+    with closing(opened(file)) as queue:
+        queue.execute("UPDATE job SET is_taken = 0")  # those that a killed worker had in hand
     for _ in range(_THREADS):
-        threading.Thread(target=_work, args=(file, where)).start()
+        threading.Thread(target=_work, args=(file, addresses)).start()

@@ -67,15 +67,15 @@ def _turns(client: Elasticsearch, index: str, kind: str, owners: int, duration: 
     """So many owners take a lock and give it back for so long; turns of all together."""
 
     def take_turns(number: int) -> int:
-        owner, taken = Locks(client, owner=str(number), index=f"{index}-locks"), 0
+        owner, locks_taken = Locks(client, owner=str(number), index=f"{index}-locks"), 0
         while not is_over():
             if kind == _BARE:
                 _create_and_delete(client, index)
             else:
                 with _KINDS[kind](owner):
                     pass
-            taken += 1
-        return taken
+            locks_taken += 1
+        return locks_taken
 
     began, is_over = time.monotonic(), deadline(duration)
     with ThreadPoolExecutor(owners) as pool:

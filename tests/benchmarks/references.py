@@ -60,11 +60,11 @@ def documents_query(postgres: psycopg.Connection[Any], select_file: str | Path) 
 def bare_loop(dsn: str, url: str, index: str, select_file: str, posts: str) -> None:
     """Write posts to an index, from the first to the last, such as 1-1000."""
     connections = Connections(url, index)
-    first, last = map(int, posts.split("-"))
+    first_post, last_post = map(int, posts.split("-"))
     with psycopg.connect(dsn, autocommit=True) as postgres, ThreadPoolExecutor(_IN_FLIGHT) as pool:
         query, in_flight = documents_query(postgres, select_file), deque[Future[None]]()
-        for start in range(first, last + 1, _PAGE):
-            ids = list(range(start, min(start + _PAGE, last + 1)))
+        for start in range(first_post, last_post + 1, _PAGE):
+            ids = list(range(start, min(start + _PAGE, last_post + 1)))
             rows = postgres.execute(query, (ids,), prepare=True).fetchall()
             if len(in_flight) == _IN_FLIGHT:
                 in_flight.popleft().result()

@@ -140,8 +140,8 @@ class Report:
 
     def memory(self, *names: str, called: str = "", at_most: float | None = _DAEMON_MEGABYTES_MAX) -> Figure:
         """The peak of memory of these runs, by default called by the first of them."""
-        what = called or f"peak memory of {names[0]}"
-        return Figure(what, self.peak_bytes(*names) / 1e6, unit="MB", at_most=at_most)
+        label = called or f"peak memory of {names[0]}"
+        return Figure(label, self.peak_bytes(*names) / 1e6, unit="MB", at_most=at_most)
 
     def as_json(self) -> dict[str, Any]:
         """What is kept: the figures, when, on what, and each run."""
@@ -158,7 +158,7 @@ class Report:
 
     def _rows(self) -> dict[str, Mapping[str, Any]]:
         """Numbers by column of all runs and rows; of the runs a list, one a pass."""
-        found: dict[str, Mapping[str, Any]] = {}
+        rows: dict[str, Mapping[str, Any]] = {}
         for name, runs in self.runs.items():
             columns: dict[str, list[float]] = {
                 "documents": [run.documents for run in runs],
@@ -174,8 +174,8 @@ class Report:
             columns |= {
                 f"p{percent} ms": [round(percentile(found, percent), 1) for found in timed] for percent in (50, 99, 100)
             }
-            found[name] = {column: values for column, values in columns.items() if any(values)}
-        return found | self.rows
+            rows[name] = {column: values for column, values in columns.items() if any(values)}
+        return rows | self.rows
 
 
 def text(name: str, kept: Mapping[str, Any]) -> str:
@@ -186,14 +186,14 @@ def text(name: str, kept: Mapping[str, Any]) -> str:
     return "\n\n".join((f"{name}: {kept['about']}", *tables, *kept["remarks"]))
 
 
-def keep(name: str, found: dict[str, Any]) -> None:
+def keep(name: str, measured: dict[str, Any]) -> None:
     """Add this to the benchmark's history, and put the last figures of all benchmarks into docs/benchmarks.md."""
     file = RESULTS / f"{name}.json"
     history = json.loads(file.read_text()) if file.exists() else []
-    history.append(found)
+    history.append(measured)
     file.write_text(json.dumps(history[-_KEPT_MAX:], indent=1, ensure_ascii=False) + "\n")
-    last = {file.stem: json.loads(file.read_text())[-1] for file in sorted(RESULTS.glob("*.json"))}
-    figures = chain(*(_figures(measure, kept) for measure, kept in last.items()))
+    last_runs = {file.stem: json.loads(file.read_text())[-1] for file in sorted(RESULTS.glob("*.json"))}
+    figures = chain(*(_figures(measure, kept) for measure, kept in last_runs.items()))
     before, _, rest = _PAGE.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
     _PAGE.write_text(f"{before}{_BEGIN}\n{_table(_HEAD, list(figures))}\n{_END}{after}")
@@ -233,8 +233,8 @@ def _with_unit(value: float, unit: str = "") -> str:
 
 def percentile(values: Iterable[float], percent: float) -> float:
     """The value that so many percent of them do not exceed."""
-    found = sorted(values)
-    return found[min(len(found) - 1, int(len(found) * percent / 100))]
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def say(text: str) -> None:

@@ -98,7 +98,7 @@ def load(bench: Bench) -> Iterator[Figure]:
 def isolation(bench: Bench) -> Iterator[Figure]:
     """Single edits of other posts while an author of many posts is renamed."""
     blog = bench.crowded
-    bare, rest, single, five = "bare loop", "at rest", "during one rename", "during five renames"
+    bare, at_rest, single, five = "bare loop", "at rest", "during one rename", "during five renames"
 
     def edits_at_rest() -> Run:
         blog.settle()
@@ -125,18 +125,18 @@ def isolation(bench: Bench) -> Iterator[Figure]:
         blog.wait_settled()
         if (shown := blog.count(match={"user.name": names[-1]})) != blog.large:
             raise RuntimeError(f"{shown:,} documents show the last name, not {blog.large:,}")
-        seen = [milliseconds for committed_at, milliseconds in edits.seen if began <= committed_at <= ended]
+        in_time = [milliseconds for committed_at, milliseconds in edits.seen if began <= committed_at <= ended]
         return Run(
             documents=blog.large,
             seconds=ended - began,
             peak_bytes=peak_bytes(blog.pid),
             writes=writes.made,
-            milliseconds=seen,
+            milliseconds=in_time,
         )
 
     contestants: dict[str, Callable[[], Run]] = {
         bare: partial(blog.bare_loop, blog.loaded_like_it("bare"), last=blog.large),
-        rest: edits_at_rest,
+        at_rest: edits_at_rest,
         single: partial(beside_renames, 1),
         five: partial(beside_renames, 5),
     }
@@ -144,10 +144,10 @@ def isolation(bench: Bench) -> Iterator[Figure]:
     report = bench.contest(about, contestants)
     blog.stop()
     yield report.ratio(single, bare, called="one rename beside edits / bare loop alone", at_least=0.6)
-    for name in (rest, single, five):
-        at_most = None if name == rest else _P99_MAX
+    for name in (at_rest, single, five):
+        at_most = None if name == at_rest else _P99_MAX
         yield Figure(f"{name}: p99", report.percentile(name, 99), unit="ms", at_most=at_most)
-    yield report.memory(rest, single, five, called="peak memory")
+    yield report.memory(at_rest, single, five, called="peak memory")
 
 
 def application(bench: Bench) -> Iterator[Figure]:
@@ -171,10 +171,10 @@ def application(bench: Bench) -> Iterator[Figure]:
     def rows(table: str, *, with_daemon: bool = False) -> Run:
         settle(with_daemon=with_daemon)
         script.write_text(_SCRIPT.format(posts=blog.posts, table=table))
-        before = blog.cpu_seconds()
+        cpu_before = blog.cpu_seconds()
         timed = [*command, f"--time={duration}", blog.dsn]
         printed = subprocess.run(timed, capture_output=True, text=True, check=True).stdout
-        used = difference(blog.cpu_seconds(), before)
+        used = difference(blog.cpu_seconds(), cpu_before)
         rate = float(printed.split("tps = ")[1].split()[0])
         run = Run(documents=round(rate * duration), seconds=duration)
         return replace(run, cpu_seconds=used, peak_bytes=peak_bytes(blog.pid)) if with_daemon else run

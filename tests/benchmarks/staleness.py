@@ -77,8 +77,8 @@ class QueuedCallbacks(Callbacks):
     def start(self) -> None:
         """Start the worker, unless it runs."""
         if not self.is_running:
-            where = [self.dsn, self.endpoints.elasticsearch_url, self.alias, str(self.select_file), self.queue]
-            self.launch([sys.executable, "-m", "tests.benchmarks.job_queue", *where], lambda: True)
+            addresses = [self.dsn, self.endpoints.elasticsearch_url, self.alias, str(self.select_file), self.queue]
+            self.launch([sys.executable, "-m", "tests.benchmarks.job_queue", *addresses], lambda: True)
 
     def is_settled(self) -> bool:
         """Whether no job waits, also for another try."""
@@ -97,9 +97,9 @@ class Contestant:
 
     def __post_init__(self) -> None:
         """Connect the application to the index, if it keeps that by itself."""
-        where = [self.blog.endpoints.elasticsearch_url, self.blog.alias, str(self.blog.select_file)]
-        where += [self.blog.queue] if isinstance(self.blog, QueuedCallbacks) else []
-        self.index = where if isinstance(self.blog, Callbacks) else []
+        addresses = [self.blog.endpoints.elasticsearch_url, self.blog.alias, str(self.blog.select_file)]
+        addresses += [self.blog.queue] if isinstance(self.blog, QueuedCallbacks) else []
+        self.index = addresses if isinstance(self.blog, Callbacks) else []
         """Where the application keeps an index by itself, if it does."""
         self.saved: Callback = callbacks(self.blog.dsn, *self.index) if self.index else lambda *_: None
 
@@ -210,7 +210,7 @@ def staleness_links(bench: Bench) -> Iterator[Figure]:
 
 def _staleness(bench: Bench, schema: str) -> Iterator[Figure]:
     report = bench.report
-    with logical(bench) as own, own.blog(posts=_POSTS, schema=schema) as original:
+    with logical(bench) as servers, servers.blog(posts=_POSTS, schema=schema) as original:
         syncers = [f"syncer {way}" for way in WAYS]
         kinds: dict[str, type[Peer]] = {
             "PGSync": PGSyncDefault,
@@ -222,10 +222,10 @@ def _staleness(bench: Bench, schema: str) -> Iterator[Figure]:
         names = [name for name in (*syncers, *kinds) if not bench.contestants or name in bench.contestants]
         for number, name in itertools.product(range(bench.passes), names):
             say(f"{name}, run {number + 1} of {bench.passes}")
-            blog = partial(own.blog, posts=_POSTS, schema=schema)
+            blog = partial(servers.blog, posts=_POSTS, schema=schema)
             way = WAYS.get(name.removeprefix("syncer "))
             try:
-                _try(name, kinds[name].of(original) if way is None else blog(uses_kafka=way), own)
+                _try(name, kinds[name].of(original) if way is None else blog(uses_kafka=way), servers)
             except SkippedError as error:
                 report.remarks.append(f"{name} is left out: {error}")
     report.about = (
@@ -242,10 +242,10 @@ def _staleness(bench: Bench, schema: str) -> Iterator[Figure]:
         yield Figure(f"{name}: p99 without a disturbance", median(cells[0]["p99 ms"]), unit="ms")
 
 
-def _try(name: str, made: AbstractContextManager[Blog], bench: Bench) -> None:
+def _try(name: str, opening: AbstractContextManager[Blog], bench: Bench) -> None:
     """All disturbances, one after the other: what is done after a third of the time, and after two thirds."""
     servers = bench.sandbox
-    with made as blog:
+    with opening as blog:
         contestant = Contestant(blog)
         if isinstance(blog, Peer):
             blog.filled()
@@ -283,8 +283,8 @@ def _try(name: str, made: AbstractContextManager[Blog], bench: Bench) -> None:
             }.items():
                 row.setdefault(column, []).append(value)
             if wrong:
-                expected, held = blog.expected().get(wrong[0]) or {}, blog.held().get(wrong[0]) or {}
-                example = {key: [expected.get(key), held.get(key)] for key in {**expected, **held}}
+                expected, indexed = blog.expected().get(wrong[0]) or {}, blog.held().get(wrong[0]) or {}
+                example = {key: [expected.get(key), indexed.get(key)] for key in {**expected, **indexed}}
                 differing = json.dumps({key: sides for key, sides in example.items() if sides[0] != sides[1]})[:500]
                 bench.report.remarks.append(
                     f"{name}, {what}: {wrong[0]} differs, in Postgres and the index: {differing}"

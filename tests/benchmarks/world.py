@@ -408,10 +408,10 @@ def _comparable(name: str, value: Any) -> Any:
 @contextmanager
 def two_nodes(bench: Bench) -> Iterator[Bench]:
     """The same with an Elasticsearch of two nodes; each takes half a gigabyte of memory."""
-    with nodes_of_its_own(Versions(), java_options=LASTING_JAVA) as (first, _):
+    with nodes_of_its_own(Versions(), java_options=LASTING_JAVA) as (first_node, _):
         sandbox = copy(bench.sandbox)
-        sandbox.elasticsearch = first
-        yield replace(bench, sandbox=sandbox, endpoints=replace(bench.endpoints, elasticsearch_url=first.address))
+        sandbox.elasticsearch = first_node
+        yield replace(bench, sandbox=sandbox, endpoints=replace(bench.endpoints, elasticsearch_url=first_node.address))
 
 
 @dataclass

@@ -109,13 +109,14 @@ class Index:
             if outcome.untried and not outcome.has_taken:
                 outcome.untried.append(composition)
                 continue
-            stale: tuple[str, ...] = ()
+            stale: list[str] = []
             # Rule: absence-is-deleted-everywhere.
             stays = composition.is_unmoved and composition.source is not None
             if composition.routing is not None and not stays:  # every other shard may hold a copy
                 shards = self.holdings.shards(target)
                 # To delete, each shard is addressed, also its own: a mapping may require a routing.
-                stale = shards.others(composition.place.routing) if composition.source else shards.addresses
+                shard = shards.shard(composition.place.routing) if composition.source else None
+                stale = [address for number, address in enumerate(shards.addresses) if number != shard]
             operations = _operations(composition, stale)
             task = _Task(composition, len(operations), b"".join(operations))
             if tasks and size + len(task.lines) > self._bytes_max:

@@ -22,7 +22,7 @@ from syncer.base.errors import IndexingError
 from syncer.base.model import Target
 from syncer.elasticsearch.client import product
 from syncer.elasticsearch.reader import Holdings, index_metadata
-from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, is_metadata_blocked, metadata_blocked
+from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, Effect, is_metadata_blocked, metadata_blocked
 
 _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 
@@ -98,7 +98,7 @@ class Indices:
     def _require_sound(self, target: Target, shown: str, *, has_routing: bool = True) -> None:
         """Refuse a new index that would not keep documents as they are written; ``shown`` is what to call it."""
         for shortcoming in self._holdings.shortcomings(target, has_routing=has_routing):
-            if shortcoming.is_grave:
+            if shortcoming.effect in (Effect.REFUSES, Effect.ALTERS):
                 raise IndexingError(shortcoming.problem.replace(target.index_name, shown), hint=shortcoming.advice)
 
     def _require_aliases_fit(self, before: Target, target: Target) -> None:

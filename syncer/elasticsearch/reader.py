@@ -67,11 +67,6 @@ class Shards:
         code = mmh3.hash(routing.encode("utf-16-le"), 0, signed=True)
         return code % self._routing_number // (self._routing_number // self.number)
 
-    def others(self, routing: str) -> tuple[str, ...]:
-        """Return a routing value for every shard except the one that this routing leads to."""
-        shard = self.shard(routing)
-        return self.addresses[:shard] + self.addresses[shard + 1 :]
-
 
 _NO_SOURCE = msgspec.Raw(b"{}")
 
@@ -328,7 +323,7 @@ class Holdings:
         """Refuse an index that may refuse or change what is written to it, or that is not the alias's only one."""
         for shortcoming in self.shortcomings(target, has_routing=has_routing):
             if shortcoming.effect is Effect.REFUSES:
-                raise shortcoming.error()
+                raise IndexingError(shortcoming.problem, hint=shortcoming.hint)
 
     def count(self, target: Target) -> int:
         """Return how many documents a search of all shards of this target finds."""

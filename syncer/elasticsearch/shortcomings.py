@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from elasticsearch import ApiError
 
-from syncer.base.errors import IndexingError
 from syncer.base.model import Target
 
 GC_DELETES_SECONDS = 3600
@@ -52,11 +51,6 @@ class Shortcoming(NamedTuple):
     is_request: bool = True
 
     @property
-    def is_grave(self) -> bool:
-        """Whether documents cannot be kept, or compared."""
-        return self.effect in (Effect.REFUSES, Effect.ALTERS)
-
-    @property
     def advice(self) -> str:
         """What to do before the index is created: index.json prevails over templates."""
         if self.setting and self.value is None:
@@ -67,10 +61,6 @@ class Shortcoming(NamedTuple):
     def hint(self) -> str:
         """The remedy as a sentence."""
         return f"To fix it, send: {self.remedy}" if self.is_request else self.remedy
-
-    def error(self) -> IndexingError:
-        """Return the error to raise if the index cannot be used."""
-        return IndexingError(self.problem, hint=self.hint)
 
 
 _PIPELINE = ": {}, so what a pipeline does belongs in select.sql"

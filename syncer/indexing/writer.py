@@ -328,8 +328,10 @@ class Writer:
         results.update(outcome.done | dict.fromkeys(unsure, "skipped") | dict.fromkeys(failed, "dead_lettered"))
         if state is not None and state.has_dead_letters:  # including those added after these were read
             dead_letters.clear(connection, document.index_name, list(outcome.done), batch.version)
-        if structlog.get_logger().is_enabled_for(logging.DEBUG):
-            self._log_written(current, document)
+        log = structlog.get_logger().bind(component=self._name, index=document.index_name, **current.origin)
+        for composition in batch.compositions if log.is_enabled_for(logging.DEBUG) else ():
+            if (id_ := composition.id) in outcome.done:
+                log.debug("document.written", id=id_, version=composition.version, is_delete=not composition.source)
         for id_ in (*again, *refused):
             results.pop(id_, None)
         if refused:
@@ -505,13 +507,6 @@ class Writer:
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         return retry(action, pause=self._pause, component=self._name)
-
-    def _log_written(self, current: Slice, document: Document) -> None:
-        log = structlog.get_logger().bind(component=self._name, index=document.index_name, **current.origin)
-        for composition in current.batch.compositions:
-            id_, version = composition.id, composition.version
-            if id_ in current.outcome.done:
-                log.debug("document.written", id=id_, version=version, is_delete=composition.source is None)
 
 
 def _ids(compositions: Sequence[Composition]) -> list[str]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
 
 from syncer.base import settings
 from syncer.base.settings import Settings
@@ -18,6 +23,8 @@ from tests.support.world import REPOSITORY
 
 COMPOSE_FILE, DOCKERFILE = REPOSITORY / "docker-compose.yml", REPOSITORY / "Dockerfile"
 KUBERNETES, UNIT = REPOSITORY / "deploy" / "kubernetes", REPOSITORY / "deploy" / "syncer.service"
+HELM, IMAGE = REPOSITORY / "deploy" / "helm" / "syncer", "registry.example.com/shop-syncer"
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 MANIFESTS = sorted(KUBERNETES.rglob("*.yaml"))
 SETTINGS = KUBERNETES / "settings" / "syncer.yaml"
 COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
@@ -111,3 +118,64 @@ def test_the_unit_loads_the_credentials_that_it_reads() -> None:
     text = UNIT.read_text()
     loaded = set(re.findall(r"^(?:# )?LoadCredential=([\w-]+):", text, re.MULTILINE))
     assert loaded == set(re.findall(r"_FILE=%d/([\w-]+)$", text, re.MULTILINE))
+
+
+def test_what_is_released_is_pinned() -> None:
+    """Actions by commit, images by digest; the image installs by hash, within what pyproject.toml allows."""
+    workflows = [file.read_text() for file in (REPOSITORY / ".github" / "workflows").iterdir()]
+    actions = re.findall(r"uses: (\S+)", "\n".join(workflows))
+    assert [action for action in actions if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action)] == []
+    bases = re.findall(r"^FROM (\S+)", DOCKERFILE.read_text(), re.MULTILINE)
+    assert [base for base in bases if not re.fullmatch(r"python:3\.13-slim@sha256:[0-9a-f]{64}", base)] == []
+    for file, needed in (("requirements.txt", PROJECT["dependencies"]), ("build.txt", ["build", "hatchling>=1.26"])):
+        text = (REPOSITORY / "deploy" / "image" / file).read_text()
+        locked = dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([\w.]+)[^\\\n]*\\\n    --hash=sha256:", text, re.MULTILINE))
+        for requirement in map(Requirement, needed):
+            assert locked[requirement.name] in requirement.specifier, requirement
+        assert len(re.findall(r"^\S+==", text, re.MULTILINE)) == len(locked)
+
+
+def test_one_version_is_named_everywhere() -> None:
+    """By the chart, by the examples, and by the tag, which the workflow compares."""
+    charts = yaml.safe_load((HELM / "Chart.yaml").read_text())
+    tags = [
+        image["newTag"]
+        for folder in ("release", "daemons")
+        for image in yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())["images"]
+    ]
+    assert {charts["version"], charts["appVersion"], *tags} == {PROJECT["version"]}
+    assert 'test "v$version" = "$GITHUB_REF_NAME"' in (REPOSITORY / ".github/workflows/release.yml").read_text()
+
+
+def test_the_workflows_are_valid() -> None:
+    """As actionlint reads them."""
+    actionlint = shutil.which("actionlint") or pytest.skip("no actionlint on this machine: a Go module")
+    files = sorted((REPOSITORY / ".github" / "workflows").iterdir())
+    ended = subprocess.run([actionlint, "-shellcheck=", *files], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.parametrize("kafka", ["", "kafka-bootstrap:9093"])
+def test_the_chart_makes_the_objects_of_the_manifests(kafka: str) -> None:
+    """With the same names, but for the settings, of which Helm's job has a copy, and for Helm's annotations."""
+    helm = shutil.which("helm") or pytest.skip("no helm on this machine: a Go module")
+    command = [helm, "template", "syncer", str(HELM), "--set", f"kafka={kafka}"]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    made = {(found["kind"], found["metadata"]["name"]): found for found in yaml.safe_load_all(rendered) if found}
+    copied = made.pop(("ConfigMap", "syncer-release-settings"))
+    assert yaml.safe_load(copied["data"]["syncer.yaml"]) == yaml.safe_load(SETTINGS.read_text())
+    assert made.pop(("ConfigMap", "syncer-settings"))["data"] == copied["data"]
+    expected = {
+        (found["kind"], found["metadata"]["name"]): json.loads(
+            json.dumps(found).replace('"image": "syncer"', f'"image": "{IMAGE}:{PROJECT["version"]}"')
+        )
+        for found in OBJECTS
+        if found["kind"] != "Secret"
+    }
+    for kind, name in (("Deployment", "syncer"), ("Job", "syncer-release")):
+        expected[kind, name]["spec"]["template"]["spec"]["containers"][-1]["env"] += KAFKA if kafka else []
+        made[kind, name]["metadata"].pop("annotations", None)
+        made[kind, name]["spec"]["template"]["metadata"].pop("annotations", None)
+    volumes = made["Job", "syncer-release"]["spec"]["template"]["spec"]["volumes"]
+    volumes[0]["configMap"]["name"] = volumes[0]["configMap"]["name"].replace("release-", "")
+    assert made == expected

@@ -53,6 +53,8 @@ class Judge:
     dependencies: Dependencies | None = None
     seen: set[str] = field(default_factory=set)
     """The ids that the SELECT has ever returned."""
+    judges_places: bool = False
+    """Whether it judges which documents there are, and their ``_routing``, by the changes that may move them."""
 
     def set_up(self) -> None:
         """Capture every table that has a primary key."""
@@ -84,12 +86,14 @@ class Judge:
         """What the SELECT says now."""
         ids_by_table: dict[str, list[str]] = {}
         with names_as_written(self.connection):
-            rows = self.connection.execute(f"SELECT judged._id::text, judged::text FROM (\n{self.select}\n) AS judged")
+            shown = "coalesce(judged._routing, '')" if self.judges_places else "judged"
+            query = f"SELECT judged._id::text, {shown}::text FROM (\n{self.select}\n) AS judged"
+            rows = self.connection.execute(query.encode())
         for id_, row in rows:
             if id_ is not None:
                 ids_by_table.setdefault(id_, []).append(row)
         self.seen |= ids_by_table.keys()
-        return {id_: sorted(rows) for id_, rows in ids_by_table.items()}
+        return {id_: sorted({*rows} if self.judges_places else rows) for id_, rows in ids_by_table.items()}
 
     def write(self, statements: str) -> None:
         """Execute what is no change of a row, as an application does."""
@@ -118,7 +122,9 @@ class Judge:
             if any(not change.images for change in table_changes):
                 return set(self.seen)
             for lead in use.leads:
-                images = [image for change in table_changes if lead.follows(change) for image in change.images]
+                followed = [change for change in table_changes if lead.follows(change)]
+                followed = [change for change in followed if use.moves(change) or not self.judges_places]
+                images = [image for change in followed for image in change.images]
                 if lead.id_column:
                     ids |= {id_ for image in images if (id_ := image[lead.id_column]) is not None}
                 elif images:
@@ -179,8 +185,9 @@ class Judge:
                 continue
             old, new = (None if text is None else _parsed(text) for text in texts)
             same = {name for name in old or () if old and new and repr(old[name]) == repr(new[name])}
-            untouched = frozenset(watched_digest(lead.watched) for lead in use.leads if lead.watched <= same)
-            if len(untouched) < len({lead.watched for lead in use.leads}) or not (old and new):
+            watched = {lead.watched for lead in use.leads} | {use.places or frozenset()}
+            untouched = frozenset(watched_digest(columns) for columns in watched if columns <= same)
+            if len(untouched) < len(watched) or not (old and new):
                 images = tuple({name: image[name] for name in use.routing} for image in (old, new) if image is not None)
                 yield Change(
                     id=id_,

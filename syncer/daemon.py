@@ -77,7 +77,7 @@ def worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraffic 
 
     def source(link: Link, pause: Callable[[float], None]) -> Source:
         if settings.kafka.is_used:
-            return TopicSource(link=link, settings=settings.kafka, pause=pause, name=name)
+            return TopicSource(link=link, settings=settings.kafka, name=name)
         return OutboxSource(connect=connect, settings=settings.relay, pause=pause)
 
     return Worker(connect=connect, source=source, index=index, settings=settings.worker, name=name, traffic=traffic)

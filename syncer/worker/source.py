@@ -4,7 +4,8 @@
     TopicSource     the topic: any number of workers share its partitions
 
 Guarantees, of both: after `close`, or the death of the process, everything that was not saved is received again, by
-this worker or another. What was saved is in Postgres: see `syncer.capture.progress`.
+this worker or another. What was saved is in Postgres: see `syncer.capture.progress`. A batch is resolved while the
+session lives that saves it, or received again: after a failover, the database may lack the jobs that cover it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import psycopg
 import structlog
 
 from syncer.base.errors import LossError
 from syncer.base.model import Change, WriteReport, id_in
 from syncer.base.postgres import Connection, Link
-from syncer.base.retry import retry
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
 from syncer.capture.outbox import Page
@@ -68,7 +69,11 @@ class Source(Protocol):
         """Save that these changes are handled, and all that were received before them."""
 
     def keep_alive(self) -> None:
-        """Call it every second or so while changes are handled: otherwise another process takes over."""
+        """Call it every second or so while changes are handled: otherwise another process takes over.
+
+        Raises:
+            psycopg.OperationalError, NotReadyError: What is in hand cannot be saved any more: call `close`.
+        """
 
     def close(self) -> None:
         """Give up what was received and is not saved; the next `receive` starts over."""
@@ -131,12 +136,16 @@ class OutboxSource:
 
 
 class TopicSource:
-    """The topic, for a member of the workers' group."""
+    """The topic, for a member of the workers' group.
 
-    def __init__(self, *, link: Link, settings: KafkaSettings, pause: Callable[[float], None], name: str) -> None:
+    ``link`` is the worker's, which resolves changes on it. The worker closes it after each `close` of the source.
+    """
+
+    def __init__(self, *, link: Link, settings: KafkaSettings, name: str) -> None:
         self._link = link
+        self._session: Connection | None = None
+        """The session of the link, from the first `receive` until `close`."""
         self._settings = settings
-        self._pause = pause
         self._name = name
         self._consumer: ChangeConsumer | None = None
         self._unsaved: dict[int, PartitionPlace] = {}
@@ -158,14 +167,15 @@ class TopicSource:
         """
         self._save_if_due()
         try:
+            if self._session is None:
+                self._session = self._link.connection
             if self._consumer is None:
                 self._consumer = ChangeConsumer(self._settings, begin=self._handled_positions, name=self._name)
             if self._unsaved:
                 wait_seconds = min(wait_seconds, _SAVE_SECONDS)
             received = self._consumer.receive(records_max=records_max, wait_seconds=wait_seconds)
         except LossError as error:
-            with self._link.used() as connection:
-                lost_records.make_up(connection, error.message, lost={error.partition: error.number})
+            lost_records.make_up(self._alive, error.message, lost={error.partition: error.number})
             self._leave()
             return None
         if received is None:
@@ -181,19 +191,32 @@ class TopicSource:
         self._save_if_due()
 
     def keep_alive(self) -> None:
-        """Stay in the group."""
+        """Stay in the group; a psycopg.OperationalError if the session has ended."""
+        _ = self._alive
         now = time.monotonic()
         if self._consumer is not None and now - self._kept_at > _KEEP_ALIVE_SECONDS:
             self._consumer.keep_alive()
             self._kept_at = now
 
     def close(self) -> None:
-        """Leave the group; save what is handled, if Postgres answers."""
-        self._unsaved, unsaved = {}, self._unsaved
+        """Leave the group; save what is handled, if the session answers."""
+        session, unsaved = self._session, self._unsaved
+        self._session, self._unsaved = None, {}
         self._leave()
-        if unsaved:
-            with self._link.used() as connection:
-                progress.advance(connection, unsaved)
+        if unsaved and session is not None:
+            progress.advance(session, unsaved)
+
+    @property
+    def _alive(self) -> Connection:
+        """The session that changes in hand were resolved on.
+
+        Raises:
+            psycopg.OperationalError: It has ended.
+        """
+        # Rules: what-is-resolved-on-a-session-is-saved-on-it, a-new-session-begins-where-the-database-is.
+        if self._session is None or self._session.closed:
+            raise psycopg.OperationalError("the session has ended on which the changes in hand were resolved")
+        return self._session
 
     def _leave(self) -> None:
         if self._consumer is not None:
@@ -219,23 +242,16 @@ class TopicSource:
             self._log.warning("worker.consumer_renewed", partitions=silent)
             self._leave()
             return
-        with self._link.used() as connection:
-            saved = progress.read(connection)
+        saved = progress.read(self._alive)
         self._acknowledged, self._received = {} if saved is None else saved.numbers, received
 
     def _handled_positions(self) -> dict[int, PartitionPlace]:
-        with self._link.used() as connection:
-            return progress.places(connection)
+        return progress.places(self._alive)
 
     def _save_if_due(self) -> None:
         if not self._unsaved or time.monotonic() - self._saved_at < _SAVE_SECONDS:
             return
-
-        def save() -> None:
-            with self._link.used() as connection:
-                progress.advance(connection, self._unsaved)
-
-        retry(save, pause=self._pause, component=self._name)
+        progress.advance(self._alive, self._unsaved)
         if self._consumer is not None:
             self._consumer.commit(self._unsaved)
         self._saved_at = time.monotonic()
@@ -255,6 +271,5 @@ class TopicSource:
                 if id_in(value):
                     unreadable += "; a newer version of syncer than this daemon's may have published it"
         if unreadable:
-            with self._link.used() as connection:
-                lost_records.make_up(connection, unreadable)
+            lost_records.make_up(self._alive, unreadable)
         return changes

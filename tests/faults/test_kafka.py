@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -19,13 +21,17 @@ from syncer.base.errors import LossError
 from syncer.base.postgres import Link
 from syncer.base.retry import troubles
 from syncer.capture import progress
+from syncer.jobs import model
+from syncer.jobs.model import JobKind
 from syncer.kafka import producer
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.kafka.topic import INSTALLATION
+from syncer.sandbox import Endpoints, Sandbox
 from syncer.worker import source
-from tests.faults.harness import committed, needs_kafka, require_holds
+from tests.faults.harness import after, committed, needs_kafka, require_holds, spoilt
 from tests.support.in_process import admin, ends, following, handle, handling, let_expire, publish, refreshes
-from tests.support.world import World, wait_until
+from tests.support.standbys import standbys
+from tests.support.world import DEADLINE_SECONDS, World, elsewhere, running, wait_until
 from tests.support.writers import fill
 
 pytestmark = needs_kafka
@@ -308,6 +314,52 @@ def test_a_worker_that_is_busy_for_long_keeps_its_client(deaf: World) -> None:
             topic.receive(records_max=1, wait_seconds=0.01)
             time.sleep(0.6)
     assert "worker.consumer_renewed" not in [event["event"] for event in logs]
+
+
+# Postgres fails over, and the worker lives on
+
+RENAME = "UPDATE users SET name = 'new' WHERE id = 1"
+SUSPEND = "UPDATE syncer.document SET suspended = 'by hand', suspended_at = now()"
+LIVED_ON = {
+    "the worker has it in hand": (RENAME, "", False),
+    "it was saved as handled": (RENAME, "", True),
+    "its definition is suspended": (UPDATE, SUSPEND, True),
+}
+"""A change that becomes a fan-out, what happens before, and whether the worker has saved it when its job is lost."""
+
+
+@pytest.mark.parametrize(("change", "before", "is_saved"), LIVED_ON.values(), ids=LIVED_ON)
+def test_a_worker_that_outlives_a_failover_receives_again_what_was_lost(
+    sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path, change: str, before: str, *, is_saved: bool
+) -> None:
+    """Rule: what is resolved on a session is saved on it. So no change counts as handled whose job was lost."""
+    with (
+        standbys(sandbox) as servers,
+        elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=servers.primary.address) as world,
+    ):
+        fill(world)
+        handle(world)
+        world.sql(f"{before}; {NEW}" if before else NEW)
+        publish(world, change)
+        go_back, has_failed_over = servers.keep_standby(), Event()
+
+        def fail_over() -> None:
+            go_back()
+            has_failed_over.set()
+
+        late = after(fail_over if not is_saved else lambda: None)
+        with spoilt(world, late) as index, world.worker(index, many=3) as worker, running(worker):
+            if is_saved:
+                wait_until(world.is_handled, what="all is handled")
+                fail_over()
+                publish(world, "DELETE FROM posts WHERE id = 2")
+            assert has_failed_over.wait(DEADLINE_SECONDS)
+            wait_until(world.is_handled, what="all is handled again")
+        with world.connect() as connection:
+            assert JobKind.FAN_OUT in [job.kind for job in model.unfinished(connection)]
+        world.sql("UPDATE syncer.document SET suspended = NULL")
+        handle(world)
+        assert world.differences() == []
 
 
 # It refuses records that are too large

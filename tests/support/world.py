@@ -518,7 +518,7 @@ class World:
     def source(self, link: Link, pause: Callable[[float], None]) -> Source:
         """Where a worker of this world receives changes from."""
         if self.uses_kafka:
-            return TopicSource(link=link, settings=self.settings.kafka, pause=pause, name="test")
+            return TopicSource(link=link, settings=self.settings.kafka, name="test")
         return OutboxSource(connect=self.connect, settings=self.settings.relay, pause=pause)
 
     def worker(self, index: Index, *, name: str = "worker-test", many: int | None = None) -> closing[Worker]:

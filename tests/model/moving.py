@@ -53,7 +53,7 @@ class State(NamedTuple):
 class Moving(Model[State]):
     """A document is on its own shard and on no other, although most writes leave the other shards alone."""
 
-    first = State()
+    initial = State()
     identical = ("workers",)
     bounds = f"2 workers, 2 shards, {_COMMITS} commits, deletes forgotten once; any number of crashes and deliveries"
 

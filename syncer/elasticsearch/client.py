@@ -42,11 +42,29 @@ class Product(NamedTuple):
     """Parameters of a search, for what is in the index and nothing else."""
     own_settings: Mapping[str, Any]
     """Settings of syncer's own indices."""
+    point_in_time: tuple[str, str, list[str]]
+    """Its path, the name of its id in a response, and the order in which its documents are listed."""
 
 
-ELASTICSEARCH = Product("Elasticsearch", (8, 0), "8 or newer", "", "", {"mode": "standard"})
-# With index.replication.type SEGMENT, a replica copies segments from time to time, and a refresh shows it nothing new.
-OPENSEARCH = Product("OpenSearch", (2, 19), "2.19 or newer", "_primary", "&search_pipeline=_none", {})
+ELASTICSEARCH = Product(
+    name="Elasticsearch",
+    oldest=(8, 0),
+    supported="8 or newer",
+    preference="",
+    search_options="",
+    own_settings={"mode": "standard"},
+    point_in_time=("/_pit", "id", ["_shard_doc"]),
+)
+OPENSEARCH = Product(
+    name="OpenSearch",
+    oldest=(2, 19),
+    supported="2.19 or newer",
+    # With index.replication.type SEGMENT, a replica copies segments now and then: a refresh shows it nothing new.
+    preference="_primary",
+    search_options="&search_pipeline=_none",
+    own_settings={},
+    point_in_time=("/_search/point_in_time", "pit_id", ["_id", "_index"]),
+)
 
 
 class ServerTransport(Transport):

@@ -222,8 +222,10 @@ class Holdings:
 
     def ids(self, target: Target, *, page: int) -> Iterator[list[str]]:
         """Yield the ids of all documents that a point in time shows, in chunks; one id may be in several indices."""
-        point = {"id": self._client.open_point_in_time(index=target.index_name, keep_alive=_KEPT_OPEN).body["id"]}
-        request: dict[str, Any] = {"sort": "_shard_doc", "source": False, "track_total_hits": False}
+        path, key, order = self._product.point_in_time
+        opening = f"/{quote(target.index_name, safe=',*')}{path}?keep_alive={_KEPT_OPEN}"
+        point = {"id": self._client.perform_request("POST", opening, headers=_JSON).body[key]}
+        request: dict[str, Any] = {"sort": order, "source": False, "track_total_hits": False}
         request |= {"size": self._hits_allowed(target, page), "allow_partial_search_results": False}
         try:
             while True:
@@ -237,7 +239,8 @@ class Holdings:
                 yield [hit["_id"] for hit in hits]
                 request["search_after"] = hits[-1]["sort"]
         finally:
-            self._client.options(ignore_status=_NOT_FOUND).close_point_in_time(body=point)
+            tolerant = self._client.options(ignore_status=_NOT_FOUND)
+            tolerant.perform_request("DELETE", path, headers=_JSON, body={key: point["id"]})
 
     def mappings(self, target: Target) -> dict[str, dict[str, Any]]:
         """Return the mapping of each physical index that a search of this target reads; each stores its ``_source``."""

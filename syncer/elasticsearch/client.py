@@ -27,6 +27,7 @@ TIMEOUT_SECONDS = 60.0
 """How long a request may take."""
 _PATIENCE_SECONDS = 60.0
 _BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
+_SUCCESSES = range(200, 300)
 _MEDIA_TYPE = re.compile(r"vnd\.elasticsearch\+|; *compatible-with=\d+")
 
 
@@ -82,7 +83,8 @@ class ServerTransport(Transport):
         if is_greeting or OPENSEARCH_VERSION in meta.headers:
             self.product = OPENSEARCH
         # Version 3 names itself in every response. Version 2 does not: a proxy's responses have another form.
-        is_of_its_form = is_greeting or "_index" in response or isinstance(response.get("error"), Mapping)
+        is_of_its_form = "_index" in response or isinstance(response.get("error"), Mapping)
+        is_of_its_form |= meta.status in _SUCCESSES and meta.mimetype in {None, "application/json"}
         if self.product is OPENSEARCH and (OPENSEARCH_VERSION in meta.headers or is_of_its_form):
             named = {OPENSEARCH_VERSION: "", **meta.headers, PRODUCT: "Elasticsearch"}
             meta = replace(meta, headers=HttpHeaders(named))

@@ -25,6 +25,7 @@ from elasticsearch import ApiError, Elasticsearch, TransportError
 
 from syncer.elasticsearch.client import open_client
 from syncer.locks import Edit, HeldLocks, LockLostError, Locks, LockTimeoutError, edits
+from tests.support.world import VERSIONS
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "locks.md").read_text(), re.DOTALL)
 PAIR = ("left", "right")
@@ -49,9 +50,10 @@ CROWD_LEASE_SECONDS = 1.0
 
 def page_example(url: str, index: str) -> dict[str, Any]:
     """Run the examples of docs/locks.md one after the other; return what they define."""
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"open_client": open_client}
     for example in EXAMPLES:
-        program = example.replace("http://127.0.0.1:9200", url).replace('"files"', repr(index))
+        program = example.replace("Elasticsearch(", "open_client(") if VERSIONS.opensearch else example
+        program = program.replace("http://127.0.0.1:9200", url).replace('"files"', repr(index))
         exec(program.replace('owner="importer"', f'owner="importer", index="{index}-locks"'), namespace)  # noqa: S102
     return namespace
 

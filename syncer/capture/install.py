@@ -186,9 +186,11 @@ def require_capturable(connection: Connection, oid: int, file: str) -> None:
     members = connection.execute(_MEMBERS, (oid,)).fetchall()
     relation, _, kind, _ = members[0]
     for name, *properties in members:
-        for what, hint in (reasons[key] for reasons, key in zip(_REFUSED, properties, strict=True) if key in reasons):
+        for obstacle, hint in (
+            reasons[key] for reasons, key in zip(_REFUSED, properties, strict=True) if key in reasons
+        ):
             is_partition = f"a partitioned table, and its partition {name} is " if name != relation else ""
-            raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{what}", hint=hint.format(name))
+            raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{obstacle}", hint=hint.format(name))
     if kind != "p" and len(members) > 1:
         raise DefinitionError(
             f"{file} reads {relation}, which is a table that others inherit from",
@@ -282,16 +284,18 @@ def install(
         psycopg.Error: A privilege is missing.
     """
     relation, function = capture.relation, triggers.function(capture.relation).as_string()
-    before = captured(connection).get(relation)
-    if before is not None:
+    installed = captured(connection).get(relation)
+    if installed is not None:
         existing = {column for column, _ in connection.execute(_COLUMNS, (relation,))}
         capture = replace(
             capture,
-            routing=capture.routing | (before.routing & existing),
-            watched=capture.watched | {columns & existing for columns in before.watched},
+            routing=capture.routing | (installed.routing & existing),
+            watched=capture.watched | {columns & existing for columns in installed.watched},
         )
     has_triggers = not lost(connection, [relation])
-    sees_more = before is None or not _columns(capture) <= _columns(before) or not capture.routing <= before.routing
+    sees_more = (
+        installed is None or not _columns(capture) <= _columns(installed) or not capture.routing <= installed.routing
+    )
 
     def change() -> None:
         if not has_triggers or sees_more:

@@ -114,10 +114,10 @@ def pages(connection: Connection, cursor: str, *, rows_max: int) -> Iterator[Pag
     id. The cursor of such a page sees everything before its last transaction, except what is still in progress. So a
     backlog of any size, and a transaction of any size, take the memory of a page.
     """
-    found = connection.execute(_NEW, (cursor, rows_max + 1), prepare=True).fetchall()
-    seen = found[0][-1]
-    if len(found) <= rows_max:
-        yield Page(rows=_rows(found), cursor=seen, is_last=True)
+    rows = connection.execute(_NEW, (cursor, rows_max + 1), prepare=True).fetchall()
+    seen = rows[0][-1]
+    if len(rows) <= rows_max:
+        yield Page(rows=_rows(rows), cursor=seen, is_last=True)
         return
     xmax, in_progress = _parsed(cursor)
     end, still_in_progress = _parsed(seen)
@@ -125,16 +125,16 @@ def pages(connection: Connection, cursor: str, *, rows_max: int) -> Iterator[Pag
     ranges = [(xid, xid + 1, False) for xid in ended] + [(xmax, end, True)]
     for xid, end, has_cursor in ranges:
         id_ = -1
-        while found := connection.execute(_PAGE, (str(xid), id_, str(end), seen, rows_max)).fetchall():
-            xid, id_ = int(found[-1][-2]), found[-1][-1]  # noqa: PLW2901 - where the next page begins
-            yield Page(rows=_rows(found), cursor=_as_of(seen, xid) if has_cursor else None, is_last=False)
+        while rows := connection.execute(_PAGE, (str(xid), id_, str(end), seen, rows_max)).fetchall():
+            xid, id_ = int(rows[-1][-2]), rows[-1][-1]  # noqa: PLW2901 - where the next page begins
+            yield Page(rows=_rows(rows), cursor=_as_of(seen, xid) if has_cursor else None, is_last=False)
     yield Page(rows=[], cursor=seen, is_last=True)
 
 
-def _rows(found: list[tuple[Any, ...]]) -> list[OutboxRow]:
+def _rows(rows: list[tuple[Any, ...]]) -> list[OutboxRow]:
     return [
         OutboxRow(key.encode("utf-8", "surrogateescape"), change, changed_at)
-        for key, change, changed_at, *_ in found
+        for key, change, changed_at, *_ in rows
         if change is not None
     ]
 
@@ -147,8 +147,8 @@ def _parsed(cursor: str) -> tuple[int, list[int]]:
 
 def _as_of(seen: str, xid: int) -> str:
     """Return the cursor that has seen what a snapshot sees of the transactions before this one."""
-    before = [id_ for id_ in _parsed(seen)[1] if id_ < xid]
-    return f"{min(before, default=xid)}:{xid}:{','.join(map(str, before))}"
+    running = [id_ for id_ in _parsed(seen)[1] if id_ < xid]
+    return f"{min(running, default=xid)}:{xid}:{','.join(map(str, running))}"
 
 
 def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
@@ -177,9 +177,9 @@ def trim(connection: Connection, cursor: str) -> tuple[int, bool]:
     whether any rows are left.
     """
     [(current, has_rows)] = connection.execute(_SEGMENTS)
-    others = [number for number in range(SEGMENTS) if number != current]
-    trimmed = [number for number in others if has_rows[number] and _truncate_seen(connection, number, cursor)]
-    empty = [number for number in others if not has_rows[number]] + trimmed
+    other_segments = [number for number in range(SEGMENTS) if number != current]
+    trimmed = [number for number in other_segments if has_rows[number] and _truncate_seen(connection, number, cursor)]
+    empty = [number for number in other_segments if not has_rows[number]] + trimmed
     if empty and has_rows[current]:
         connection.execute(_USE_SEGMENT, (min(empty),))
     return len(trimmed), sum(has_rows) > len(trimmed)

@@ -241,14 +241,14 @@ def parse_token(text: str) -> Token:
     Raises:
         TokenError: The text is not a token.
     """
-    found = _TOKEN.fullmatch(text.strip())
-    if found is None or (xid := int(found["xid"])) not in _XIDS:
+    token_match = _TOKEN.fullmatch(text.strip())
+    if token_match is None or (xid := int(token_match["xid"])) not in _XIDS:
         raise TokenError(
             f"{str(shortened(text))!r} is no token",
             hint="A token is what SELECT syncer.token() returns in the transaction that is waited for, before its "
             "commit,\nor what SELECT pg_current_xact_id() does.",
         )
-    return Token(xid, found["identity"])
+    return Token(xid, token_match["identity"])
 
 
 def require_committed(connection: Connection, token: Token) -> Token:
@@ -302,6 +302,6 @@ def forget(connection: Connection, partitions: int) -> None:
 
 def advance(connection: Connection, reached: Mapping[int, PartitionPlace]) -> None:
     """Save how far partitions are handled, unless more was saved before."""
-    places = reached.values()
-    columns = [*reached], [place.next_offset for place in places], [place.number for place in places]
+    positions = reached.values()
+    columns = [*reached], [position.next_offset for position in positions], [position.number for position in positions]
     connection.execute(_ADVANCE, columns, prepare=True)

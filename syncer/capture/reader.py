@@ -191,8 +191,10 @@ class OutboxReader:
         ``numbers`` are those of the last records that Kafka has acknowledged, by partition; empty without Kafka.
         """
         self._changes += len(page.rows)
-        made = [row.changed_at for row in page.rows]
-        self._changed_at = min(made if self._changed_at is None else [self._changed_at, *made], default=None)
+        changed_at = [row.changed_at for row in page.rows]
+        self._changed_at = min(
+            changed_at if self._changed_at is None else [self._changed_at, *changed_at], default=None
+        )
         # The last page of a backlog has no rows, but its cursor sees what those before could not.
         has_news = self._changed_at is not None or numbers != self.numbers or self._is_in_backlog or self.has_left_rows
         self._is_in_backlog = not page.is_last

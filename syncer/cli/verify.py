@@ -70,9 +70,9 @@ def verify(
         raise UsageError("--select and --index belong together, and --ignore and --settle go with them alone.")
     reports: list[VerifyReport] = []
     with open_servers("verify") as parts:
-        for kept in _kept(parts, document):
-            reports.append(compared(parts, kept, values=values, repair=repair))
-            show_verify(reports[-1], kept)
+        for active in _checked_documents(parts, document):
+            reports.append(compared(parts, active, values=values, repair=repair))
+            show_verify(reports[-1], active)
     _end(reports, as_json=as_json)
 
 
@@ -132,19 +132,19 @@ def _audit_advice(report: AuditReport) -> Iterator[str]:
         )
 
 
-def _kept(parts: Servers, name: str | None) -> Iterator[Document]:
+def _checked_documents(parts: Servers, name: str | None) -> Iterator[Document]:
     """What is to equal its SELECT, of one document or of all; each as it is active when its turn comes."""
     if name is not None:
         parts.document(name)
-    done: set[str] = set()
-    while left := [
+    verified: set[str] = set()
+    while remaining := [
         document
         for document in registry.documents(parts.connection)
-        if document.index_name not in done and name in (None, document.name) and document.is_kept
+        if document.index_name not in verified and name in (None, document.name) and document.is_kept
     ]:
-        done.add(left[0].index_name)
-        yield left[0]
-    if not done:
+        verified.add(remaining[0].index_name)
+        yield remaining[0]
+    if not verified:
         raise DefinitionError("No document is active", hint="Run: syncer apply")
 
 
@@ -180,11 +180,11 @@ def compared(
                 )
     except DocumentError as error:
         report.suspended = f"{error.message}\n{error.hint}"
-    now = parts.active(document)
-    if now is not None and now.revision != document.revision:
-        return compared(parts, now, settle_seconds=settle_seconds, values=values, repair=repair)
-    if now is not None and now.suspended is not None:  # the changes that it missed meanwhile are no drift
-        report = VerifyReport(document=now.name, index_name=now.index_name, suspended=now.suspended)
+    active = parts.active(document)
+    if active is not None and active.revision != document.revision:
+        return compared(parts, active, settle_seconds=settle_seconds, values=values, repair=repair)
+    if active is not None and active.suspended is not None:  # the changes that it missed meanwhile are no drift
+        report = VerifyReport(document=active.name, index_name=active.index_name, suspended=active.suspended)
     if report.suspended is None and (report.drifts or not report.busy):  # else nothing is known
         compare.record(parts.connection, report)
     return report
@@ -223,13 +223,13 @@ def _show_report(report: VerifyReport) -> None:
         verdict = f"{count} {'equals its' if report.documents == 1 else 'equal their'} SELECT"
     say(f"{report.document}: {verdict} ({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)")
     if report.searched is not None:
-        found = " and ".join(report.searched) or "no index"
-        say((f"Searches find {found} instead of {report.index_name} alone", "bold red"), ". Run: syncer apply")
+        searched = " and ".join(report.searched) or "no index"
+        say((f"Searches find {searched} instead of {report.index_name} alone", "bold red"), ". Run: syncer apply")
     if report.hidden is not None:
         say((report.hidden, "bold red"))
-    for what, drifts, style in groups:
+    for heading, drifts, style in groups:
         if drifts:
-            say(f"{amount(len(drifts), 'document')} {'is' if len(drifts) == 1 else 'are'} {what}:", style=style)
+            say(f"{amount(len(drifts), 'document')} {'is' if len(drifts) == 1 else 'are'} {heading}:", style=style)
             _show_drifts(drifts)
 
 
@@ -281,45 +281,48 @@ def explain(
     """
     with render.progress("asking Postgres and Elasticsearch"), open_servers("explain") as parts:
         servers = parts.connection, parts.index
-        found = explaining.explain(*servers, document, id_, seconds=_EXPLAIN_SECONDS, values=values)
+        explained = explaining.explain(*servers, document, id_, seconds=_EXPLAIN_SECONDS, values=values)
     if as_json:
-        render.print_json(found)
+        render.print_json(explained)
     else:
-        for seen in found.indices:
-            _show_explanation(f"{document} {shown_id(id_)}", seen, values=values)
-    if not found.is_equal:
+        for in_index in explained.indices:
+            _show_explanation(f"{document} {shown_id(id_)}", in_index, values=values)
+    if not explained.is_equal:
         raise typer.Exit(1)
 
 
-def _show_explanation(title: str, seen: InIndex, *, values: bool) -> None:
+def _show_explanation(title: str, in_index: InIndex, *, values: bool) -> None:
     """Print the state in one index, and what it rests on."""
-    say((seen.says, _STYLES.get(seen.state, "bold red")))
-    if seen.hint:
-        say(seen.hint, style="dim")
-    loaded = "" if seen.is_loaded else ", to be written completely"
-    say((f"\n{title}", "bold"), f" in {seen.index}, {seen.role}, revision {seen.revision}{loaded}")
-    show_table(("", ""), [(f"  {label}", text) for label, text in _facts(seen) if text])
+    say((in_index.says, _STYLES.get(in_index.state, "bold red")))
+    if in_index.hint:
+        say(in_index.hint, style="dim")
+    loaded = "" if in_index.is_loaded else ", to be written completely"
+    say((f"\n{title}", "bold"), f" in {in_index.index}, {in_index.role}, revision {in_index.revision}{loaded}")
+    show_table(("", ""), [(f"  {label}", text) for label, text in _facts(in_index) if text])
     if values:
-        rows = [(part.path, part.postgres or "", part.elasticsearch or "") for part in seen.differences]
+        rows = [
+            (difference.path, difference.postgres or "", difference.elasticsearch or "")
+            for difference in in_index.differences
+        ]
         show_table(("field", "Postgres", "Elasticsearch"), rows)
 
 
-def _facts(seen: InIndex) -> Iterator[tuple[Part, str]]:
-    if seen.postgres.exists is None:
+def _facts(in_index: InIndex) -> Iterator[tuple[Part, str]]:
+    if in_index.postgres.exists is None:
         yield "Postgres", "unknown: its SELECT fails, or a table is locked"
-    elif not seen.postgres.exists:
+    elif not in_index.postgres.exists:
         yield "Postgres", "its SELECT returns no such id"
     else:
-        routing = f", _routing {seen.postgres.routing}" if seen.postgres.routing else ""
-        yield "Postgres", f"its SELECT returns it: {amount(seen.postgres.bytes or 0, 'byte')}{routing}"
+        routing = f", _routing {in_index.postgres.routing}" if in_index.postgres.routing else ""
+        yield "Postgres", f"its SELECT returns it: {amount(in_index.postgres.bytes or 0, 'byte')}{routing}"
     copies = [
         f"version {copy.version}{f', under routing {copy.routing}' if copy.routing is not None else ''}"
-        for copy in seen.elasticsearch or ()
+        for copy in in_index.elasticsearch or ()
     ]
-    nothing = "unknown: it cannot be read" if seen.elasticsearch is None else "nothing under this id"
+    nothing = "unknown: it cannot be read" if in_index.elasticsearch is None else "nothing under this id"
     yield "Elasticsearch", "\n".join(copies) or nothing
-    yield "differs in", ", ".join(part.path for part in seen.differences)
-    if (letter := seen.dead_letter) is not None:
+    yield "differs in", ", ".join(difference.path for difference in in_index.differences)
+    if (letter := in_index.dead_letter) is not None:
         yield "dead letter", f"{letter.error}\nat {letter.failed_at:{TIME}}, with version {letter.version}"
-    yield "jobs", ", ".join(map(str, seen.jobs))
-    yield "reads", ", ".join(seen.reads)
+    yield "jobs", ", ".join(map(str, in_index.jobs))
+    yield "reads", ", ".join(in_index.reads)

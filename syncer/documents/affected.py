@@ -125,13 +125,13 @@ class AffectedReader:
                 if lead.follows(change):
                     _note(ids, (image.get(lead.id_column) for image in change.images), moves=use.moves(change))
         try:
-            many = self._find(document, used, ids)
+            fan_outs = self._find(document, used, ids)
         except _UnresolvedError as error:
             cause = error.__cause__
             assert cause is not None
             return Affected(ids=[*ids], occasion=unresolved(str(error), cause), failed=type(cause).__name__)
         unmoved = frozenset(id_ for id_, moves in ids.items() if document.dependencies.has_routing and not moves)
-        return Affected(ids=[*ids], unmoved=unmoved, cause=many)
+        return Affected(ids=[*ids], unmoved=unmoved, cause=fan_outs)
 
     def _find(
         self, document: Document, used: Mapping[str, Sequence[Change]], ids: dict[str, bool]
@@ -160,7 +160,7 @@ class AffectedReader:
         self, document: Document, groups: list[tuple[_Followed, list[Cause]]], ids: dict[str, bool]
     ) -> dict[str, list[Image]]:
         """Halve groups of causes until each leads to few documents, or has one cause, or the allowance is used up."""
-        many: list[tuple[str, list[Cause]]] = []
+        fan_outs: list[tuple[str, list[Cause]]] = []
         ids_left, queries_left, until = _PAGES_AT_ONCE * self._page, QUERIES_MAX, time.monotonic() + SECONDS_MAX
         relation = ""
         try:
@@ -168,12 +168,12 @@ class AffectedReader:
                 suppress(psycopg.errors.QueryCanceled),
                 reading(self._connection, document, isolates=True, captured=True, lock_seconds=COMPONENT_LOCK_SECONDS),
             ):
-                while groups and ids_left > 0 and queries_left > 0 and (left := until - time.monotonic()) > 0:
+                while groups and ids_left > 0 and queries_left > 0 and (seconds_left := until - time.monotonic()) > 0:
                     by, causes = groups[-1]
                     relation, queries, moves = by
                     limit = min(self._page, ids_left)
                     query = sql.SQL(_FEW).format(affected=_affected(queries))
-                    self._connection.execute(_BOUND, (f"{max(1, left * 1000):.0f}ms",))
+                    self._connection.execute(_BOUND, (f"{max(1, seconds_left * 1000):.0f}ms",))
                     rows = self._connection.execute(query, (dump_images(_images(causes)), limit + 1)).fetchall()
                     queries_left -= 1
                     groups.pop()
@@ -181,7 +181,7 @@ class AffectedReader:
                         ids_left -= len(rows)
                         _note(ids, (row[0] for row in rows), moves=moves)
                     elif len(causes) == 1:
-                        many.append((relation, causes))
+                        fan_outs.append((relation, causes))
                     else:
                         middle = len(causes) // 2
                         groups += [(by, causes[middle:]), (by, causes[:middle])]
@@ -189,10 +189,10 @@ class AffectedReader:
             if not is_of_data(error):
                 raise
             raise _UnresolvedError(relation) from error
-        rest: dict[str, list[Cause]] = {}
-        for relation, causes in (*many, *((by[0], causes) for by, causes in groups)):
-            rest.setdefault(relation, []).extend(causes)
-        return {relation: _images(causes) for relation, causes in rest.items()}
+        by_relation: dict[str, list[Cause]] = {}
+        for relation, causes in (*fan_outs, *((by[0], causes) for by, causes in groups)):
+            by_relation.setdefault(relation, []).extend(causes)
+        return {relation: _images(causes) for relation, causes in by_relation.items()}
 
 
 def _note(ids: dict[str, bool], more: Iterable[str | None], *, moves: bool) -> None:
@@ -224,13 +224,15 @@ def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image
 
 def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
     """Return a query for the distinct ids that a job's cause leads to, by these relations; the job's id is ``$1``."""
-    parts: list[sql.Composable] = []
+    queries: list[sql.Composable] = []
     for use in (document.dependencies.tables[relation] for relation in relations):
         cause = _CAUSE.format(relation=sql.Literal(use.relation).as_string())
         if use.affected:
-            parts.append(_affected(use.affected, cause))
-        parts += [sql.SQL(_NAMED).format(column=sql.Literal(column), cause=sql.SQL(cause)) for column in use.id_columns]
-    return sql.SQL(_TOUCHED_BY).format(affected=sql.SQL(" UNION ALL ").join(parts or [sql.SQL(_NOTHING)]))
+            queries.append(_affected(use.affected, cause))
+        queries += [
+            sql.SQL(_NAMED).format(column=sql.Literal(column), cause=sql.SQL(cause)) for column in use.id_columns
+        ]
+    return sql.SQL(_TOUCHED_BY).format(affected=sql.SQL(" UNION ALL ").join(queries or [sql.SQL(_NOTHING)]))
 
 
 def _affected(queries: Iterable[str], rows: str = _ROWS) -> sql.Composed:

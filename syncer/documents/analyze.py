@@ -64,33 +64,33 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
             captured, or a required affects query is missing.
     """
     file = f"{definition.folder}/select.sql"
-    found = probe(connection, definition.select, file)
-    _require_columns(file, found.columns)
-    _require_usable_id(connection, file, found.columns["_id"])
-    _require_routing(file, found.columns, definition.index_body.get("mappings", {}))
-    if not found.reads:
+    probed = probe(connection, definition.select, file)
+    _require_columns(file, probed.columns)
+    _require_usable_id(connection, file, probed.columns["_id"])
+    _require_routing(file, probed.columns, definition.index_body.get("mappings", {}))
+    if not probed.reads:
         raise DefinitionError(
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
         )
-    relations, id_type = {read.name: read.relation for read in found.reads}, found.columns["_id"]
+    relations, id_type = {read.name: read.relation for read in probed.reads}, probed.columns["_id"]
     affects = _affects(connection, definition, relations.values())
     unique_keys = routes.unique_keys(connection, *relations.values())
     column_types = routes.column_types(connection, *relations.values())
     keys = {name: unique_keys[relation] for name, relation in relations.items()}
     types = {name: column_types[relation] for name, relation in relations.items()}
-    graph = read_graph(found.tree, types, found.views, found.equalities) if found.tree else Graph()
+    graph = read_graph(probed.tree, types, probed.views, probed.equalities) if probed.tree else Graph()
     root = root_key = None
     if len(graph.ids) == 1 and isinstance(id_ := graph.ids[0], exp.Column):
         (number,) = numbers(id_)
         if frozenset({id_.name}) in keys[graph.nodes[number].table]:
             root, root_key = relations[graph.nodes[number].table], id_.name
     paths = {node.number: graph.paths(node, keys) for node in graph.nodes}
-    _require_derivable(definition, found, graph, paths, affects, root=root, root_key=root_key)
+    _require_derivable(definition, probed, graph, paths, affects, root=root, root_key=root_key)
     if graph.competes:
         root = root_key = None  # ranges of its ids would each compute the whole SELECT
     used = {}
-    placing = _placing(connection, found, file)
-    for read in found.reads:
+    placing = _placing(connection, probed, file)
+    for read in probed.reads:
         nodes = [node for node in graph.nodes if node.table == read.name]
         watched = _watched(read, nodes)
         derived = [
@@ -104,27 +104,27 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         use = _table_use(connection, read, derived, affects.get(read.relation), asked=asked, id_type=id_type)
         used[read.relation] = use if placing is None else replace(use, places=placing.get(read.relation, frozenset()))
     return Dependencies(
-        canonical_select=found.canonical,
+        canonical_select=probed.canonical,
         id_type=id_type,
-        fields=tuple(name for name in found.columns if name not in _NO_FIELDS),
-        has_routing="_routing" in found.columns,
+        fields=tuple(name for name in probed.columns if name not in _NO_FIELDS),
+        has_routing="_routing" in probed.columns,
         root=root,
         root_key=root_key,
         tables=used,
-        views=found.view_names,
-        shapes=_shapes(connection, found, used),
+        views=probed.view_names,
+        shapes=_shapes(connection, probed, used),
     )
 
 
-def _placing(connection: Connection, found: Probe, file: str) -> dict[str, frozenset[str] | None] | None:
+def _placing(connection: Connection, probed: Probe, file: str) -> dict[str, frozenset[str] | None] | None:
     """Return the columns that decide which documents there are, and where, by table; None for a table of which any may.
 
     They are those that the SELECT reads without its fields: without a change of them, no document moves to another
     shard. None if that is no such SELECT: fields may take part in what LIMIT or DISTINCT return, or repeat a row.
     """
-    if "_routing" not in found.columns:
+    if "_routing" not in probed.columns:
         return {}
-    placed = found.tree.copy() if found.tree else exp.Null()
+    placed = probed.tree.copy() if probed.tree else exp.Null()
     selects = [placed]
     while selects:
         select = selects.pop()
@@ -133,11 +133,11 @@ def _placing(connection: Connection, found: Probe, file: str) -> dict[str, froze
         if isinstance(select, exp.Union):
             selects += [select.this, select.expression]
         else:
-            shown = zip(found.columns, select.expressions, strict=True)
+            shown = zip(probed.columns, select.expressions, strict=True)
             select.set("expressions", [item for name, item in shown if name in _NO_FIELDS])
     try:
         with connection.transaction():
-            plan = connection.execute(sql.SQL("EXPLAIN " + found.canonical)).fetchall()
+            plan = connection.execute(sql.SQL("EXPLAIN " + probed.canonical)).fetchall()
         if any("ProjectSet" in line for (line,) in plan):
             return None
         reads = probe(connection, placed.sql(dialect="postgres"), file).reads
@@ -146,15 +146,15 @@ def _placing(connection: Connection, found: Probe, file: str) -> dict[str, froze
     return {read.relation: None if read.is_whole or read.virtual else read.columns or None for read in reads}
 
 
-def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> dict[str, Shape]:
+def _shapes(connection: Connection, probed: Probe, used: dict[str, TableUse]) -> dict[str, Shape]:
     """Return the fingerprints of what the SELECT reads, with the columns that syncer's queries name."""
-    asked = {view: Shape(kind="a view") for view in found.view_names}
-    for read in found.reads:
+    asked = {view: Shape(kind="a view") for view in probed.view_names}
+    for read in probed.reads:
         named = used[read.relation].watched | used[read.relation].routing | read.virtual
         asked[read.relation] = Shape(kind="a table", parts=dict.fromkeys(named, ""), is_whole=read.is_whole)
-    lists_values = fingerprint.lists_values(found.canonical)
-    asked |= {name: Shape(kind="a function") for name in found.functions}
-    asked |= {f"type {name}": Shape(kind="a type", is_whole=lists_values) for name in found.types}
+    lists_values = fingerprint.lists_values(probed.canonical)
+    asked |= {name: Shape(kind="a function") for name in probed.functions}
+    asked |= {f"type {name}": Shape(kind="a type", is_whole=lists_values) for name in probed.types}
     return fingerprint.read(connection, asked)
 
 
@@ -221,7 +221,7 @@ def _join_field(mapping: dict[str, Any]) -> str | None:
 
 def _affects(connection: Connection, definition: Definition, relations: Collection[str]) -> dict[str, _Affects]:
     """Return the affects queries, by relation."""
-    found: dict[str, _Affects] = {}
+    affects: dict[str, _Affects] = {}
     for name, query in definition.affects.items():
         file = f"{definition.folder}/affects/{name}.sql"
         with names_as_written(connection):
@@ -232,13 +232,13 @@ def _affects(connection: Connection, definition: Definition, relations: Collecti
                 f"{file}: the SELECT reads no table {name}",
                 hint=f"Rename the file after a table of the SELECT, quoted as in SQL, or remove it. It reads: {names}",
             )
-        found.setdefault(row[0], (file, query))
-    return found
+        affects.setdefault(row[0], (file, query))
+    return affects
 
 
 def _require_derivable(
     definition: Definition,
-    found: Probe,
+    probed: Probe,
     graph: Graph,
     paths: Mapping[int, Sequence[Path]],
     affects: Container[str],
@@ -247,26 +247,26 @@ def _require_derivable(
     root_key: str | None,
 ) -> None:
     """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table."""
-    asked = {read.name: read.relation for read in found.reads if read.relation not in affects}
+    asked = {read.name: read.relation for read in probed.reads if read.relation not in affects}
     nodes = [node for node in graph.nodes if node.table in asked and (graph.competes or not paths[node.number])]
     lost = [relation for name, relation in asked.items() if name not in {node.table for node in graph.nodes}]
     if not nodes and not lost:
         return
     if lost:
-        reason = f"syncer cannot read {found.unread}" if found.unread else "a call that syncer cannot read has them"
+        reason = f"syncer cannot read {probed.unread}" if probed.unread else "a call that syncer cannot read has them"
     elif graph.ids:
         missing = COMPETE if graph.competes else "no equality of WHERE or ON that must hold leads from there to _id"
         obstacles = [text for node in nodes for text in graph.obstacles.get(node.number, ())]
-        equalities = found.tree.find_all(exp.EQ) if found.tree else ()
+        equalities = probed.tree.find_all(exp.EQ) if probed.tree else ()
         compared = {column.name for equality in equalities for column in equality.find_all(exp.Column)}
         obstacles += [
             f"{read.relation}.{column} is a virtual column, of which a changed row has no value: make it STORED"
-            for read in found.reads
+            for read in probed.reads
             for column in sorted(read.virtual & compared)
         ]
         reason = "; ".join(dict.fromkeys([missing, *obstacles]))
     else:
-        columns = found.tree.selects if isinstance(found.tree, exp.Query) else []
+        columns = probed.tree.selects if isinstance(probed.tree, exp.Query) else []
         selected = next((column.unalias() for column in columns if column.alias_or_name == "_id"), None)
         reason = (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
@@ -278,15 +278,14 @@ def _require_derivable(
     relations = dict.fromkeys([*lost, *(asked[node.table] for node in nodes)])
     files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
     # What was deleted is in no table any more; if the id is derived, so are deletes of its own table.
-    gone = "" if graph.ids else "UNION SELECT changed.… AS _id FROM %(rows)s AS changed  -- rows that are gone\n"
-    query = (
-        f"SELECT d.{root_key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…\n{gone}"
-    )
+    union = "" if graph.ids else "UNION SELECT changed.… AS _id FROM %(rows)s AS changed  -- rows that are gone\n"
+    query = f"SELECT d.{root_key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…\n"
+    query += union
     if "reads itself" in reason:
         query = (
             "WITH RECURSIVE touched AS (SELECT changed.… AS id FROM %(rows)s AS changed\n"
             f"UNION SELECT t.… FROM {next(iter(relations))} AS t JOIN touched ON t.… = touched.id)\n"
-            "SELECT d.… AS _id FROM … AS d JOIN touched ON d.… = touched.id\n" + gone
+            "SELECT d.… AS _id FROM … AS d JOIN touched ON d.… = touched.id\n" + union
         )
     raise DefinitionError(
         f"{definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "

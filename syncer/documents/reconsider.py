@@ -57,10 +57,10 @@ def reconsider(connection: Connection, document: Document) -> tuple[Dependencies
     Raises:
         LockNotAvailable: A relation is being altered.
     """
-    analysis, before, shapes = None, None, fingerprint.read(connection, document.shapes)
-    while shapes != before:  # the analysis is no snapshot: it holds for a catalogue that is the same before and after
+    analysis, earlier, shapes = None, None, fingerprint.read(connection, document.shapes)
+    while shapes != earlier:  # the analysis is no snapshot: it holds for a catalogue that is the same before and after
         analysis = analysed(connection, document)
-        before, shapes = shapes, fingerprint.read(connection, document.shapes)
+        earlier, shapes = shapes, fingerprint.read(connection, document.shapes)
     if analysis is None or any(obstacles(connection, document.dependencies, analysis)):
         return None
     return analysis, shown(connection, document, analysis, shapes)
@@ -72,16 +72,16 @@ def shown(connection: Connection, document: Document, analysis: Dependencies, sh
     return fingerprint.differences(today, shapes)
 
 
-def obstacles(connection: Connection, before: Dependencies, after: Dependencies) -> Iterator[str]:
+def obstacles(connection: Connection, recorded: Dependencies, today: Dependencies) -> Iterator[str]:
     """Yield why what is stored cannot go on, and has to be applied again."""
-    if (before.fields, before.has_routing) != (after.fields, after.has_routing):
+    if (recorded.fields, recorded.has_routing) != (today.fields, today.has_routing):
         yield "it has other fields"
-    if (before.root, before.root_key) != (after.root, after.root_key):
-        yield f"its ids are no longer those of {before.root or 'a query'}"
-    yield from (f"it no longer reads {relation}" for relation in before.tables.keys() - after.tables.keys())
-    shapes = fingerprint.read(connection, before.shapes)
-    for relation, use in after.tables.items():
-        stored = before.tables.get(relation)
+    if (recorded.root, recorded.root_key) != (today.root, today.root_key):
+        yield f"its ids are no longer those of {recorded.root or 'a query'}"
+    yield from (f"it no longer reads {relation}" for relation in recorded.tables.keys() - today.tables.keys())
+    shapes = fingerprint.read(connection, recorded.shapes)
+    for relation, use in today.tables.items():
+        stored = recorded.tables.get(relation)
         if stored is None:
             yield f"it reads {relation}"
         elif not _leads_alike(stored, use):
@@ -90,17 +90,17 @@ def obstacles(connection: Connection, before: Dependencies, after: Dependencies)
             yield f"it reads {relation}.{', '.join(sorted(added))}"
 
 
-def _added(before: TableUse, after: TableUse) -> frozenset[str]:
+def _added(recorded: TableUse, today: TableUse) -> frozenset[str]:
     """Return the columns that ways to documents watch now, and those that are stored do not."""
     return frozenset().union(
-        *(new.watched - stored.watched for stored, new in zip(before.leads, after.leads, strict=False))
+        *(new.watched - stored.watched for stored, new in zip(recorded.leads, today.leads, strict=False))
     )
 
 
-def _leads_alike(before: TableUse, after: TableUse) -> bool:
+def _leads_alike(recorded: TableUse, today: TableUse) -> bool:
     """Whether stored queries lead to the documents that new ones lead to; a cast to text may have become needless."""
-    stored, new = (fingerprint.as_text("\n".join(use.affected)) for use in (before, after))
+    stored, new = (fingerprint.as_text("\n".join(use.affected)) for use in (recorded, today))
     is_fit = set(_TO_TEXT.findall(new)) <= set(_TO_TEXT.findall(stored))
     is_alike = is_fit and _TO_TEXT.sub(r"\1\2", stored) == _TO_TEXT.sub(r"\1\2", new)
-    stored_columns, columns = ((use.id_columns, use.routing, use.places) for use in (before, after))
+    stored_columns, columns = ((use.id_columns, use.routing, use.places) for use in (recorded, today))
     return is_alike and stored_columns == columns

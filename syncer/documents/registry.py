@@ -233,8 +233,8 @@ class DocumentState(NamedTuple):
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self | None:
         """Return the state in a row of `STATE_COLUMNS`; None if the document is not active."""
-        revision, role, *others = row
-        return None if revision is None else cls(revision, Role(role), *others)
+        revision, role, *columns = row
+        return None if revision is None else cls(revision, Role(role), *columns)
 
 
 class Catalogue:
@@ -274,10 +274,10 @@ def documents(connection: Connection) -> list[Document]:
             {
                 **stored,
                 "target": Target(index_name=index_name, write_alias=write_alias),
-                **dict(zip(_COLUMNS, others, strict=True)),
+                **dict(zip(_COLUMNS, columns, strict=True)),
             }
         )
-        for stored, index_name, write_alias, *others in connection.execute(_DOCUMENTS)
+        for stored, index_name, write_alias, *columns in connection.execute(_DOCUMENTS)
     ]
 
 
@@ -293,11 +293,11 @@ def named(connection: Connection, name: str) -> list[Document]:
         DefinitionError: There is none.
     """
     active = documents(connection)
-    found = [document for document in active if document.name == name]
-    if not found:
-        known = ", ".join(dict.fromkeys(document.name for document in active)) or "none; run: syncer apply"
-        raise DefinitionError(f"No document {name[:100]} is active", hint=f"Active documents: {known}")
-    return found
+    definitions = [document for document in active if document.name == name]
+    if not definitions:
+        names = ", ".join(dict.fromkeys(document.name for document in active)) or "none; run: syncer apply"
+        raise DefinitionError(f"No document {name[:100]} is active", hint=f"Active documents: {names}")
+    return definitions
 
 
 def by_role(connection: Connection, name: str) -> dict[Role, Document]:
@@ -313,9 +313,9 @@ def revisions(connection: Connection) -> dict[str, int]:
 def put_document(connection: Connection, document: Document) -> None:
     """Activate a definition for its index, as not yet loaded."""
     connection.execute(_PUT_REVISION, (document.name, document.revision))
-    where = (document.target.index_name, document.target.write_alias, document.role)
+    target = (document.target.index_name, document.target.write_alias, document.role)
     accepted = None if document.accepted is None else _shapes(document.accepted)
-    connection.execute(_PUT_DOCUMENT, (document.name, document.revision, _stored(document), *where, accepted))
+    connection.execute(_PUT_DOCUMENT, (document.name, document.revision, _stored(document), *target, accepted))
 
 
 def store(connection: Connection, document: Document) -> None:

@@ -1,28 +1,19 @@
 """Affected documents: runs the derived SQL for a batch of changes.
 
-It uses the definitions that are active when the changes are handled, which is after they were received. So a table that
-a newer revision reads is not overlooked. It returns too many documents rather than too few: a document that is built
-again without need is written as it was.
+It uses the definitions that are active after the changes were received, so no table of a newer revision is overlooked.
+It returns too many documents rather than too few: one that is built again without need is written as it was.
 
-A few ids are returned, to be built at once. Many are a *fan-out*: they are not listed here. The changed rows that lead
-to them become the *cause* of a job, which lists their ids (`touched_by`). The queries for one batch and one definition
-are bounded, whatever the data is like:
+A few ids are returned, to be built at once. Many are a *fan-out*: the changed rows that lead to them become the *cause*
+of a job, which lists their ids (`touched_by`). The queries for one batch and one definition are bounded:
 
-- Ids that are columns of the changed rows are no more than the batch has rows.
-- Any other query has a LIMIT of a page. If there are more than that, the causes are halved, until a cause that leads
-  to many is alone. So an author with three posts does not wait for one with a million that is renamed in the same
-  batch.
+- A query has a LIMIT of a page. If there are more than that, the causes are halved, until a cause that leads to many is
+  alone. So an author with three posts does not wait for one with a million that is renamed in the same batch.
 - In all, a batch may run `QUERIES_MAX` queries for `SECONDS_MAX`, and receive a few pages. What remains
   when one of these is used up belongs to the fan-out, whether it leads to few or many.
 
-If a query fails on the data of a change, it is unknown which documents the change touches. So the batch touches all of
-them: the definition is refreshed, beside the live changes. If the query fails only while a fan-out is listed, a refresh
-replaces the job: see `syncer.jobs.queue`.
-
-The images of one change are never separated, but those of two may be. This asks no more of an affects query than the
-batches of a topic with several partitions do: it has to find a document by each of the changes that touch it.
-
-A `DocumentError` says that the definition has to be suspended.
+If a query fails on the data of a change, the definition is refreshed, beside the live changes: the change may touch any
+document. The images of one change are never separated, but those of two may be: an affects query has to find a document
+by each of the changes that touch it. A `DocumentError` says that the definition has to be suspended.
 """
 
 from __future__ import annotations

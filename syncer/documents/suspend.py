@@ -5,10 +5,9 @@ Every few seconds it is tried: see `syncer.worker.job_loop`. Meanwhile its chang
 waits with its other jobs: see `syncer.worker.resolve`. If that would have too many causes, or if changes may not have
 been captured, the document is *stale*, and is resumed with a refresh. `syncer apply` resumes it too, with a load.
 
-Why nothing is lost: a worker that has received a change finds the document suspended, or suspends it. It adds the
-change to the fan-out before it saves the change as handled. The fan-out is listed after the resumption, so it sees the
-change. If the document is stale when the fan-out is to be joined, the refresh is created later, and sees the change
-too. The document's row is locked meanwhile, so that the resumption comes before or after, and not in between.
+Nothing is lost: a worker adds a change to the fan-out before it saves the change as handled. The fan-out is listed, or
+a refresh is created, after the resumption, and sees it. The document's row is locked until the fan-out is joined, so
+that the resumption comes before or after.
 
 What differs in the catalogue suspends a document only if it matters: see `syncer.documents.reconsider`. If values may
 differ and the document can go on, it is suspended as stale until it is tried, and so resumed with a refresh.

@@ -11,9 +11,8 @@ a base of what a column has, at any depth, or gets another cast to json; if a la
 
 It does not change with anything the document does not read; nor with the length or precision of a type, since a change
 of a value rewrites the table, which is noted: see `syncer.capture.install`; nor with a label more, unless the SELECT
-lists the labels. It does not depend on search_path. Columns and labels have numbers, which a dump does not keep,
-together with the oid of their relation or type: numbers are compared only within the same one. So a restored dump has
-the same shape.
+lists the labels. Numbers of columns and labels are compared within one relation or type: a restored dump has the same
+shape.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ since the names of nodes change between versions. What Postgres does not know is
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import sql
@@ -44,22 +45,23 @@ SELECT attname::text, atttypid, atttypmod FROM pg_attribute
 WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
 _TREE = "SELECT ev_action::text FROM pg_rewrite WHERE ev_class = $1::oid AND rulename = '_RETURN'"
+# Functions that make JSON of their arguments, without what does not matter here: jsonb_agg_strict and array_agg are agg.
 _FUNCTIONS = """
-SELECT oid, proname::text FROM pg_proc
-WHERE pronamespace = 'pg_catalog'::regnamespace AND prorettype IN ('json'::regtype, 'jsonb'::regtype)
+SELECT oid::text, regexp_replace(proname, '^(jsonb?|row|array)_|b?(_strict|_unique)*$', '', 'g') FROM pg_proc
+WHERE pronamespace = 'pg_catalog'::regnamespace
+  AND (prorettype IN ('json'::regtype, 'jsonb'::regtype) OR proname = 'array_agg')
 """
 _LONG_DIGITS_MAX = 18
 _NUMERIC_HEADER, _SCALE_BITS = 4, 16
 _BOOLEAN = "16"
 """Its oid, which never changes."""
-_CONSTRUCTORS = {"1": "build_object", "2": "build_array", "6": "to_json"}
-"""By what the stored tree has for JSON_OBJECT, JSON_ARRAY and JSON_SCALAR: the functions that do the same."""
 _TYPE_FIELD = re.compile(
     "(var|const|param|agg|win|funcresult|opresult|result|coalesce|case|minmax|refres|refelem)type|(array_|row_|seq)typeid"
     "|seqtypid|typeId"
 )
 """The fields of nodes that name the type of an expression."""
 _TOKEN = re.compile(r"[(){}]|\[ (?:-?\d+ )*\]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+_BRACKETS = {"(": "[", ")": "],", "{": '{"node":[', "}": "]},"}
 _VARLENA_HEADER = 4
 
 
@@ -122,6 +124,8 @@ class Shape:
 _FREE, _MAP, _NOTHING = Shape(), Shape(is_map=True), Shape(is_nothing=True)
 _Node = Any
 """A node of a stored tree is a dict, a list of nodes is a list, and all else is text."""
+_Scope = tuple[dict[str, Any], ...]
+"""The trees of a query and of those around it, the outermost first."""
 
 
 def of_select(connection: Connection, select: str) -> dict[str, Shape]:
@@ -134,153 +138,108 @@ def of_select(connection: Connection, select: str) -> dict[str, Shape]:
         for number, name in enumerate(shapes, 1):
             if shapes[name].type is None:
                 # A later version may store other trees: then a sample has to tell, as of JSON in columns.
-                with suppress(LookupError, TypeError, ValueError, RecursionError):
-                    shapes[name] = walk.column(_Query(walk.view(oid)), number)
+                with suppress(LookupError, TypeError, ValueError, AttributeError, RecursionError):
+                    shapes[name] = walk.column((walk.view(oid),), number)
         return shapes
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """A query within others."""
-
-    tree: dict[str, Any]
-    outer: tuple[_Query, ...] = ()
-
-    def inside(self, tree: _Node) -> _Query:
-        """Return a query within this one."""
-        return _Query(tree, (*self.outer, self))
-
-    def at(self, level: str) -> _Query:
-        """Return the query so many levels up."""
-        return self.outer[-int(level)] if int(level) else self
-
-
-@dataclass
 class _Walk:
     """From expressions in the tree that Postgres stores to shapes."""
 
-    connection: Connection
-    types: Types = field(init=False)
-    functions: dict[str, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.types = Types(self.connection)
-        self.functions = {str(oid): name for oid, name in self.connection.execute(_FUNCTIONS)}
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._types = Types(connection)
+        self._functions: dict[str, str] = dict(connection.execute(_FUNCTIONS).fetchall())
 
     def view(self, oid: int) -> dict[str, Any]:
         """Return the tree of a view's query."""
-        [(text,)] = self.connection.execute(_TREE, (oid,))
-        tree: dict[str, Any] = _parsed(text)[0][0]
+        [(text,)] = self._connection.execute(_TREE, (oid,))
+        tree: dict[str, Any] = _parsed(text)[0]
         return tree
 
     def row(self, relation: int) -> dict[str, Shape]:
         """Return the shapes of a relation's columns, by their types."""
-        columns = self.connection.execute(_ATTRIBUTES, (relation,)).fetchall()
-        return {name: self.of_type(oid, modifier) for name, oid, modifier in columns}
+        columns = self._connection.execute(_ATTRIBUTES, (relation,)).fetchall()
+        return {name: self._of_type(oid, modifier) for name, oid, modifier in columns}
 
-    def of_type(self, oid: int, modifier: int = -1) -> Shape:
-        """Return the shape of a type."""
-        type_ = self.types.of(oid, modifier)
+    def _of_type(self, oid: int, modifier: int = -1) -> Shape:
+        type_ = self._types.of(oid, modifier)
         if type_.mapping is not None:
             return Shape(type=type_, is_array=type_.is_array)
         return Shape(fields=self.row(type_.relation) if type_.relation else None, is_array=type_.is_array)
 
-    def column(self, query: _Query, number: int) -> Shape:
+    def column(self, scope: _Scope, number: int) -> Shape:
         """Return the shape of a query's column."""
-        if isinstance(query.tree["setOperations"], dict):
-            branches = [entry["subquery"] for entry in query.tree["rtable"] if isinstance(entry.get("subquery"), dict)]
-            return _united(self.column(query.inside(branch), number) for branch in branches)
-        return self.shape(query.tree["targetList"][number - 1]["expr"], query)
+        tree = scope[-1]
+        if isinstance(tree["setOperations"], dict):
+            branches = [entry["subquery"] for entry in tree["rtable"] if isinstance(entry.get("subquery"), dict)]
+            return _united(self.column((*scope, branch), number) for branch in branches)
+        return self._shape(tree["targetList"][number - 1]["expr"], scope)
 
-    def shape(self, node: _Node, query: _Query) -> Shape:  # noqa: C901, PLR0911 - a branch for each kind of node
-        """Return the shape of an expression in a query."""
-        if not isinstance(node, dict):
-            return _NOTHING
-        if "varno" in node:
-            return self._variable(node, query)
-        if "consttype" in node:
-            return self._constant(node)
-        arguments = [inner.get("expr", inner) for inner in _items(node.get("args")) if inner.get("resjunk") != "true"]
-        function = next((node[name] for name in ("aggfnoid", "funcid", "opfuncid") if name in node), "")
-        if function in self.functions or ("returning" in node and "func" in node):
-            if isinstance(node.get("func"), dict):  # of JSON_OBJECT, JSON_ARRAYAGG and their like
-                return self.shape(node["func"], query)
-            name = self.functions.get(function) or _CONSTRUCTORS.get(node["type"], "")
-            return self._call(name, arguments, node, query)
+    def _shape(self, node: _Node, scope: _Scope) -> Shape:  # noqa: C901, PLR0911 - a branch for each kind of node
+        """Return the shape of an expression in a query: by its type, or if that is JSON, by how it is made."""
         if node.get("subLinkType") in ("4", "6"):  # a value, or ARRAY of a SELECT
-            inner = self.column(query.inside(node["subselect"]), 1)
+            inner = self.column((*scope, node["subselect"]), 1)
             return replace(inner, is_array=inner.is_array or node["subLinkType"] == "6")
-        if "casetype" in node:
-            return _united(self.shape(one, query) for one in [*(w["result"] for w in node["args"]), node["defresult"]])
-        if "coalescetype" in node:
-            return _united(self.shape(argument, query) for argument in arguments)
-        if "elements" in node:
-            return replace(_united(self.shape(element, query) for element in node["elements"]), is_array=True)
         typed = self._typed(node)
-        if typed == _FREE and "arg" in node and "fieldnum" not in node:  # json as jsonb
-            inner = self.shape(node["arg"], query)
-            return inner if inner.type is None else typed
+        if typed.type is not None:
+            return typed
+        if "varno" in node:
+            return self._variable(node, scope) or typed
+        if "consttype" in node:  # '[]' or '{}': the rest is seldom written
+            is_empty = node["constisnull"] == "true" or int(node["constvalue"][0]) <= _VARLENA_HEADER * 2
+            return _NOTHING if is_empty else typed
+        if "casetype" in node:
+            return self._any((*(case["result"] for case in node["args"]), node["defresult"]), scope)
+        if "elements" in node:
+            return replace(self._any(node["elements"], scope), is_array=True)
+        if "arg" in node and "fieldnum" not in node:  # json as jsonb
+            return self._any([node["arg"]], scope)
+        arguments = [inner.get("expr", inner) for inner in _items(node.get("args")) if inner.get("resjunk") != "true"]
+        function = next((node[name] for name in ("aggfnoid", "funcid", "opfuncid") if name in node), "coalescetype")
+        match self._functions.get(function, function):
+            case "build_object" if node.get("funcvariadic") == "false" and all(map(_is_constant, arguments[::2])):
+                pairs = zip(arguments[::2], arguments[1::2], strict=True)
+                return Shape(fields={_text(key): self._shape(argument, scope) for key, argument in pairs})
+            case "build_object" | "object" | "object_agg":
+                return _MAP
+            case "agg" | "build_array":
+                return replace(self._any(arguments, scope), is_array=True)
+            case "to_json" | "strip_nulls":  # the other arguments are options
+                return self._any(arguments[:1], scope)
+            case "concat" | "coalescetype" if arguments:  # a || b has the fields of both objects
+                return self._any(arguments, scope)
         return typed
+
+    def _any(self, nodes: Iterable[_Node], scope: _Scope) -> Shape:
+        """Return a shape that takes the values of each expression."""
+        return _united(self._shape(node, scope) for node in nodes)
 
     def _typed(self, node: _Node) -> Shape:
         type_field = next((name for name in node if _TYPE_FIELD.fullmatch(name)), None)
         modifier = next((int(node[name]) for name in node if name.endswith("typmod")), -1)
         # What tells no type is a condition, but for functions of the SQL standard on JSON.
         oid = node[type_field] if type_field else node["returning"]["typid"] if "returning" in node else _BOOLEAN
-        return self.of_type(int(oid), modifier)
+        return self._of_type(int(oid), modifier)
 
-    def _variable(self, node: _Node, query: _Query) -> Shape:
-        owner, number = query.at(node["varlevelsup"]), int(node["varattno"])
-        entry = owner.tree["rtable"][int(node["varno"]) - 1]
-        inner: _Query | None = None
+    def _variable(self, node: _Node, scope: _Scope) -> Shape | None:
+        """Return the shape of a column, or of a whole row, of a subquery, view or CTE; None if it is none of them."""
+        owner, number = scope[: len(scope) - int(node["varlevelsup"])], int(node["varattno"])
+        entry = owner[-1]["rtable"][int(node["varno"]) - 1]
         if isinstance(entry.get("subquery"), dict):
-            inner = owner.inside(entry["subquery"])
+            inner = (*owner, entry["subquery"])
         elif entry.get("relkind") == "v":
-            inner = _Query(self.view(int(entry["relid"])))
+            inner = (self.view(int(entry["relid"])),)
         elif entry["rtekind"] == "6" and entry.get("self_reference") == "false":
-            home = owner.at(entry["ctelevelsup"])
-            tree = next(cte["ctequery"] for cte in home.tree["cteList"] if cte["ctename"] == entry["ctename"])
-            inner = home.inside(tree)
-        if inner is not None:
-            if number:
-                return self.column(inner, number)
-            shown = [target for target in inner.tree["targetList"] if target["resjunk"] == "false"]
-            return Shape(fields={_name(target["resname"]): self.shape(target["expr"], inner) for target in shown})
-        joined = _items(entry.get("joinaliasvars") or entry.get("groupexprs"))
-        if 0 < number <= len(joined):
-            return self.shape(joined[number - 1], owner)
-        if number == 0 and entry["rtekind"] == "0":
-            return Shape(fields=self.row(int(entry["relid"])))
-        return self._typed(node)
-
-    def _call(self, name: str, arguments: list[_Node], node: _Node, query: _Query) -> Shape:  # noqa: PLR0911 - a branch for each kind of function
-        plain = name.removeprefix("jsonb_").removeprefix("json_").removesuffix("_strict").removesuffix("_unique")
-        if plain == "build_object":
-            if node.get("funcvariadic") == "true" or len(arguments) % 2 or any(map(_is_data, arguments[::2])):
-                return _MAP
-            pairs = zip(arguments[::2], arguments[1::2], strict=True)
-            return Shape(fields={_text(key): self.shape(argument, query) for key, argument in pairs})
-        if plain == "object_field":  # a -> 'key'
-            outer = self.shape(arguments[0], query)
-            return _FREE if _is_data(arguments[1]) else (outer.fields or {}).get(_text(arguments[1]), _FREE)
-        if plain.startswith("object"):  # of arrays, or aggregated
-            return _MAP
-        if plain in ("to_json", "to_jsonb", "row_to_json", "array_to_json", "strip_nulls"):
-            return self.shape(arguments[0], query)
-        if plain == "concat":  # a || b has the fields of both objects
-            shapes = [shape for argument in arguments if not (shape := self.shape(argument, query)).is_nothing]
-            if all(shape.fields is not None and not shape.is_array for shape in shapes):
-                return Shape(fields={name: inner for shape in shapes for name, inner in (shape.fields or {}).items()})
-            return _united(shapes)
-        if plain in ("agg", "build_array", "array"):
-            return replace(_united(self.shape(argument, query) for argument in arguments), is_array=True)
-        return self._typed(node)
-
-    def _constant(self, node: _Node) -> Shape:
-        typed = self._typed(node)
-        if typed.type is None and node["constisnull"] == "false":  # '[]' or '{}': the rest is seldom written
-            return _NOTHING if int(node["constvalue"][0]) <= _VARLENA_HEADER * 2 else typed
-        return _NOTHING if node["constisnull"] == "true" else typed
+            home = owner[: len(owner) - int(entry["ctelevelsup"])]
+            tree = next(cte["ctequery"] for cte in home[-1]["cteList"] if cte["ctename"] == entry["ctename"])
+            inner = (*home, tree)
+        else:
+            return None
+        if number:
+            return self.column(inner, number)
+        shown = [target for target in inner[-1]["targetList"] if target["resjunk"] == "false"]
+        return Shape(fields={_name(target["resname"]): self._shape(target["expr"], inner) for target in shown})
 
 
 def _united(shapes: Iterable[Shape]) -> Shape:
@@ -289,15 +248,14 @@ def _united(shapes: Iterable[Shape]) -> Shape:
     if not different:
         return _NOTHING
     is_array = any(shape.is_array for shape in different)
-    if all(shape.fields is not None for shape in different):
-        names = dict.fromkeys(name for shape in different for name in shape.fields or {})
-        inside = {name: _united((shape.fields or {}).get(name, _NOTHING) for shape in different) for name in names}
-        return Shape(fields=inside, is_array=is_array)
-    if any(shape.is_map for shape in different):
-        return replace(_MAP, is_array=is_array)
-    types = [shape.type for shape in different if shape.type]
+    fields = [shape.fields for shape in different if shape.fields is not None]
+    types = [shape.type for shape in different if shape.type is not None]
+    if len(fields) == len(different):
+        names = dict.fromkeys(name for inside in fields for name in inside)
+        inner = {name: _united(inside[name] for inside in fields if name in inside) for name in names}
+        return Shape(fields=inner, is_array=is_array)
     if len(types) < len(different):
-        return replace(_FREE, is_array=is_array)
+        return Shape(is_map=any(shape.is_map for shape in different), is_array=is_array)
     is_same = all(type_.mapping == types[0].mapping for type_ in types)
     return Shape(type=types[0] if is_same else ColumnType(name="", mapping=dict(KEYWORD)), is_array=is_array)
 
@@ -306,8 +264,8 @@ def _items(nodes: _Node) -> list[_Node]:
     return nodes if isinstance(nodes, list) else []
 
 
-def _is_data(node: _Node) -> bool:
-    return not isinstance(node, dict) or node.get("constisnull") != "false"
+def _is_constant(node: _Node) -> bool:
+    return node.get("constisnull") == "false"
 
 
 def _text(node: _Node) -> str:
@@ -318,25 +276,20 @@ def _text(node: _Node) -> str:
 
 
 def _parsed(text: str) -> list[_Node]:
-    """Parse a stored tree: each name after a colon is a field, of what follows until the next name."""
-    root: list[_Node] = []
-    nodes, values = list[dict[str, Any]](), [root]
-    for word in _TOKEN.findall(text):
-        if word in ("(", "{"):
-            inner: _Node = [] if word == "(" else {}
-            values[-1].append(inner)
-            values.append(inner if word == "(" else [])
-            nodes += [inner] if word == "{" else []
-        elif word in (")", "}"):
-            values.pop()
-            if word == "}":
-                node = nodes.pop()
-                node.update((name, items[0]) for name, items in node.items() if len(items) == 1)
-        elif word.startswith(":"):
-            values[-1] = nodes[-1][word[1:]] = []
-        else:
-            values[-1].append(word)
-    return root
+    """Parse a stored tree, as JSON: each name after a colon is a field, of what follows until the next name."""
+
+    def as_json(token: re.Match[str]) -> str:
+        word = token[0]
+        text = json.dumps(word.removeprefix(":")).replace(",", r"\u002c")
+        return _BRACKETS.get(word) or (f"],{text}:[" if word.startswith(":") else f"{text},")
+
+    written = re.sub(r",\s*(?=[\]}])|,\s*$", "", _TOKEN.sub(as_json, text))
+    trees: list[_Node] = json.loads(written, object_hook=_unwrapped)
+    return trees
+
+
+def _unwrapped(node: dict[str, list[_Node]]) -> dict[str, _Node]:
+    return {name: items[0] if len(items) == 1 else items for name, items in node.items()}
 
 
 def _name(token: str) -> str:

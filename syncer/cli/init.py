@@ -75,7 +75,7 @@ def init(
     if table is None and (referring or columns):
         raise UsageError("--with and --columns are for a draft of a table. Name it with --table.")
     with postgres.connect(loaded.postgres, name="init") as connection:
-        drafter = Drafter(connection=connection, catalogue=Catalogue(connection), has_all_columns=columns)
+        drafter = Drafter(Catalogue(connection), has_all_columns=columns)
         if from_select is not None:
             select_folder = from_select.absolute().parent
             folder = _folder(name or (select_folder.name if from_select.name == "select.sql" else from_select.stem))
@@ -92,10 +92,9 @@ def init(
                 files, more = _of_select(drafter, folder, folder / "select.sql")
                 remarks += more
         else:
-            readable = [name for name, t in drafter.catalogue.tables.items() if t.may_read and not t.is_partition]
-            if not readable:
+            if not drafter.catalogue.readable:
                 raise UsageError("The role can read no table. Check postgres.dsn, or run GRANT SELECT as their owner.")
-            say("\n".join(readable))
+            say("\n".join(drafter.catalogue.readable))
             return
     _write(folder, files)
     for remark in remarks:
@@ -123,7 +122,7 @@ def _of_table(drafter: Drafter, name: str, table: str, asked: Sequence[str]) -> 
     """Draft the files of a document of a table's rows, and say what to know of it."""
     root = drafter.catalogue.find(table)
     query = drafter.select(root, asked)
-    draft = mapping.completed(drafter.connection, query, name, mapping.EMPTY_BODY)
+    draft = mapping.completed(drafter.catalogue.connection, query, name, mapping.EMPTY_BODY)
     remarks = [*drafter.remarks, *draft.remarks]
     title = f"Rows of {root.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
@@ -135,15 +134,15 @@ def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, st
     query, index, select_file = definition.read_sql(file), folder / "index.json", folder / "select.sql"
     is_own = select_file.exists() and file.samefile(select_file)
     text, changes = file.read_text("utf-8-sig"), list[str]()
-    if not _has_id(drafter.connection, query):
+    if not _has_id(drafter.catalogue.connection, query):
         text, changes = orm.with_id(drafter, query, str(file))
         if is_own:
             raise DefinitionError(f"{file} has no column _id", hint=f"As in:\n{text}")
         query = text
     body = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
-    draft = mapping.completed(drafter.connection, query, str(file), body)
+    draft = mapping.completed(drafter.catalogue.connection, query, str(file), body)
     files, remarks = {"index.json": _text(draft.body)}, [*changes, *draft.remarks]
-    if not draft.added and index.exists():
+    if not draft.has_more and index.exists():
         files, remarks = {}, [*changes, f"Nothing to add: {index} maps every field of the SELECT"]
     if not (folder / "document.yaml").exists():
         files["document.yaml"] = _options(folder.name)

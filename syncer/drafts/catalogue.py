@@ -8,31 +8,42 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import psycopg
+from psycopg.rows import dict_row
 
 from syncer.base.errors import DefinitionError, SourceError
-from syncer.base.postgres import Connection, names_as_written, value
+from syncer.base.postgres import Connection, names_as_written
 from syncer.capture import install
-from syncer.drafts.shapes import ColumnType, Types
+from syncer.drafts.rules import kind_of
+from syncer.drafts.shapes import Shape, Types
 
 _TABLES = """
-SELECT c.oid, format('%I.%I', n.nspname, c.relname), c.relname::text, c.relispartition,
-       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
+SELECT c.oid, format('%I.%I', n.nspname, c.relname) AS relation, c.relname::text AS name,
+       pg_table_is_visible(c.oid) AS is_visible,
+       c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition AS is_table,
+       concat_ws('; ',
+           CASE WHEN NOT has_schema_privilege(n.oid, 'USAGE')
+                THEN format('GRANT USAGE ON SCHEMA %I TO %I', n.nspname, current_user) END,
+           CASE WHEN NOT has_table_privilege(c.oid, 'SELECT')
+                THEN format('GRANT SELECT ON %I.%I TO %I', n.nspname, c.relname, current_user) END) AS missing_grant,
        (SELECT json_agg(json_build_array(a.attname, a.atttypid::int8, a.atttypmod, a.attnotnull) ORDER BY a.attnum)
-        FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+        FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
        (SELECT json_agg(json_build_array(i.indisprimary, columns.names) ORDER BY NOT i.indisprimary, i.indexrelid)
         FROM pg_index AS i CROSS JOIN LATERAL (
             SELECT json_agg(a.attname ORDER BY k.place) AS names
             FROM unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (number, place)
             JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.number
         ) AS columns
-        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL),
+        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+       ) AS indexes,
        array(SELECT pg_get_expr(i.indpred, c.oid) FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indpred IS NOT NULL)
+           AS predicates
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
-  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_(toast|temp)'
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer')
+  AND n.nspname !~ '^pg_(toast|temp)'
 ORDER BY n.nspname <> 'public', 2
 """
 # Those of few columns come first.
@@ -47,31 +58,30 @@ FROM pg_constraint AS k
 WHERE k.contype = 'f' AND k.conparentid = 0
 ORDER BY cardinality(k.conkey), k.conkey, k.conname
 """
-_OID = "SELECT coalesce(to_regclass(quote_ident($1)), to_regclass($1))::oid"
-_SUGGESTED_MAX = 20
+_LISTED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table."""
+    """A column of a table; its kind is what its type and its name say."""
 
     name: str
-    type: ColumnType
+    type: Shape
+    kind: str
     is_required: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reference:
-    """A foreign key of table ``relation`` to table ``to``.
+    """A foreign key of a table to another.
 
-    Each pair is a column and the one that it refers to. If ``is_unique``, at most one row refers to each. If it is
-    temporal, the last pair are ranges: a row refers to all rows whose ranges overlap its own.
+    Each pair is a column and the one that it refers to. If it is temporal, the last pair are ranges: a row refers to
+    all rows whose ranges overlap its own.
     """
 
-    relation: str
-    to: str
+    table: Table
+    to: Table
     pairs: tuple[tuple[str, str], ...]
-    is_unique: bool
     is_temporal: bool
 
     @property
@@ -79,19 +89,26 @@ class Reference:
         """The columns that refer."""
         return frozenset(column for column, _ in self.pairs)
 
+    @property
+    def is_unique(self) -> bool:
+        """Whether at most one row refers to each."""
+        return any(self.columns >= unique for unique in self.table.unique)
 
-@dataclass(slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Table:
     """A table: ``key`` is its primary key, else a unique index of columns that are never null; empty without one.
 
-    Its ``guards`` are references whose columns another one has, too: a tenant beside a row of this tenant.
+    Its ``guards`` are references whose columns another one has, too: a tenant beside a row of this tenant. If this
+    role may not read it, ``missing_grant`` is what it lacks.
     """
 
     oid: int
     relation: str
     name: str
-    is_partition: bool
-    may_read: bool
+    is_visible: bool
+    is_table: bool
+    missing_grant: str
     columns: dict[str, Column]
     key: tuple[str, ...]
     unique: list[frozenset[str]]
@@ -100,37 +117,47 @@ class Table:
     referring: list[Reference] = field(default_factory=list)
     guards: list[Reference] = field(default_factory=list)
 
+    def of_kind(self, *kinds: str) -> list[str]:
+        """Return the columns of these kinds."""
+        return [column.name for column in self.columns.values() if column.kind in kinds]
+
+    def readable(self) -> Table:
+        """Return the table.
+
+        Raises:
+            SourceError: This role may not read it.
+        """
+        if self.missing_grant:
+            raise SourceError(f"This role may not read {self.relation}", hint=f"By its owner: {self.missing_grant}")
+        return self
+
+    def require_key(self) -> None:
+        """Refuse a table of whose rows no _id can be made.
+
+        Raises:
+            DefinitionError: It has no key.
+        """
+        if not self.key:
+            raise DefinitionError(
+                f"{self.relation} has no primary key, of which a draft makes the documents' _id",
+                hint="Add one; or write select.sql yourself, as for a view, and run: syncer init --from-select",
+            )
+
 
 class Catalogue:
-    """The tables of a database as they are now, by their names as SQL writes them, schema public first."""
+    """The tables and views of a database as they are now, by their names as SQL writes them, schema public first."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        types, by_oid = Types(connection), dict[int, Table]()
-        for oid, relation, name, is_partition, may_read, columns_json, indexes_json, predicates in connection.execute(
-            _TABLES
-        ).fetchall():
-            columns = {
-                column: Column(name=column, type=types.of(type_, modifier), is_required=is_required)
-                for column, type_, modifier, is_required in json.loads(columns_json or "[]")
-            }
-            indexes = json.loads(indexes_json or "[]")
-            keys = [names for is_primary, names in indexes if is_primary or all(columns[n].is_required for n in names)]
-            by_oid[oid] = Table(
-                oid=oid,
-                relation=relation,
-                name=name,
-                is_partition=is_partition,
-                may_read=may_read,
-                columns=columns,
-                key=tuple(keys[0]) if keys else (),
-                unique=[frozenset(names) for _, names in indexes],
-                predicates=predicates,
-            )
+        self.connection = connection
+        with names_as_written(connection), connection.cursor(row_factory=dict_row) as cursor:
+            relations = cursor.execute(_TABLES).fetchall()
+        types = Types(connection)
+        tables = {relation["oid"]: _table(types, **relation) for relation in relations}
         for oid, to_oid, pairs, is_temporal in connection.execute(_REFERENCES):
-            if oid in by_oid and to_oid in by_oid:
-                _refer(by_oid[oid], by_oid[to_oid], tuple((column, other) for column, other in pairs), is_temporal)
-        self.tables = {table.relation: table for table in by_oid.values()}
+            if oid in tables and to_oid in tables:
+                _refer(tables[oid], tables[to_oid], tuple((column, other) for column, other in pairs), is_temporal)
+        self._tables = [*tables.values()]
+        self.readable = [table.relation for table in self._tables if table.is_table and not table.missing_grant]
 
     def find(self, name: str) -> Table:
         """Find a table by its name, quoted or not; without its schema, by the search_path or as the only one.
@@ -139,50 +166,26 @@ class Catalogue:
             SourceError: There is no such table, or this role may not read it.
             DefinitionError: It cannot be captured.
         """
-        oid = None
-        try:
-            with names_as_written(self._connection):
-                oid = value(self._connection, _OID, (name,))
-        except psycopg.errors.InsufficientPrivilege:  # on its schema: the table may well be there
-            raise
-        except (psycopg.ProgrammingError, psycopg.NotSupportedError):
-            pass
-        if oid is None:
-            homonyms = [table for table in self.tables.values() if table.name in (name, name.lower())]
-            if len(homonyms) != 1:
-                raise SourceError(
-                    f"The database has no table {name or repr(name)}",
-                    hint=self._suggestion(name, homonyms or [*self.tables.values()]),
-                )
-            oid = homonyms[0].oid
-        install.require_capturable(self._connection, int(str(oid)), "A draft of it")
-        table = next((table for table in self.tables.values() if table.oid == oid), None)
-        if table is None:
-            raise without_key(name)
-        return self.readable(table)
+        by_rank: dict[tuple[bool, bool], list[Table]] = {}
+        for table in self._tables:
+            names = {table.name, table.relation, unquoted(table.relation)}
+            if not names.isdisjoint((name, name.lower(), unquoted(name))):
+                by_rank.setdefault((name not in names, not table.is_visible), []).append(table)
+        homonyms = by_rank[min(by_rank)] if by_rank else []
+        if len(homonyms) != 1:
+            relations = [table.relation for table in homonyms] or self.readable
+            similar = listed(difflib.get_close_matches(name, relations, len(relations) or 1, 0))
+            hint = (
+                f"There are: {similar}" if similar else "It has no table at all. Check that this is the right database."
+            )
+            raise SourceError(f"The database has no table {name or repr(name)}", hint=hint)
+        install.require_capturable(self.connection, homonyms[0].oid, "A draft of it")
+        return homonyms[0].readable()
 
-    @staticmethod
-    def _suggestion(name: str, tables: list[Table]) -> str:
-        relations = [table.relation for table in tables if not table.is_partition]
-        if not relations:
-            return "It has no table at all. Check that this is the right database."
-        if len(relations) > _SUGGESTED_MAX:
-            similar_names = difflib.get_close_matches(name, [table.name for table in tables], _SUGGESTED_MAX, 0.5)
-            similar = ", ".join(table.relation for table in tables if table.name in similar_names)
-            return f"Similar names: {similar or 'none'}. syncer init lists all {len(relations):,} tables."
-        return f"There are: {', '.join(relations)}"
 
-    def readable(self, table: Table) -> Table:
-        """Return the table.
-
-        Raises:
-            SourceError: This role may not read it.
-        """
-        if not table.may_read:
-            role = value(self._connection, "SELECT quote_ident(current_user)")
-            hint = f"By its owner: GRANT SELECT ON {table.relation} TO {role}"
-            raise SourceError(f"This role may not read {table.relation}", hint=hint)
-        return table
+def listed(names: Sequence[str]) -> str:
+    """Return names, separated by commas; of many, the first."""
+    return ", ".join([*names[:_LISTED_MAX], *(["…"] if len(names) > _LISTED_MAX else [])])
 
 
 def unquoted(name: str) -> str:
@@ -190,24 +193,23 @@ def unquoted(name: str) -> str:
     return re.sub(r'"((?:[^"]|"")+)"', lambda quoted: quoted[1].replace('""', '"'), name)
 
 
-def without_key(relation: str) -> DefinitionError:
-    """Return the error for a relation of whose rows no _id can be made."""
-    return DefinitionError(
-        f"{relation} has no primary key, of which a draft makes the documents' _id",
-        hint="Add one; or write select.sql yourself, as for a view, and run: syncer init --from-select",
-    )
+def _table(types: Types, columns: str | None, indexes: str | None, **fields: Any) -> Table:
+    by_name = {}
+    for name, oid, modifier, is_required in json.loads(columns or "[]"):
+        type_ = types.of(oid, modifier)
+        kind = kind_of(name, "" if type_.is_array else type_.name, type_.labels)
+        by_name[name] = Column(name=name, type=type_, kind=kind, is_required=is_required)
+    unique = json.loads(indexes or "[]")
+    keys = [names for is_primary, names in unique if is_primary or all(by_name[name].is_required for name in names)]
+    sets = [frozenset(names) for _, names in unique]
+    return Table(columns=by_name, key=tuple(keys[0] if keys else ()), unique=sets, **fields)
 
 
 def _refer(table: Table, to: Table, pairs: tuple[tuple[str, str], ...], is_temporal: bool) -> None:
     """Add a reference to both of its tables, unless a narrower one is there; what it guards is marked."""
-    columns = frozenset(column for column, _ in pairs)
-    is_unique = any(columns >= unique for unique in table.unique)
-    table.guards += [
-        narrower for narrower in table.references if narrower.columns < columns and narrower.to != to.relation
-    ]
-    if not any(other.to == to.relation and other.columns <= columns for other in table.references):
-        reference = Reference(
-            relation=table.relation, to=to.relation, pairs=pairs, is_unique=is_unique, is_temporal=is_temporal
-        )
+    reference = Reference(table=table, to=to, pairs=pairs, is_temporal=is_temporal)
+    columns = reference.columns
+    table.guards += [other for other in table.references if other.columns < columns and other.to is not to]
+    if not any(other.to is to and other.columns <= columns for other in table.references):
         table.references.append(reference)
         to.referring.append(reference)

@@ -12,7 +12,7 @@ What the existing mapping says is kept. An object in it that says what to do wit
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,15 +25,13 @@ from syncer.base.formatting import amount
 from syncer.base.postgres import Connection, bounded
 from syncer.documents import queries
 from syncer.drafts import rules, shapes
-from syncer.drafts.rules import KEYS_ARE_DATA, KEYWORD, STORED, TEXT
+from syncer.drafts.rules import DATE, KEYS_ARE_DATA, KEYWORD, STORED, TEXT
 from syncer.drafts.shapes import Shape
 
 _FIELDS_MAX = 1000
 """How many fields an index has at most by default."""
 _DIMENSIONS = range(2, 4097)
 """How many numbers a dense_vector may have; a single number is none."""
-_DEPTH_MAX = 20
-"""How deep the objects of a flattened field are nested at most."""
 _SAMPLE_SECONDS = 5.0
 _SAMPLE_QUERY = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 _WITH_VALUE_QUERY = (
@@ -61,21 +59,17 @@ _SAYINGS = {
 
 
 class Completed(NamedTuple):
-    """An index.json, the fields that were added to it, and what to know of them, one line each."""
+    """An index.json, whether fields were added to it, and what to know of them, one line each."""
 
     body: dict[str, Any]
-    added: list[str]
+    has_more: bool
     remarks: list[str]
 
 
 def completed(connection: Connection, select: str, file: str, body: Mapping[str, Any]) -> Completed:
-    """Return an index.json with a mapping for every column of a SELECT. What ``body`` says is kept.
+    """Return an index.json with a mapping for every column of a SELECT, which ``file`` names in errors.
 
-    Args:
-        connection: To Postgres.
-        select: The SELECT.
-        file: Names the SELECT in errors.
-        body: The existing index.json.
+    What ``body``, the existing one, says is kept.
 
     Raises:
         DefinitionError: Postgres refuses the SELECT, or it reads what cannot be captured.
@@ -85,15 +79,14 @@ def completed(connection: Connection, select: str, file: str, body: Mapping[str,
     probe = catalog.probe(connection, select, file)
     mapper = _Mapper(_Sample(connection, probe.canonical, probe.columns.get("_id", "text")))
     columns = shapes.of_select(connection, probe.canonical)
-    derived = {name: mapper.field((name,), columns[name]) for name in columns if name not in ("_id", "_routing")}
-    mappings = body.get("mappings", {})
-    properties, added = mapper.united(mappings.get("properties", {}), derived, "")
-    number = _number_of_fields(properties)
-    settings = body.get("settings", {})
+    fields = {name: shape for name, shape in columns.items() if name not in ("_id", "_routing")}
+    mappings, settings = body.get("mappings", {}), body.get("settings", {})
+    properties = mapper.properties((), fields, mappings.get("properties", {}))
+    number = json.dumps(properties).count('": {')  # objects count, as does each way to index a field
     if number > _FIELDS_MAX:
         settings = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
     body = {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}
-    return Completed(body, added, [*mapper.remarks(added)])
+    return Completed(body, mapper.has_more, mapper.remarks())
 
 
 @dataclass
@@ -114,10 +107,9 @@ class _Sample:
         """Return the values of a field that are not null, out of all arrays; if none has one, look for others."""
         return _values(self.documents, path) or _values(self._read(sql.SQL(_WITH_VALUE_QUERY), None, path[0]), path)
 
-    def _read(self, query: sql.SQL, ids: list[str] | None, column: str = "") -> list[dict[str, Any]]:
-        composed = query.format(
-            select=sql.SQL(self.select), id_type=sql.SQL(self.id_type), column=sql.Identifier(column or "_id")
-        )
+    def _read(self, query: sql.SQL, ids: list[str] | None, column: str = "_id") -> list[dict[str, Any]]:
+        id_type = sql.SQL(self.id_type)
+        composed = query.format(select=sql.SQL(self.select), id_type=id_type, column=sql.Identifier(column))
         # A number in it may be too long for Python, and it may be nested too deeply.
         with (
             suppress(psycopg.DataError, psycopg.errors.QueryCanceled, ValueError, RecursionError),
@@ -130,97 +122,85 @@ class _Sample:
 
 @dataclass
 class _Mapper:
-    """Maps shapes, and notes what to know of them: kinds of remarks, by the path of the field."""
+    """Maps shapes, and notes what to know of fields: kinds of remarks, by the path of the field."""
 
     sample: _Sample
+    has_more: bool = False
     notes: dict[str, str] = field(default_factory=dict)
 
-    def field(self, path: tuple[str, ...], shape: Shape) -> dict[str, Any]:  # noqa: PLR0911 - a branch for each kind of shape
-        """Return the mapping of a field."""
-        dotted, type_ = ".".join(path), shape.type
-        if shape.fields is not None:
-            return self._object(path, shape.fields, dotted, is_array=shape.is_array)
-        if shape.is_map:
-            return self._noted(dotted, "data", KEYS_ARE_DATA)
-        if type_ is None or type_.mapping is None:
-            return self._stored_json(path, dotted)
-        if type_.mapping == TEXT and (shape.is_array or rules.KEYWORD_NAMES.search(path[-1])):
-            return dict(KEYWORD)
-        if type_.name == "numeric" and type_.mapping["type"] == "double":
-            self.notes[dotted] = "double"
-        elif type_.name == "float4" and type_.is_array:
+    def properties(
+        self, path: tuple[str, ...], fields: Mapping[str, Shape], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the given properties, and those that they lack."""
+        return {**given, **{name: self._field((*path, name), fields[name], given.get(name)) for name in fields}}
+
+    def _field(self, path: tuple[str, ...], shape: Shape, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Return the mapping of a field: the given one, with what it lacks if it is an object."""
+        has_any_keys = shape.fields is None and shape.mapping in (None, KEYS_ARE_DATA)
+        if given is not None:
+            is_object = given.get("type", "object") in ("object", "nested") and not given.keys() & {
+                "dynamic",
+                "enabled",
+            }
+            if not is_object or not (shape.fields or has_any_keys):
+                return given
+        self.has_more |= given is None or has_any_keys
+        if has_any_keys and given is not None:
+            return self._noted(path, "open", {**given, "dynamic": False})
+        if shape.fields is None:
+            return self._of_value(path, shape)
+        if given is None and (bounds := _of_bounds(shape.fields)):
+            return bounds
+        # A dot in a key would be a step into an object.
+        named = {name: inner for name, inner in shape.fields.items() if name.strip() and "." not in name}
+        mapping = given or ({"type": "nested"} if shape.is_array else {})
+        if given is None and len(named) < len(shape.fields):
+            mapping = self._noted(path, "open", {**mapping, "dynamic": False})
+        return {**mapping, "properties": self.properties(path, named, mapping.get("properties", {}))}
+
+    def _of_value(self, path: tuple[str, ...], shape: Shape) -> Mapping[str, Any]:
+        """Return the mapping of a value that is no object whose fields are known."""
+        noted, mapping = "", shape.mapping
+        if mapping is None:  # JSON that comes out of a column
+            kinds = {type(value) for value in self.sample.values(path)}
+            noted = "data" if kinds == {dict} else "values" if kinds and dict not in kinds else "stored"
+            mapping = {"data": KEYS_ARE_DATA, "values": KEYWORD, "stored": STORED}[noted]
+        elif mapping == KEYS_ARE_DATA:
+            noted = "data"
+        elif mapping == TEXT and (shape.is_array or rules.KEYWORD_NAMES.search(rules.snake(path[-1]))):
+            mapping = KEYWORD
+        elif shape.name == "numeric" and mapping["type"] == "double":
+            noted = "double"
+        elif shape.name == "float4" and shape.is_array:
             vectors = _values(self.sample.documents, path, flat=False)
             lengths = {None if None in vector else len(vector) for vector in vectors}
             if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
-                return self._noted(dotted, "vector", {"type": "dense_vector", "dims": lengths.pop()})
-        elif type_.mapping == rules.DATE and not all(map(_is_date, _values(self.sample.documents, path))):
-            return self._noted(dotted, "malformed", {**type_.mapping, "ignore_malformed": True})
-        return dict(type_.mapping)
+                noted, mapping = "vector", {"type": "dense_vector", "dims": lengths.pop()}
+        elif mapping == DATE and not all(map(_is_date, _values(self.sample.documents, path))):
+            noted, mapping = "malformed", {**mapping, "ignore_malformed": True}
+        return self._noted(path, noted, mapping)
 
-    def _noted(self, dotted: str, kind: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        self.notes[dotted] = kind
-        return dict(mapping)
+    def _noted(self, path: tuple[str, ...], kind: str, mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.notes[".".join(path)] = kind
+        return mapping
 
-    def _object(
-        self, path: tuple[str, ...], fields: Mapping[str, Shape], dotted: str, *, is_array: bool
-    ) -> dict[str, Any]:
-        types = {(inner.type.mapping or {}).get("type", "") for inner in fields.values() if inner.type}
-        if fields and fields.keys() <= rules.RANGE_BOUNDS and len(types) == 1 and types <= rules.RANGE_TYPES.keys():
-            return {"type": rules.RANGE_TYPES[types.pop()]}
-        if fields.keys() == rules.POINT and types <= {"double", "float", "long", "integer", "short"}:
-            return {"type": "geo_point", "ignore_malformed": True}
-        # A dot in a key would be a step into an object.
-        named = {name: inner for name, inner in fields.items() if name.strip() and "." not in name}
-        mapping: dict[str, Any] = {"type": "nested"} if is_array else {}
-        if len(named) < len(fields):
-            mapping |= self._noted(dotted, "open", {"dynamic": False})
-        return {**mapping, "properties": {name: self.field((*path, name), inner) for name, inner in named.items()}}
+    def remarks(self) -> list[str]:
+        """Return what to know of the fields that were added, each kind once."""
+        sample = f"a sample of {amount(len(self.sample.documents), 'document')}" if self.notes else ""
+        fields = {kind: [path for path, noted in self.notes.items() if noted == kind] for kind in _SAYINGS}
+        return [
+            f"{', '.join(fields[kind])}: {_SAYINGS[kind].format(sample=sample)}" for kind in _SAYINGS if fields[kind]
+        ]
 
-    def _stored_json(self, path: tuple[str, ...], dotted: str) -> dict[str, Any]:
-        """Return a mapping for JSON that comes out of a column."""
-        values = self.sample.values(path)
-        kinds = {type(value) for value in values}
-        if kinds == {dict} and not any(_is_deep(value) for value in values):
-            return self._noted(dotted, "data", KEYS_ARE_DATA)
-        if kinds and dict not in kinds:
-            return self._noted(dotted, "values", KEYWORD)
-        return self._noted(dotted, "stored", STORED)
 
-    def united(
-        self, given: Mapping[str, Any], derived: Mapping[str, Any], path: str
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Add to given properties the ones that they lack, also inside objects that do not say what to do with others.
-
-        Return the paths of what was added as well.
-        """
-        properties, added = dict(given), list[str]()
-        for name, mapping in derived.items():
-            dotted, existing = f"{path}{name}", given.get(name)
-            if existing is None:
-                properties[name] = mapping
-                added.append(dotted)
-            elif existing.get("type", "object") not in ("object", "nested") or existing.keys() & {"dynamic", "enabled"}:
-                continue
-            elif "properties" in mapping:
-                inside, more = self.united(existing.get("properties", {}), mapping["properties"], f"{dotted}.")
-                properties[name] = {**existing, "properties": inside} if more else existing
-                added += more
-            elif self.notes.get(dotted) in ("data", "stored"):
-                properties[name] = {**existing, **self._noted(dotted, "open", {"dynamic": False})}
-                added.append(dotted)
-        return properties, added
-
-    def remarks(self, added: list[str]) -> Iterator[str]:
-        """Yield what to know of the fields that were added, each kind once."""
-        for kind, saying in _SAYINGS.items():
-            fields = [
-                dotted
-                for dotted, noted in self.notes.items()
-                if noted == kind and any(f"{dotted}.".startswith(f"{path}.") for path in added)
-            ]
-            if fields:
-                sample = f"a sample of {amount(len(self.sample.documents), 'document')}"
-                yield f"{', '.join(fields)}: {saying.format(sample=sample)}"
+def _of_bounds(fields: Mapping[str, Shape]) -> Mapping[str, Any] | None:
+    """Return the mapping of a range or a point; None if an object is neither."""
+    types = {(inner.mapping or {}).get("type", "") for inner in fields.values()}
+    if fields and fields.keys() <= rules.RANGE_BOUNDS and len(types) == 1 and types <= rules.RANGE_TYPES.keys():
+        return {"type": rules.RANGE_TYPES[types.pop()]}
+    if fields.keys() == rules.POINT and types <= {"double", "float", "long", "integer", "short"}:
+        return {"type": "geo_point", "ignore_malformed": True}
+    return None
 
 
 def _values(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any]:
@@ -232,20 +212,6 @@ def _values(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any
     return _values(value.get(path[0]), path[1:], flat=flat) if isinstance(value, dict) else []
 
 
-def _is_deep(value: Any, depth: int = _DEPTH_MAX) -> bool:
-    """Whether objects in a value are nested deeper than a flattened field may be."""
-    inner: Iterable[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth < 0 or any(_is_deep(element, depth - isinstance(value, dict)) for element in inner)
-
-
 def _is_date(text: Any) -> bool:
     """Whether Elasticsearch takes a date that Postgres has printed."""
     return isinstance(text, str) and text[:4].isdecimal() and text[4:5] == "-" and not text.endswith("BC")
-
-
-def _number_of_fields(properties: Mapping[str, Any]) -> int:
-    """Return how many fields Elasticsearch counts: objects, and the ways in which a field is indexed, too."""
-    return sum(
-        1 + _number_of_fields(mapping.get("properties", {})) + len(mapping.get("fields", {}))
-        for mapping in properties.values()
-    )

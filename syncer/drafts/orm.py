@@ -8,7 +8,6 @@ from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from syncer.base.errors import DefinitionError
-from syncer.drafts.catalogue import without_key
 from syncer.drafts.draft import Drafter
 
 _AROUND = re.compile(r"\A.*?(?=\b(?:SELECT|WITH)\b)|\s*(?:\[\[.*\]\]|;)\s*\Z", re.IGNORECASE | re.DOTALL)
@@ -40,8 +39,7 @@ def with_id(drafter: Drafter, query: str, file: str) -> tuple[str, list[str]]:
     relation = source.this.copy()
     relation.set("alias", None)
     table = drafter.catalogue.find(relation.sql("postgres"))
-    if not table.key:
-        raise without_key(table.relation)
+    table.require_key()
     searched = [
         select.args[name].pop().sql("postgres") for name in ("order", "limit", "offset") if select.args.get(name)
     ]

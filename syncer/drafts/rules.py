@@ -1,4 +1,4 @@
-"""Rules: what the name and the type of a column say about it.
+"""Rules: what the type and the name of a column say about it.
 
 All rules of a draft that go by a name stand here, so that one place tells what a draft leaves out and why. Names are
 those of Rails, Django, Laravel, Prisma, TypeORM and usual content management systems, in snake case and camel case.
@@ -7,7 +7,7 @@ those of Rails, Django, Laravel, Prisma, TypeORM and usual content management sy
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -15,50 +15,77 @@ def _named(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns), re.IGNORECASE)
 
 
-PERSONAL = _named(
+_FLAGS = frozenset({"bool"})
+_DATES = frozenset({"date", "timestamp", "timestamptz"})
+_FRACTIONS = frozenset({"float4", "float8", "numeric"})
+_NUMBERS = _FRACTIONS | {"int2", "int4", "int8"}
+TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "name"})
+_BOOKKEEPING = _named(
+    r"^(lock_?version|row_?version|version|xmin|raw_.*|block_name)$",
+    r"^(sign_?in|login)_?count$|^(current|last)_?(sign_?in|log_?in).*|^(failed_attempts|remember_created_at)$",
+    r"^(created|updated|modified|deleted|changed|edited|inserted)_?by(_?id|_?uuid)?$",
+    r"^(is_?superuser|is_?staff)$",
+)
+_PERSONAL = _named(
     r"passw|passphrase|passcode|secret|token|(api|private|access).?key|e.?mail|phone|passport|(tax|national|vat).?(id|n)"
     r"|two_?fa|2fa|(backup|recovery)_?code|session_?state|^home_?(lat|lon|lng|loc|tile)|(^|_)pass_?(hash|crypt|key)"
     r"|card.?number|salary|birth|gender|religion|ethnic|(ip|remote).?addr|(^|_)ip$|(^|_)(sign_in|client)_ip"
     r"|street|post(al)?.?code|zip.?code|(^|_)address(_?(line)?_?\d)?$",
     r"(^|_)(pwd|salt|t?otp|pin|cvv|cvc|mobile|fax|msisdn|ssn|iban|born|dob)(_|$)",
 )
-"""Secrets, and what is known of a person. Flags with such a name, and keys, are no personal data."""
-BOOKKEEPING = _named(
-    r"^(lock_?version|row_?version|version|xmin|raw_.*|block_name)$",
-    r"^(sign_?in|login)_?count$|^(current|last)_?(sign_?in|log_?in).*|^(failed_attempts|remember_created_at)$",
-    r"^(created|updated|modified|deleted|changed|edited|inserted)_?by(_?id|_?uuid)?$",
-    r"^(is_?superuser|is_?staff)$",
+_ORDER = r"^_?(position|pos|sort|sorting|sort_?order|order|ordinal|rank|seq|sequence|idx)$|_(position|rank|order)$"
+_KINDS: tuple[tuple[str, frozenset[str] | None, re.Pattern[str]], ...] = (
+    ("deleted_on", _DATES, _named(r"^(deleted|discarded|removed|trashed)_?(at|on|date)$")),
+    ("deleted", _FLAGS, _named(r"^(is_?)?(deleted|discarded|removed|trashed)$")),
+    ("published", _FLAGS, _named(r"^(is_?)?published$")),
+    ("published_on", _DATES, _named(r"^published_?(at|on)$")),
+    ("private", None, _BOOKKEEPING),
+    ("flag", _FLAGS, _named("")),  # a flag such as email_verified is not personal
+    ("private", None, _PERSONAL),
+    ("changed", None, _named(r"^(updated|modified|changed|last_?modified)(_?(at|on|date|time))?$")),
+    ("noted", _DATES, _named("created|added|inserted|assigned")),
+    ("order", _NUMBERS, _named(_ORDER)),
+    ("locale", None, _named(r"^_?(locale|language|lang|culture)(_?(code|id))?$")),
+    ("changed", None, _named("^_")),
+    ("key", None, _named(r"^(meta_?)?(k|key)$")),
+    ("label", TEXTS, _named(r"name$|title$|label$|^(login|code|number|slug|handle|symbol|sku|alt|url)$")),
+    ("lat", _FRACTIONS, _named(r"^lat(itude)?$")),
+    ("lon", _FRACTIONS, _named(r"^(lon|lng|long|longitude)$")),
 )
-"""What an application notes for itself, in any row."""
-CHANGED = _named(r"^(updated|modified|changed|last_modified)(_?(at|on|date|time))?$")
-"""When a row was changed: shown of a document's own row, and of no other."""
-NOTED_ON = _named("created|added|inserted|assigned", CHANGED.pattern)
-"""When a link was made or changed: a link that says no more than that is a mere link."""
-LABEL = _named(r"name$|title$|label$|^(login|code|number|slug|handle|symbol|sku|alt|url)$")
-"""What names a row to a reader. A row that is referred to is shown by its key and these."""
-ORDER = _named(
-    r"^_?(position|pos|sort|sorting|sort_?order|order|ordinal|rank|seq|sequence|idx)$|_(position|rank|order)$"
-)
-"""Numbers by which rows are ordered."""
-LOCALE = _named(r"^_?(locale|language|lang|culture)(_?(code|id))?$")
-KEY = _named(r"^(meta_?)?(k|key)$")
-"""What tells translations apart, and what values are stored by: such rows become one object."""
-DELETED_ON = _named(r"^(deleted|discarded|removed|trashed)_?(at|on|date)$")
-DELETED = _named(r"^(is_?)?(deleted|discarded|removed|trashed)$")
-PUBLISHED_ON = _named(r"^published_?(at|on)$")
-PUBLISHED = _named(r"^(is_?)?published$")
-IS_NOT_SET, IS_SET = ("NOT {0}", "{0} IS FALSE", "{0} IS NOT TRUE"), ("{0}", "{0} IS TRUE")
-"""Ways to say it of a boolean column: Postgres uses a partial index only for its own one."""
-PUBLISHED_LABEL = "published"
-"""The label of an enum that says the same."""
-KEYWORD_NAMES = re.compile(
+_PUBLISHED_LABEL = "published"
+CONDITIONS: Mapping[str, tuple[str, ...]] = {
+    "deleted_on": ("{0} IS NULL",),
+    "deleted": ("NOT {0}", "{0} IS FALSE", "{0} IS NOT TRUE"),
+    "published_label": (f"{{0}} = '{_PUBLISHED_LABEL}'",),
+    "published": ("{0}", "{0} IS TRUE"),
+    "published_on": ("{0} IS NOT NULL",),
+}
+"""What holds for rows that are shown, by the kind of a column, and ways to say it: the last one if it may be null.
+
+Postgres uses a partial index only for its own spelling. Only one kind of ``published`` counts.
+"""
+
+
+def kind_of(name: str, type_: str, labels: Sequence[str]) -> str:
+    """Return what a column is: the first kind that fits its type, and its name in snake case; empty if none does."""
+    if _PUBLISHED_LABEL in labels:
+        return "published_label"
+    fitting = (kind for kind, types, names in _KINDS if types is None or type_ in types if names.search(snake(name)))
+    return next(fitting, "")
+
+
+def snake(name: str) -> str:
+    """Return ``sort_Order`` for ``sortOrder``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+
+
+KEYWORD_NAMES = _named(
     r"(^|_)(id|uuid|slug|code|status|state|type|kind|level|sku|isbn|handle|locale|language|currency|path|url|thumbnail"
-    r"|filename|number|unit|key|timezone|color|icon)$|[a-z](Id|Uuid|Code|Status|State|Type|Kind|Url|Key)$"
+    r"|filename|number|unit|key|timezone|color|icon)$"
 )
-"""Texts that are found as a whole, and by no word in them."""
+"""Texts that are found as a whole, and by no word in them; the name is in snake case."""
 KEY_SUFFIX = re.compile(r"(_id|_uuid|_key|_fk|_code|(?<=[a-z])(Id|ID|Uuid|Key|Code))$")
 """A reference is named by its column without this: ``user`` by ``user_id``."""
-LATITUDE, LONGITUDE = _named(r"^lat(itude)?$"), _named(r"^(lon|lng|long|longitude)$")
 
 _RANGE = "CASE WHEN NOT isempty({{0}}) THEN jsonb_build_object('gte', {0}, 'lt', {1}) END"
 _OPEN_RANGE = (
@@ -67,29 +94,28 @@ _OPEN_RANGE = (
     "'lte', CASE WHEN upper_inc({{0}}) THEN {1} END, 'lt', CASE WHEN NOT upper_inc({{0}}) THEN {1} END)) END"
 )
 _ENDS = "lower({0})", "upper({0})"
-_DATES = "nullif(lower({0}), '-infinity')", "nullif(upper({0}), 'infinity')"
+_FINITE_ENDS = "nullif(lower({0}), '-infinity')", "nullif(upper({0}), 'infinity')"
 CASTS: Mapping[str, str] = {
     "money": "{0}::numeric{1}",
     "bpchar": "{0}::text{1}",
     "vector": "{0}::real[]{1}",
     "halfvec": "{0}::real[]{1}",
     **dict.fromkeys(("int4range", "int8range"), _RANGE.format(*_ENDS)),
-    "daterange": _RANGE.format(*_DATES),
+    "daterange": _RANGE.format(*_FINITE_ENDS),
     "numrange": _OPEN_RANGE.format(*_ENDS),
-    **dict.fromkeys(("tsrange", "tstzrange"), _OPEN_RANGE.format(*_DATES)),
+    **dict.fromkeys(("tsrange", "tstzrange"), _OPEN_RANGE.format(*_FINITE_ENDS)),
 }
 """How a draft shows a column, {0}, of a type; {1} is [] if it is an array."""
-_OF_CATALOGUE = (
-    *("class", "collation", "config", "database", "dictionary", "namespace"),
-    *("oper", "operator", "proc", "procedure", "role", "type"),
+LEFT_OUT: tuple[tuple[re.Pattern[str], str], ...] = (
+    (_named("^bytea$"), "bytes are not searched: encode(column, 'base64') and the type binary would show them"),
+    (_named("^tsvector$"), "it is Postgres' own way to search: select the text that it is made of"),
+    (_named("^geometry$|^geography$"), "its text is not readable: select ST_AsGeoJSON(column)::jsonb"),
+    (
+        _named("^reg(class|collation|config|database|dictionary|namespace|oper(ator)?|proc(edure)?|role|type)$"),
+        "its text is a name in the catalogue, which changes without the row",
+    ),
 )
-LEFT_OUT: Mapping[str, str] = {
-    "bytea": "bytes are not searched: encode(column, 'base64') and the type binary would show them",
-    "tsvector": "it is Postgres' own way to search: select the text that it is made of",
-    **dict.fromkeys(("geometry", "geography"), "its text is not readable: select ST_AsGeoJSON(column)::jsonb"),
-    **{f"reg{name}": "its text is a name in the catalogue, which changes without the row" for name in _OF_CATALOGUE},
-}
-"""Types that a draft does not show."""
+"""Types that a draft does not show, and why."""
 KEY_TEXTS: Mapping[str, str] = {
     "timestamptz": "extract(epoch FROM {0} AT TIME ZONE 'UTC')::text",
     "timestamp": "extract(epoch FROM {0})::text",

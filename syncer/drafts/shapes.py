@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,35 +17,32 @@ from typing import Any
 from psycopg import sql
 
 from syncer.base.postgres import Connection
-from syncer.drafts.rules import KEYWORD, MAPPINGS, TEXT
+from syncer.drafts.rules import KEYS_ARE_DATA, KEYWORD, MAPPINGS
 
 # Domains are resolved to their base type, arrays to their element type. Composites become JSON, as do types with a
 # cast to it, but for hstore.
 _TYPE = """
 WITH RECURSIVE base AS (
-    SELECT t.oid, t.typname, t.typtype, t.typcategory, t.typbasetype, t.typelem, t.typrelid,
-           coalesce(nullif($2::int, -1), t.typtypmod) AS modifier, false AS is_array
+    SELECT t, coalesce(nullif($2::int, -1), t.typtypmod) AS modifier, false AS is_array
     FROM pg_type AS t WHERE t.oid = $1::oid
     UNION ALL
-    SELECT t.oid, t.typname, t.typtype, t.typcategory, t.typbasetype, t.typelem, t.typrelid,
-           coalesce(nullif(b.modifier, -1), t.typtypmod), b.is_array OR b.typtype <> 'd'
-    FROM base AS b
-    JOIN pg_type AS t ON t.oid = CASE WHEN b.typtype = 'd' THEN b.typbasetype
-                                      WHEN b.typcategory = 'A' THEN b.typelem END
+    SELECT inner_t, coalesce(nullif(b.modifier, -1), inner_t.typtypmod), b.is_array OR (b.t).typtype <> 'd'
+    FROM base AS b JOIN pg_type AS inner_t ON inner_t.oid = CASE WHEN (b.t).typtype = 'd' THEN (b.t).typbasetype
+                                                                 WHEN (b.t).typcategory = 'A' THEN (b.t).typelem END
 )
-SELECT CASE WHEN typname <> 'hstore' AND (typtype IN ('c', 'p') OR typname = 'jsonb' OR EXISTS (
+SELECT CASE WHEN (t).typname <> 'hstore' AND ((t).typtype IN ('c', 'p') OR (t).typname = 'jsonb' OR EXISTS (
                 SELECT FROM pg_cast
-                WHERE castsource = base.oid AND casttarget = 'json'::regtype AND castmethod = 'f'))
-            THEN 'json' ELSE typname END,
-       is_array, modifier, typrelid, array(SELECT enumlabel::text FROM pg_enum WHERE enumtypid = base.oid)
-FROM base WHERE typtype <> 'd' AND typcategory <> 'A'
+                WHERE castsource = (t).oid AND casttarget = 'json'::regtype AND castmethod = 'f'))
+            THEN 'json' ELSE (t).typname END,
+       is_array, modifier, (t).typrelid, array(SELECT enumlabel::text FROM pg_enum WHERE enumtypid = (t).oid)
+FROM base WHERE (t).typtype <> 'd' AND (t).typcategory <> 'A'
 """
 _ATTRIBUTES = """
 SELECT attname::text, atttypid, atttypmod FROM pg_attribute
 WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
 _TREE = "SELECT ev_action::text FROM pg_rewrite WHERE ev_class = $1::oid AND rulename = '_RETURN'"
-# Functions that make JSON of their arguments, without what does not matter here: jsonb_agg_strict and array_agg are agg.
+# Functions that make JSON of their arguments; jsonb_agg_strict, json_agg and array_agg are one: agg.
 _FUNCTIONS = """
 SELECT oid::text, regexp_replace(proname, '^(jsonb?|row|array)_|b?(_strict|_unique)*$', '', 'g') FROM pg_proc
 WHERE pronamespace = 'pg_catalog'::regnamespace
@@ -63,20 +60,25 @@ _TYPE_FIELD = re.compile(
 _TOKEN = re.compile(r"[(){}]|\[ (?:-?\d+ )*\]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 _BRACKETS = {"(": "[", ")": "],", "{": '{"node":[', "}": "]},"}
 _VARLENA_HEADER = 4
+"""How many bytes of a stored text or JSON come before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnType:
-    """A type: the name of its base type in the catalogue, ``json`` for any JSON or composite, and its mapping.
+class Shape:
+    """What a value is like, by its base type in the catalogue; arrays are like their elements.
 
-    The mapping is None for JSON, of which a type does not tell the content. A composite has a relation.
+    ``name`` is ``json`` for any JSON, for composites, and for what the SELECT builds. Of the two latter, the fields are
+    known. JSON without them and without a mapping comes out of a column, or is ``NOTHING``: only ever null or empty.
     """
 
     name: str
-    is_array: bool = False
-    mapping: dict[str, Any] | None = None
-    relation: int = 0
+    mapping: Mapping[str, Any] | None = None
+    fields: Mapping[str, Shape] | None = None
     labels: tuple[str, ...] = ()
+    is_array: bool = False
+
+
+_FREE, _MAP, _NOTHING = Shape(name="json"), Shape(name="json", mapping=KEYS_ARE_DATA), Shape(name="nothing")
 
 
 class Types:
@@ -84,44 +86,32 @@ class Types:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._types: dict[tuple[int, int], ColumnType] = {}
+        self._types: dict[tuple[int, int], Shape] = {}
 
-    def of(self, oid: int, modifier: int = -1) -> ColumnType:
-        """Return what a type is."""
+    def of(self, oid: int, modifier: int = -1) -> Shape:
+        """Return what values of a type are like."""
         if (oid, modifier) not in self._types:
             self._types[oid, modifier] = self._read(oid, modifier)
         return self._types[oid, modifier]
 
-    def _read(self, oid: int, modifier: int) -> ColumnType:
+    def row(self, relation: int) -> dict[str, Shape]:
+        """Return what the columns of a relation are like."""
+        columns = self._connection.execute(_ATTRIBUTES, (relation,)).fetchall()
+        return {name: self.of(oid, modifier) for name, oid, modifier in columns}
+
+    def _read(self, oid: int, modifier: int) -> Shape:
         row = self._connection.execute(_TYPE, (oid, modifier)).fetchone()
         if row is None:  # a type that only looks like an array, such as int2vector
-            return ColumnType(name="", mapping=dict(KEYWORD))
+            return Shape(name="", mapping=KEYWORD)
         name, is_array, modifier, relation, labels = row
-        mapping = MAPPINGS.get(name, KEYWORD)
+        mapping: Mapping[str, Any] | None = None if name == "json" else MAPPINGS.get(name, KEYWORD)
         digits, scale = divmod(modifier - _NUMERIC_HEADER, 1 << _SCALE_BITS)
         if name == "numeric" and modifier >= 0 and scale == 0 and digits <= _LONG_DIGITS_MAX:
             mapping = {"type": "long"}
-        elif mapping is TEXT and is_array:
-            mapping = KEYWORD
-        shown = None if name == "json" else dict(mapping)
-        return ColumnType(name=name, is_array=is_array, mapping=shown, relation=relation, labels=tuple(labels))
+        fields = self.row(relation) if relation else None
+        return Shape(name=name, mapping=mapping, fields=fields, labels=tuple(labels), is_array=is_array)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What a value is like: of a type; an object with these fields; or an object whose keys are data (``is_map``).
-
-    Without any of them, it is JSON that comes out of a column. If ``is_nothing``, it is only ever null or empty.
-    """
-
-    type: ColumnType | None = None
-    fields: dict[str, Shape] | None = None
-    is_map: bool = False
-    is_array: bool = False
-    is_nothing: bool = False
-
-
-_FREE, _MAP, _NOTHING = Shape(), Shape(is_map=True), Shape(is_nothing=True)
 _Node = Any
 """A node of a stored tree is a dict, a list of nodes is a list, and all else is text."""
 _Scope = tuple[dict[str, Any], ...]
@@ -134,9 +124,9 @@ def of_select(connection: Connection, select: str) -> dict[str, Shape]:
         connection.execute(sql.SQL("CREATE TEMPORARY VIEW syncer_shape AS {}").format(sql.SQL(select)))
         [(oid,)] = connection.execute("SELECT 'pg_temp.syncer_shape'::regclass::oid")
         walk = _Walk(connection)
-        shapes = walk.row(oid)
+        shapes = walk.types.row(oid)
         for number, name in enumerate(shapes, 1):
-            if shapes[name].type is None:
+            if shapes[name].mapping is None:
                 # A later version may store other trees: then a sample has to tell, as of JSON in columns.
                 with suppress(LookupError, TypeError, ValueError, AttributeError, RecursionError):
                     shapes[name] = walk.column((walk.view(oid),), number)
@@ -148,7 +138,7 @@ class _Walk:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._types = Types(connection)
+        self.types = Types(connection)
         self._functions: dict[str, str] = dict(connection.execute(_FUNCTIONS).fetchall())
 
     def view(self, oid: int) -> dict[str, Any]:
@@ -156,17 +146,6 @@ class _Walk:
         [(text,)] = self._connection.execute(_TREE, (oid,))
         tree: dict[str, Any] = _parsed(text)[0]
         return tree
-
-    def row(self, relation: int) -> dict[str, Shape]:
-        """Return the shapes of a relation's columns, by their types."""
-        columns = self._connection.execute(_ATTRIBUTES, (relation,)).fetchall()
-        return {name: self._of_type(oid, modifier) for name, oid, modifier in columns}
-
-    def _of_type(self, oid: int, modifier: int = -1) -> Shape:
-        type_ = self._types.of(oid, modifier)
-        if type_.mapping is not None:
-            return Shape(type=type_, is_array=type_.is_array)
-        return Shape(fields=self.row(type_.relation) if type_.relation else None, is_array=type_.is_array)
 
     def column(self, scope: _Scope, number: int) -> Shape:
         """Return the shape of a query's column."""
@@ -182,7 +161,7 @@ class _Walk:
             inner = self.column((*scope, node["subselect"]), 1)
             return replace(inner, is_array=inner.is_array or node["subLinkType"] == "6")
         typed = self._typed(node)
-        if typed.type is not None:
+        if typed.mapping is not None:
             return typed
         if "varno" in node:
             return self._variable(node, scope) or typed
@@ -195,19 +174,20 @@ class _Walk:
             return replace(self._any(node["elements"], scope), is_array=True)
         if "arg" in node and "fieldnum" not in node:  # json as jsonb
             return self._any([node["arg"]], scope)
-        arguments = [inner.get("expr", inner) for inner in _items(node.get("args")) if inner.get("resjunk") != "true"]
-        function = next((node[name] for name in ("aggfnoid", "funcid", "opfuncid") if name in node), "coalescetype")
-        match self._functions.get(function, function):
+        items = node["args"] if isinstance(node.get("args"), list) else []
+        arguments = [inner.get("expr", inner) for inner in items if inner.get("resjunk") != "true"]
+        function = next((node[name] for name in ("aggfnoid", "funcid", "opfuncid") if name in node), "")
+        match "concat" if "coalescetype" in node else self._functions.get(function):
             case "build_object" if node.get("funcvariadic") == "false" and all(map(_is_constant, arguments[::2])):
                 pairs = zip(arguments[::2], arguments[1::2], strict=True)
-                return Shape(fields={_text(key): self._shape(argument, scope) for key, argument in pairs})
+                return Shape(name="json", fields={_text(key): self._shape(argument, scope) for key, argument in pairs})
             case "build_object" | "object" | "object_agg":
                 return _MAP
             case "agg" | "build_array":
                 return replace(self._any(arguments, scope), is_array=True)
             case "to_json" | "strip_nulls":  # the other arguments are options
                 return self._any(arguments[:1], scope)
-            case "concat" | "coalescetype" if arguments:  # a || b has the fields of both objects
+            case "concat":  # a || b has the fields of both objects
                 return self._any(arguments, scope)
         return typed
 
@@ -220,7 +200,7 @@ class _Walk:
         modifier = next((int(node[name]) for name in node if name.endswith("typmod")), -1)
         # What tells no type is a condition, but for functions of the SQL standard on JSON.
         oid = node[type_field] if type_field else node["returning"]["typid"] if "returning" in node else _BOOLEAN
-        return self._of_type(int(oid), modifier)
+        return self.types.of(int(oid), modifier)
 
     def _variable(self, node: _Node, scope: _Scope) -> Shape | None:
         """Return the shape of a column, or of a whole row, of a subquery, view or CTE; None if it is none of them."""
@@ -239,39 +219,35 @@ class _Walk:
         if number:
             return self.column(inner, number)
         shown = [target for target in inner[-1]["targetList"] if target["resjunk"] == "false"]
-        return Shape(fields={_name(target["resname"]): self._shape(target["expr"], inner) for target in shown})
+        return Shape(name="json", fields={target["resname"]: self._shape(target["expr"], inner) for target in shown})
 
 
 def _united(shapes: Iterable[Shape]) -> Shape:
     """Return what takes the values of each: of alternatives, or of an array's elements."""
-    different = [shape for shape in shapes if not shape.is_nothing]
-    if not different:
-        return _NOTHING
+    different = [shape for shape in shapes if shape.name != _NOTHING.name]
     is_array = any(shape.is_array for shape in different)
     fields = [shape.fields for shape in different if shape.fields is not None]
-    types = [shape.type for shape in different if shape.type is not None]
+    mappings = [shape.mapping for shape in different]
+    if not different:
+        return _NOTHING
     if len(fields) == len(different):
         names = dict.fromkeys(name for inside in fields for name in inside)
         inner = {name: _united(inside[name] for inside in fields if name in inside) for name in names}
-        return Shape(fields=inner, is_array=is_array)
-    if len(types) < len(different):
-        return Shape(is_map=any(shape.is_map for shape in different), is_array=is_array)
-    is_same = all(type_.mapping == types[0].mapping for type_ in types)
-    return Shape(type=types[0] if is_same else ColumnType(name="", mapping=dict(KEYWORD)), is_array=is_array)
-
-
-def _items(nodes: _Node) -> list[_Node]:
-    return nodes if isinstance(nodes, list) else []
+        return Shape(name="json", fields=inner, is_array=is_array)
+    if _MAP.mapping in mappings or None in mappings:
+        return replace(_MAP if _MAP.mapping in mappings else _FREE, is_array=is_array)
+    is_same = all(mapping == mappings[0] for mapping in mappings)
+    return replace(different[0] if is_same else Shape(name="", mapping=KEYWORD), is_array=is_array)
 
 
 def _is_constant(node: _Node) -> bool:
-    return node.get("constisnull") == "false"
+    return "constvalue" in node and node["constisnull"] == "false"
 
 
 def _text(node: _Node) -> str:
     """Return a constant text."""
     value = bytes(int(byte) & 255 for byte in node["constvalue"][1].split()[1:-1])
-    # A text has a header; a literal whose type is yet unknown ends with a zero byte.
+    # A literal whose type is yet unknown has no header, and ends with a zero byte.
     return (value.rstrip(b"\0") if node["constlen"] == "-2" else value[_VARLENA_HEADER:]).decode()
 
 
@@ -280,17 +256,13 @@ def _parsed(text: str) -> list[_Node]:
 
     def as_json(token: re.Match[str]) -> str:
         word = token[0]
-        text = json.dumps(word.removeprefix(":")).replace(",", r"\u002c")
+        text = json.dumps(re.sub(r"^:|\\(.)", r"\1", word, flags=re.DOTALL)).replace(",", r"\u002c")
         return _BRACKETS.get(word) or (f"],{text}:[" if word.startswith(":") else f"{text},")
 
-    written = re.sub(r",\s*(?=[\]}])|,\s*$", "", _TOKEN.sub(as_json, text))
-    trees: list[_Node] = json.loads(written, object_hook=_unwrapped)
+    def unwrapped(node: dict[str, list[_Node]]) -> dict[str, _Node]:
+        return {name: items[0] if len(items) == 1 else items for name, items in node.items()}
+
+    trees: list[_Node] = json.loads(
+        re.sub(r",\s*(?=[\]}])|,\s*$", "", _TOKEN.sub(as_json, text)), object_hook=unwrapped
+    )
     return trees
-
-
-def _unwrapped(node: dict[str, list[_Node]]) -> dict[str, _Node]:
-    return {name: items[0] if len(items) == 1 else items for name, items in node.items()}
-
-
-def _name(token: str) -> str:
-    return re.sub(r"\\(.)", r"\1", token, flags=re.DOTALL)

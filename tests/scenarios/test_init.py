@@ -113,8 +113,9 @@ def test_a_table_with_every_type_that_there_is(bare: World) -> None:
     bare.sql(f"INSERT INTO everything (id, {quoted}) VALUES (1, {marks})", *values)
     bare.sql("INSERT INTO everything (id) VALUES (2)")
     printed = drafted(bare, "--table", "everything")
-    for left_out in ("c bytea", "a bytea", "c tsvector", "c regclass", "a regrole"):
-        assert f"{left_out} is left out" in printed
+    left_out = " ".join(line for line in printed.splitlines() if line.startswith("  left out, since"))
+    for name in ("c bytea", "a bytea", "c tsvector", "c regclass", "a regrole"):
+        assert f"everything.{name}" in left_out
     followed(bare)
     shown = bare.held("everything")["1"]
     assert shown["c address"]["number"] == 7
@@ -167,7 +168,7 @@ def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) ->
     referring = ("badges", "people_skills", '"Shop"."Visits"')
     drafted(bare, "--table", "public.people", *(word for name in referring for word in ("--with", name)))
     columns = ("id", "email", "passwordHash", "date_of_birth", "password_changed_at")
-    assert f"people: {', '.join(columns[1:])}" in bare.syncer("init", "--table", "people", "--name", "x").stdout
+    assert ", ".join(f"people.{name}" for name in columns[1:]) in bare.syncer("init", "--table", "people", "--name", "x").stdout
     drafted(bare, "--table", "people", "--name", "x", "--columns", "--force")
     assert mapping(bare, "x").keys() >= {*columns}
     shutil.rmtree(bare.config / "documents" / "x")
@@ -277,7 +278,7 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
         assert ("may not read public.a" in refused, f"GRANT SELECT ON public.a TO {role}" in refused) == (True, True)
         bare.sql("CREATE SCHEMA closed CREATE TABLE t (id int PRIMARY KEY)")  # it is there: that is not denied
         refused = bare.syncer("init", "--table", "closed.t", environment=as_role).stderr
-        assert ("permission denied for schema closed" in refused, "no table" in refused) == (True, False)
+        assert ("may not read closed.t" in refused, f"GRANT USAGE ON SCHEMA closed TO {role}" in refused) == (True, True)
     finally:
         bare.sql(f"DROP ROLE {role}")
     assert not (bare.config / "syncer.yaml").exists()
@@ -515,5 +516,5 @@ def test_no_column_is_lost_by_a_name_or_a_reference(bare: World) -> None:
     drafted(bare, "--table", "staff")
     followed(bare)
     shown = bare.held("staff")["1"]
-    assert (shown["firm"], shown["firms"]["name"], shown["town"], shown["code"]) == ("text", "Firm", 7, "c")
+    assert (shown["firm"], shown["firm_2"]["name"], shown["town"], shown["code"]) == ("text", "Firm", 7, "c")
     assert [value["name"] for value in shown.values() if isinstance(value, dict)] == ["Firm", "Firm"]

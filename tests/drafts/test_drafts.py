@@ -150,22 +150,37 @@ CREATE TABLE follows (user_id int REFERENCES users, post_id int REFERENCES user_
 CREATE TABLE tags_users (
     tag_id int REFERENCES tags, user_id int REFERENCES users, updated_at date, PRIMARY KEY (tag_id, user_id)
 );
+CREATE TABLE teams (id int PRIMARY KEY, name text);
+CREATE TABLE members (user_id int REFERENCES users, team_id int REFERENCES teams, role text, UNIQUE (user_id, team_id));
 """
 
 
 def test_what_real_schemas_taught(bare: World) -> None:
-    """Secrets of any name; keys with values; rows without a name; what refers before what is behind a link."""
+    """Secrets; keys with values; rows without a name; what refers before what is behind a link; links with columns."""
     bare.sql(REAL)
     with closing(Rows(bare.dsn, Random(1))) as rows:
         rows.write(10)
-        named = ("preferences", "posts", "tags")  # as the fields are named
+        named = ("preferences", "posts", "tags", "teams")  # as the fields are named
         drafted(bare, "users", "--table", "users", *(word for name in named for word in ("--with", name)))
         followed(bare, "users", rows)
     fields = json.loads((bare.config / "documents" / "users" / "index.json").read_text())["mappings"]["properties"]
     assert [*fields] == [
-        *("has_2fa", "bypass", "setting_id", "latitude", "longitude", "nick", "country", "preferences", "posts", "tags")
+        *(
+            "has_2fa",
+            "bypass",
+            "setting_id",
+            "latitude",
+            "longitude",
+            "nick",
+            "country",
+            "preferences",
+            "posts",
+            "tags",
+        ),
+        "members",
     ]
     assert (fields["preferences"]["type"], *fields["tags"]["properties"]) == ("flattened", "id", "label")
+    assert fields["members"]["properties"].keys() == {"role", "team"}
 
 
 @pytest.mark.parametrize(("type_", "field"), [("hstore", "flattened"), ("citext", "text"), ("ltree", "keyword")])

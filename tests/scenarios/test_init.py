@@ -168,7 +168,8 @@ def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) ->
     referring = ("badges", "people_skills", '"Shop"."Visits"')
     drafted(bare, "--table", "public.people", *(word for name in referring for word in ("--with", name)))
     columns = ("id", "email", "passwordHash", "date_of_birth", "password_changed_at")
-    assert ", ".join(f"people.{name}" for name in columns[1:]) in bare.syncer("init", "--table", "people", "--name", "x").stdout
+    printed = bare.syncer("init", "--table", "people", "--name", "x").stdout
+    assert ", ".join(f"people.{name}" for name in columns[1:]) in printed
     drafted(bare, "--table", "people", "--name", "x", "--columns", "--force")
     assert mapping(bare, "x").keys() >= {*columns}
     shutil.rmtree(bare.config / "documents" / "x")
@@ -278,7 +279,8 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
         assert ("may not read public.a" in refused, f"GRANT SELECT ON public.a TO {role}" in refused) == (True, True)
         bare.sql("CREATE SCHEMA closed CREATE TABLE t (id int PRIMARY KEY)")  # it is there: that is not denied
         refused = bare.syncer("init", "--table", "closed.t", environment=as_role).stderr
-        assert ("may not read closed.t" in refused, f"GRANT USAGE ON SCHEMA closed TO {role}" in refused) == (True, True)
+        assert "may not read closed.t" in refused
+        assert f"GRANT USAGE ON SCHEMA closed TO {role}" in refused
     finally:
         bare.sql(f"DROP ROLE {role}")
     assert not (bare.config / "syncer.yaml").exists()

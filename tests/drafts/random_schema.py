@@ -6,48 +6,14 @@ from random import Random
 
 _KEY_TYPES = ("int", "bigint", "uuid", "text", "date", "timestamptz")
 _TYPES = (
-    *(
-        "int",
-        "bigint",
-        "smallint",
-        "numeric(8,2)",
-        "numeric",
-        "real",
-        "double precision",
-        "text",
-        "varchar(40)",
-        "char(3)",
-    ),
-    *(
-        "bool",
-        "date",
-        "timestamp",
-        "timestamptz",
-        "jsonb",
-        "json",
-        "uuid",
-        "text[]",
-        "int[]",
-        "daterange",
-        "bytea",
-        "mood",
-    ),
-)
+    "int", "bigint", "smallint", "numeric(8,2)", "numeric", "real", "double precision", "text", "varchar(40)",
+    "char(3)", "bool", "date", "timestamp", "timestamptz", "jsonb", "json", "uuid", "text[]", "int[]", "daterange",
+    "bytea", "mood",
+)  # fmt: skip
 _NAMES = (
-    *(
-        "name",
-        "title",
-        "code",
-        "status",
-        "position",
-        "deleted_at",
-        "is_deleted",
-        "published_at",
-        "created_at",
-        "locale",
-    ),
-    *("email", "settings", "updatedAt", "odd.name", "Größe", "_hidden", "a b", "lat", "lon", "order", "kind", "note_1"),
-)
+    "name", "title", "code", "status", "position", "deleted_at", "is_deleted", "published_at", "created_at", "locale",
+    "email", "settings", "updatedAt", "odd.name", "Größe", "_hidden", "a b", "lat", "lon", "order", "kind", "note_1",
+)  # fmt: skip
 
 
 def generated(random: Random) -> tuple[str, list[str]]:

@@ -12,7 +12,10 @@ from tests.model.cleaning_up import CleaningUp
 from tests.model.cluster_identities import ClusterIdentities
 from tests.model.explorer import Model, explore
 from tests.model.fanning import Fanning
+from tests.model.fencing import Fencing
+from tests.model.marks import Marks
 from tests.model.moving import Moving
+from tests.model.overtaking import Overtaking
 from tests.model.progressing import Progressing
 from tests.model.reindexing import Reindexing
 from tests.model.relaying import Relaying
@@ -23,7 +26,7 @@ from tests.model.writing import Writing
 
 MODELS: tuple[type[Model[Any]], ...] = (
     *(Writing, Moving, Routing, Relaying, CleaningUp, Fanning, Reindexing, Suspending, ClusterIdentities, Progressing),
-    Sessions,
+    *(Sessions, Marks, Fencing, Overtaking),
 )
 RULES = {rule.replace("_", "-"): (model, rule) for model in MODELS for rule in model.rules}
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"

@@ -42,14 +42,14 @@ class Sessions(Model[State]):
     a_new_session_begins_where_the_database_is: bool
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        unpublished = [change for change in _of(state, _CHANGE) if change > _last(state, _CURSOR)]
+        unpublished = [change for change in _of(state, _CHANGE) if change > _greatest(state, _CURSOR)]
         if state.relay_saves:
             yield "the relay saves the cursor", _committed(state, _CURSOR, state.relay_saves)._replace(relay_saves=0)
         elif unpublished:
             published = state._replace(topic=(*state.topic, *unpublished), relay_saves=unpublished[-1])
             yield f"the relay publishes changes {unpublished}", published
         if not state.is_begun:
-            handled = _last(state, _HANDLED)
+            handled = _greatest(state, _HANDLED)
             begun = state._replace(is_begun=True, received=handled, saved=handled)
             yield f"the worker begins after record {handled}", begun
         elif state.is_cut and (state.received == state.saved or self.what_is_resolved_on_a_session_is_saved_on_it):
@@ -69,8 +69,8 @@ class Sessions(Model[State]):
             yield f"the worker creates a job for change {change}", resolved
         if state.received > state.saved:
             saved = _committed(state, _HANDLED, state.received)
-            what = f"the worker saves that record {state.received} is handled"
-            yield what, saved._replace(is_cut=False, saved=state.received)
+            action = f"the worker saves that record {state.received} is handled"
+            yield action, saved._replace(is_cut=False, saved=state.received)
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if state.commits < _COMMITS:
@@ -84,7 +84,7 @@ class Sessions(Model[State]):
                 yield f"a standby with the first {end} commits takes over", cut._replace(wal=state.wal[:end])
 
     def wrong(self, state: State) -> str | None:
-        handled = state.topic[: _last(state, _HANDLED)]
+        handled = state.topic[: _greatest(state, _HANDLED)]
         missing = (set(handled) & {*_of(state, _CHANGE)}) - {*_of(state, _JOB)}
         return f"change {min(missing)} counts as handled, and has no job" if missing else None
 
@@ -106,5 +106,5 @@ def _of(state: State, kind: str) -> list[int]:
     return [number for committed, number in state.wal if committed == kind]
 
 
-def _last(state: State, kind: str) -> int:
+def _greatest(state: State, kind: str) -> int:
     return max(_of(state, kind), default=0)

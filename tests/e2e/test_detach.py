@@ -57,7 +57,8 @@ def test_writes_go_on_while_nothing_is_captured_and_apply_catches_up(blog: World
     blog.sql(
         "UPDATE users SET name = 'while detached'; DELETE FROM posts WHERE id < 10; DELETE FROM measures WHERE day < 15"
     )
-    assert blog.sql("SELECT count(*) FROM syncer.outbox") == [(0,)]
+    # A daemon notes once, when it looks next, that the triggers of each table are others.
+    assert blog.sql("SELECT count(*) FROM syncer.outbox WHERE operation <> 'N'") == [(0,)]
     assert blog.sql("SELECT count(*) FROM syncer.document WHERE suspended IS NULL") == [(0,)]
     assert blog.syncer("apply", "--yes").returncode == 0
     if not runs:

@@ -80,9 +80,7 @@ def require_shape(connection: Connection, document: Document) -> None:
 def uncaptured(connection: Connection, document: Document, lost: Sequence[str]) -> DocumentError:
     """Return the error for tables of which triggers do not see every change, with all else that has changed."""
     recorded, current = document.shapes, fingerprint.read(connection, document.shapes)
-    replaced = [
-        relation for relation in lost if relation in current and current[relation].oid != recorded[relation].oid
-    ]
+    replaced = [table for table in lost if table in current and current[table].oid != recorded[table].oid]
     causes = [
         *fingerprint.differences(recorded, current),
         *(f"{relation} is another table than before" for relation in replaced),

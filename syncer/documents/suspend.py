@@ -45,16 +45,13 @@ ORDER BY l.granted DESC LIMIT 1
 def require_active(document: Document) -> None:
     """Refuse to work on a suspended document."""
     if document.suspended is not None:
-        cause, _, hint = document.suspended.partition("\n")
+        why, _, hint = document.suspended.partition("\n")
         hint = f"{hint}\nA running daemon tries it every few seconds.".strip()
         if document.role is Role.BUILDING:
             begin, give_up = f"syncer index rebuild {document.name}", f"syncer index abort {document.name}"
             hint = f"{hint}\nTo begin anew: {begin}; to give it up: {give_up}"
         raise SuspendedError(
-            f"{document.index_name} is suspended: {cause}",
-            hint=hint,
-            document=document.name,
-            revision=document.revision,
+            f"{document.index_name} is suspended: {why}", hint=hint, document=document.name, revision=document.revision
         )
 
 

@@ -34,6 +34,7 @@ _UNREAD = "UPDATE {table} SET unread = coalesce(unread, '') || '+' WHERE id = 60
 _GROUPED = "UPDATE issues SET title = title || '*' WHERE id = {id}"
 _EDITS = 10
 _TOOK = re.compile(r"duration: ([\d.]+) ms  (?:statement|execute [^:]*): (.*?)(?=duration: |\Z)", re.DOTALL)
+_REFUSED = re.compile(r"^(\w+): refused$", re.MULTILINE)
 _BUILD = re.compile(r"EXECUTE syncer_\d")
 
 
@@ -45,11 +46,13 @@ class Tracker(World):
     tree: Path
     contents: dict[str, dict[str, str]] = field(default_factory=dict)
     """By document and id, the row that its SELECT returns, as of the last look."""
+    refused: set[str] = field(default_factory=set)
+    """The documents that the program refuses, and that are left out."""
 
     @property
     def names(self) -> list[str]:
         """The documents: one of each file that is a SELECT."""
-        return sorted({file.stem for file in _FOLDER.glob("*.sql")} - {"schema", "changes"})
+        return sorted({file.stem for file in _FOLDER.glob("*.sql")} - {"schema", "changes"} - self.refused)
 
     @property
     def log_file(self) -> Path:
@@ -71,6 +74,12 @@ class Tracker(World):
             settings = f'{{"settings": {{"number_of_shards": {shards}, "number_of_replicas": 0}}}}'
             (folder / "index.json").write_text(settings)
         self.run("migrate")
+
+    def leave_out_refused(self) -> None:
+        """Leave out what this program's plan refuses, as an earlier one does a key that it cannot derive."""
+        self.refused |= {*_REFUSED.findall(self.syncer("plan").stdout)}
+        for name in self.refused:
+            shutil.rmtree(self.config / "documents" / name)
 
     def run(self, *arguments: str) -> float:
         """Run a command of the tree; how many seconds it took."""
@@ -126,6 +135,9 @@ def shapes(bench: Bench) -> Iterator[Figure]:
             trees[bench.beside] = _tree_of(bench.beside, Path(folder))
         for title, tree in trees.items():
             with _tracker(bench, title, tree) as tracker:
+                if title == bench.beside:
+                    tracker.leave_out_refused()
+                    bench.report.remarks.append(f"{title} refuses: {', '.join(tracker.refused) or 'nothing'}")
                 yield from _measured(bench, tracker)
     bench.report.about = f"nine documents among {bench.tables:,} tables; the programs: {', '.join(trees)}"
     bench.report.remarks.append("another tree runs in this environment: its dependencies have to be the same")

@@ -177,7 +177,7 @@ class Fencing(Model[State]):
             yield "the document changes", changed._replace(has_changed=True, sent=())
         if state.troubles:
             cut = state._replace(is_set_back=True, sent=(), apply=0, fenced=0, troubles=0)
-            for end in range(1, len(state.wal)):
+            for end in range(1, len(state.wal) + 1):
                 yield f"a standby with {end} commits takes over", cut._replace(wal=state.wal[:end])
             yield "another primary records an epoch", state._replace(recorded=state.recorded + 1, troubles=0)
 

@@ -188,7 +188,7 @@ class Marks(Model[State]):
             yield "the server is stopped, copied and started", cut._replace(files=state.wal, is_restarted=True)
         if state.setbacks:
             back = cut._replace(setbacks=state.setbacks - 1, files=())
-            for end in range(len(state.wal)):
+            for end in range(len(state.wal) + 1):
                 action = f"a standby with {end} commits takes over"
                 yield action, back._replace(wal=state.wal[:end], has_identity=False)
             if state.files:

@@ -80,7 +80,7 @@ class Sessions(Model[State]):
             yield "the worker dies", _without_worker(state)
         if state.failovers:
             cut = state._replace(is_cut=state.is_begun, relay_saves=0, failovers=state.failovers - 1)
-            for end in range(len(state.wal)):
+            for end in range(len(state.wal) + 1):
                 yield f"a standby with the first {end} commits takes over", cut._replace(wal=state.wal[:end])
 
     def wrong(self, state: State) -> str | None:

@@ -7,7 +7,7 @@ each after a time that changes may take. What differs then and has kept its vers
 all the while is *busy*.
 
 Needs no schema of syncer's: SELECT on the tables, and ``read`` and ``view_index_metadata`` on the index. One snapshot
-lasts until all documents are read, also on a standby.
+lasts until all documents are read.
 """
 
 from __future__ import annotations

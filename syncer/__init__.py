@@ -40,8 +40,8 @@ The packages, from the top down; each uses only those below it, and its docstrin
     lineage         a SELECT → which document ids a changed row touches, as SQL
     kafka           the topic: create, produce, consume
     capture         triggers → outbox; the one process that reads it; progress
-    elasticsearch   bulk requests, indices and aliases, reading back
-    sandbox         Postgres, Kafka and Elasticsearch on this machine, to try it on
+    elasticsearch   bulk requests, indices and aliases, reading back: of Elasticsearch or OpenSearch
+    sandbox         Postgres, Kafka and Elasticsearch or OpenSearch on this machine, to try it on
     base            settings, errors and their policy, Postgres connections, retry, logging, metrics
 """
 

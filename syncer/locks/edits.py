@@ -19,7 +19,9 @@ CONFLICT = 409
 _NOT_FOUND = 404
 _AWAY = ("no_shard_available_action_exception", "illegal_index_shard_state_exception", "unavailable_shards_exception")
 _GC_DELETES = "index.gc_deletes"
-_RESTORING = frozenset({"", "index.mapping.source.mode", "index.mapping.exclude_source_vectors"})
+_RESTORING = frozenset(
+    {"", "index.mapping.source.mode", "index.mapping.exclude_source_vectors", "index.derived_source.enabled"}
+)
 """The settings, or the mapping of ``_source``, that decide whether documents are returned as they were written."""
 PAGE_EDITS_MAX = 200
 """The number of documents in one request; if they have 500 kB each, it is as large as Elasticsearch accepts."""

@@ -453,6 +453,7 @@ ANY_ROW = {
 @pytest.mark.parametrize("statement", ANY_ROW)
 def test_a_refresh_says_no_cause_that_is_not_known(filled: World, statement: str) -> None:
     """Only a TRUNCATE is called one; what the catalogue shows is worded as a possibility."""
+    filled.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (1, 1, 'Alice', 'first')")
     with following(filled) as follower:
         follower.drain()
         with psycopg.connect(filled.dsn, autocommit=True) as connection:

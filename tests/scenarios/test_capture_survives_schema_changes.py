@@ -220,6 +220,14 @@ CHANGED_SETS = (
     """,
     "INSERT INTO events_3b VALUES (31, 500); ALTER TABLE events_3 DETACH PARTITION events_3b; DELETE FROM events_3b",
     "ALTER TABLE events DETACH PARTITION events_1; DELETE FROM events_1; VACUUM events_1",
+    """
+    ALTER TABLE events DETACH PARTITION events_1; DELETE FROM events_1; VACUUM events_1;
+    ALTER TABLE events ATTACH PARTITION events_1 FOR VALUES FROM (10) TO (20)
+    """,
+    """
+    ALTER TABLE events_1 DISABLE TRIGGER USER; DELETE FROM events_1; VACUUM events_1;
+    ALTER TABLE events_1 ENABLE TRIGGER USER
+    """,
     "DROP TABLE events_2",
     f"{AWAY.format('events_2')} VALUES FROM (20) TO (30)",
     f"{AWAY.format('events_3')} VALUES FROM (30) TO (40)",

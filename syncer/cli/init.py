@@ -11,23 +11,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
+import elasticsearch
 import psycopg
 import typer
 from psycopg import sql
 
 from syncer.base import postgres, settings
-from syncer.base.errors import ConfigError, DefinitionError
+from syncer.base.errors import ConfigError, DefinitionError, IndexingError
 from syncer.base.postgres import Connection
-from syncer.base.settings import shipped
+from syncer.base.settings import ElasticsearchSettings, shipped
 from syncer.cli.context import UsageError, flag, load_settings
 from syncer.cli.render import say
 from syncer.documents import definition
 from syncer.drafts import mapping, orm
 from syncer.drafts.catalogue import Catalogue
 from syncer.drafts.draft import Drafter
+from syncer.elasticsearch import client as search
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _NAME_CHARACTERS_MAX = 63
+_SERVER_TIMEOUT_SECONDS = 5.0
 
 
 def init(
@@ -64,6 +67,8 @@ def init(
     added, and the result copied. Run it again after you have changed the SELECT: it adds what
     index.json lacks, and changes nothing else. A sample decides only for JSON in columns.
 
+    The types are those of OpenSearch if it answers at elasticsearch.url, else of Elasticsearch.
+
     If the document exists, --table shows how a new draft differs. Overwrites existing files only
     with --force, and never config/syncer.yaml.
     """
@@ -75,7 +80,8 @@ def init(
     if table is None and (referring or columns):
         raise UsageError("--with and --columns are for a draft of a table. Name it with --table.")
     with postgres.connect(loaded.postgres, name="init") as connection:
-        drafter = Drafter(Catalogue(connection), has_all_columns=columns)
+        has_opensearch = _has_opensearch(loaded.elasticsearch)
+        drafter = Drafter(Catalogue(connection), has_all_columns=columns, is_for_opensearch=has_opensearch)
         if from_select is not None:
             select_folder = from_select.absolute().parent
             folder = _folder(name or (select_folder.name if from_select.name == "select.sql" else from_select.stem))
@@ -118,11 +124,21 @@ def _difference(folder: Path, draft: str) -> list[str]:
     return [title, *changes]
 
 
+def _has_opensearch(settings: ElasticsearchSettings) -> bool:
+    """Whether OpenSearch answers; a draft needs no server, and is for Elasticsearch if none does."""
+    with (
+        suppress(IndexingError, elasticsearch.ApiError, elasticsearch.TransportError),
+        search.connect(settings, timeout_seconds=_SERVER_TIMEOUT_SECONDS) as client,
+    ):
+        return search.product(client) is search.OPENSEARCH
+    return False
+
+
 def _of_table(drafter: Drafter, name: str, table: str, asked: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Draft the files of a document of a table's rows, and say what to know of it."""
     root = drafter.catalogue.find(table)
     query = drafter.select(root, asked)
-    draft = mapping.completed(drafter.catalogue.connection, query, name, mapping.EMPTY_BODY)
+    draft = mapping.completed(drafter, query, name, mapping.EMPTY_BODY)
     remarks = [*drafter.remarks, *draft.remarks]
     title = f"Rows of {root.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
@@ -140,7 +156,7 @@ def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, st
             raise DefinitionError(f"{file} has no column _id", hint=f"As in:\n{text}")
         query = text
     body = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
-    draft = mapping.completed(drafter.catalogue.connection, query, str(file), body)
+    draft = mapping.completed(drafter, query, str(file), body)
     files, remarks = {"index.json": _text(draft.body)}, [*changes, *draft.remarks]
     if not draft.has_more and index.exists():
         files, remarks = {}, [*changes, f"Nothing to add: {index} maps every field of the SELECT"]

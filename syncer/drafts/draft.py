@@ -77,6 +77,7 @@ class Drafter:
 
     catalogue: Catalogue
     has_all_columns: bool = False
+    is_for_opensearch: bool = False
     _aliases: set[str] = field(default_factory=set)
     _notes: dict[str, dict[str, None]] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 Postgres tells the types, also inside JSON that the SELECT builds: see `syncer.drafts.shapes`. A mapping takes every
 value of its type except NaN, Infinity and the date infinity. Arrays of objects become ``nested``, so that a search can
 relate the fields of one object. Where keys are data, one rule holds: ``flattened`` finds each key, also the next one.
+OpenSearch has other types for some: see `syncer.drafts.rules`.
 A sample decides for JSON that comes out of a column, which has no type, and for the length of vectors.
 
 What the existing mapping says is kept. An object in it that says what to do with other fields (``dynamic`` or
@@ -25,6 +26,7 @@ from syncer.base.formatting import amount
 from syncer.base.postgres import Connection, bounded
 from syncer.documents import queries
 from syncer.drafts import rules, shapes
+from syncer.drafts.draft import Drafter
 from syncer.drafts.rules import DATE, KEYS_ARE_DATA, KEYWORD, STORED, TEXT
 from syncer.drafts.shapes import Shape
 
@@ -44,18 +46,20 @@ EMPTY_BODY: Mapping[str, Any] = {
 }
 """What the index.json of a draft begins with."""
 _SAYINGS = {
-    "data": "keys are data, so it is flattened: any key is found by its exact text; what is no object, or nested more "
-    'than 20 levels deep, is rejected. For full text, numbers or dates, map it as an object with "properties" and '
-    '"dynamic": false; other keys are then shown, not found',
+    "data": "keys are data, so it is {flattened}: any key is found by its exact text; what is no object, or {limit}, "
+    'is rejected. For full text, numbers or dates, map it as an object with "properties" and "dynamic": false; other '
+    "keys are then shown, not found",
     "values": "a guess from {sample} without an object: an object would be rejected",
     "stored": "kept and shown, not searched: {sample} does not tell what it holds. If it is to hold objects, map it as "
-    '{{"type": "flattened"}}',
+    '{{"type": "{flattened}"}}',
     "vector": "its mapping is a guess from sampled documents; an array of another length would be rejected",
     "open": 'keys are data, so it got "dynamic": false: keys that it does not map are shown, not found',
     "double": "double rounds to 15 digits; for money use scaled_float, for every digit keyword",
-    "malformed": "Elasticsearch takes no infinity, no BC and no year of five digits: such values are shown, not found",
+    "malformed": "a date takes no infinity, no BC and no year of five digits: such values are shown, not found",
 }
 """What to know of a field, by kind."""
+_FLATTENED = {"flattened": "flattened", "limit": "nested more than 20 levels deep"}
+_FLAT_OBJECT = {"flattened": "flat_object", "limit": "has a text longer than 32,000 bytes"}
 
 
 class Completed(NamedTuple):
@@ -66,7 +70,7 @@ class Completed(NamedTuple):
     remarks: list[str]
 
 
-def completed(connection: Connection, select: str, file: str, body: Mapping[str, Any]) -> Completed:
+def completed(drafter: Drafter, select: str, file: str, body: Mapping[str, Any]) -> Completed:
     """Return an index.json with a mapping for every column of a SELECT, which ``file`` names in errors.
 
     What ``body``, the existing one, says is kept.
@@ -76,8 +80,10 @@ def completed(connection: Connection, select: str, file: str, body: Mapping[str,
     """
     from syncer.lineage import catalog  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
 
+    connection = drafter.catalogue.connection
     probe = catalog.probe(connection, select, file)
-    mapper = _Mapper(_Sample(connection, probe.canonical, probe.columns.get("_id", "text")))
+    sample = _Sample(connection, probe.canonical, probe.columns.get("_id", "text"))
+    mapper = _Mapper(sample, drafter.is_for_opensearch)
     columns = shapes.of_select(connection, probe.canonical)
     fields = {name: shape for name, shape in columns.items() if name not in ("_id", "_routing")}
     mappings, settings = body.get("mappings", {}), body.get("settings", {})
@@ -85,6 +91,8 @@ def completed(connection: Connection, select: str, file: str, body: Mapping[str,
     number = json.dumps(properties).count('": {')  # objects count, as does each way to index a field
     if number > _FIELDS_MAX:
         settings = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
+    if drafter.is_for_opensearch and "vector" in mapper.notes.values():
+        settings = {"index.knn": True} | settings
     body = {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}
     return Completed(body, mapper.has_more, mapper.remarks())
 
@@ -125,6 +133,7 @@ class _Mapper:
     """Maps shapes, and notes what to know of fields: kinds of remarks, by the path of the field."""
 
     sample: _Sample
+    is_for_opensearch: bool
     has_more: bool = False
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -175,10 +184,10 @@ class _Mapper:
             vectors = _values(self.sample.documents, path, flat=False)
             lengths = {None if None in vector else len(vector) for vector in vectors}
             if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
-                noted, mapping = "vector", {"type": "dense_vector", "dims": lengths.pop()}
+                noted, mapping = "vector", {**rules.VECTOR, "dims": lengths.pop()}
         elif mapping == DATE and not all(map(_is_date, _values(self.sample.documents, path))):
             noted, mapping = "malformed", {**mapping, "ignore_malformed": True}
-        return self._noted(path, noted, mapping)
+        return self._noted(path, noted, rules.for_opensearch(mapping) if self.is_for_opensearch else mapping)
 
     def _noted(self, path: tuple[str, ...], kind: str, mapping: Mapping[str, Any]) -> Mapping[str, Any]:
         self.notes[".".join(path)] = kind
@@ -188,9 +197,8 @@ class _Mapper:
         """Return what to know of the fields that were added, each kind once."""
         sample = f"a sample of {amount(len(self.sample.documents), 'document')}" if self.notes else ""
         fields = {kind: [path for path, noted in self.notes.items() if noted == kind] for kind in _SAYINGS}
-        return [
-            f"{', '.join(fields[kind])}: {_SAYINGS[kind].format(sample=sample)}" for kind in _SAYINGS if fields[kind]
-        ]
+        words = {"sample": sample, **(_FLAT_OBJECT if self.is_for_opensearch else _FLATTENED)}
+        return [f"{', '.join(fields[kind])}: {_SAYINGS[kind].format(**words)}" for kind in _SAYINGS if fields[kind]]
 
 
 def _of_bounds(fields: Mapping[str, Shape]) -> Mapping[str, Any] | None:

@@ -137,6 +137,22 @@ STORED: Mapping[str, Any] = {"type": "object", "enabled": False}
 """Takes any JSON: it is kept and shown, but not searched."""
 KEYS_ARE_DATA: Mapping[str, Any] = {"type": "flattened", "ignore_above": _KEYWORD_CHARACTERS_MAX}
 """Takes any object: each key of it is found by the exact text of its value."""
+VECTOR: Mapping[str, Any] = {"type": "dense_vector"}
+_OPENSEARCH: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "flattened": ("flat_object", {}),
+    "dense_vector": ("knn_vector", {"dims": "dimension"}),
+}
+"""By a type of Elasticsearch: that of OpenSearch, and its names of those parameters that it takes."""
+
+
+def for_opensearch(field: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the mapping of a field in OpenSearch's words."""
+    if field["type"] not in _OPENSEARCH:
+        return field
+    type_, parameters = _OPENSEARCH[field["type"]]
+    return {"type": type_} | {parameters[name]: value for name, value in field.items() if name in parameters}
+
+
 MAPPINGS: Mapping[str, Mapping[str, Any]] = {
     "int2": {"type": "short"},
     "int4": {"type": "integer"},

@@ -163,7 +163,7 @@ def _require_tried(document: Document, rejections: list[Rejection]) -> None:
     for status, kind, reason in (rejection[1:] for rejection in rejections):
         if status != ITEM_FAILED and decide_item(status, kind, reason) is not Action.DEAD_LETTER:
             raise IndexingError(
-                f"Elasticsearch does not take the sampled documents of {document.name}: {kind}: {reason}",
+                f"The sampled documents of {document.name} are not taken: {kind}: {reason}",
                 hint="That is no fault of theirs. Once it is put right, run the same command again.",
             )
 

@@ -142,6 +142,11 @@ def is_by_another(error: elasticsearch.ApiError) -> bool:
     return not is_from_it or isinstance(error, elasticsearch.UnsupportedProductError)
 
 
+def answerer(error: elasticsearch.ApiError) -> str:
+    """Return the name of the product that answered."""
+    return "OpenSearch" if OPENSEARCH_VERSION in error.meta.headers else "Elasticsearch"
+
+
 def is_of_data(error: BaseException | None) -> TypeGuard[psycopg.Error]:
     """Whether this is a Postgres error about the data, not about the tables or the definition."""
     return isinstance(error, psycopg.Error) and decide(error) is Action.DEAD_LETTER
@@ -313,7 +318,7 @@ def explain_refusal(document: str, cause: str) -> IndexingError:
 def explain_refusals(document: str, cause: str) -> IndexingError:
     """Explain an index that refuses whatever document is sent to it alone."""
     return IndexingError(
-        f"Elasticsearch refuses every document of {document} that was tried: {_one_line(without_values(cause))}",
+        f"Every document of {document} that was tried is refused: {_one_line(without_values(cause))}",
         hint="Look at what it names: an alias, an inference endpoint or the mapping of the index, or a\n"
         "field of all these rows. Every few seconds some are tried: it resumes by itself once one is taken.",
     )
@@ -326,7 +331,7 @@ _ELASTICSEARCH = (
         "Check SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME and _PASSWORD. If one of them changes, restart the daemons.",
     ),
     (
-        r"403 .* is unauthorized",
+        r"403 .*( is unauthorized|no permissions for)",
         "{} refuses a privilege",
         "The role must be able to manage and write the indices of the documents and syncer-state: docs/security.md",
     ),
@@ -348,12 +353,12 @@ _BLOCK = re.compile(r"blocked by: \[\w+/\d+/(index|cluster) ([\w-]+(?: / allow d
 def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
     if is_by_another(error):
         return IndexingError(
-            f"Not Elasticsearch, but something else at elasticsearch.url answers {error.status_code}",
-            hint="A load balancer or a proxy: is Elasticsearch or OpenSearch up behind it? Check\n"
+            f"elasticsearch.url answers {error.status_code}, and does not say that it is a search server",
+            hint="Is it a load balancer or a proxy, and is Elasticsearch or OpenSearch up behind it? Check\n"
             "SYNCER_ELASTICSEARCH_URL, and for 401 or 403, also the credentials.",
         )
     cause = reason(error)
-    server = "OpenSearch" if OPENSEARCH_VERSION in error.meta.headers else "Elasticsearch"
+    server = answerer(error)
     message, hint = f"{server} answers {error.status_code}", ""
     for pattern, shown, advice in _ELASTICSEARCH:
         if re.match(pattern, f"{error.status_code} {error.message} {cause}"):

@@ -21,7 +21,7 @@ from syncer.worker import job_loop
 app = typer.Typer(help="List and control background jobs.", no_args_is_help=True)
 
 _FINISHED_SHOWN_MAX = 10
-_STATES = {JobState.NEW: "has not begun", JobState.CLEANING_UP: "finding documents that only Elasticsearch has"}
+_STATES = {JobState.NEW: "has not begun", JobState.CLEANING_UP: "finding documents that only the index has"}
 _STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
 JobId = Annotated[int, typer.Argument(metavar="ID", min=1, help="Job id, as shown by `syncer jobs list`.")]
 

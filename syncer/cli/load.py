@@ -296,9 +296,7 @@ def _require_acceptable(
 def _require_written(servers: Servers, document: Document, job: Job) -> None:
     """Refuse to call a job done that could not write all of its documents."""
     if job.dead_lettered:
-        hint = (
-            f"Elasticsearch's words on each: syncer dead-letters list {document.name}\nFixed data is written by itself."
-        )
+        hint = f"The reason for each: syncer dead-letters list {document.name}\nFixed data is written by itself."
         fixed = "If the SELECT or index.json is fixed: syncer apply"
         raise _unwritten(servers, document, job.dead_lettered, hint=f"{hint} {fixed}")
 

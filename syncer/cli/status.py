@@ -33,7 +33,7 @@ _MARKS = {
     CheckSeverity.UNSEEN: ("?", "cyan"),
     CheckSeverity.WELL: ("✔", "green"),
 }
-_PLACES = {How.SQL: "in psql:", How.SHELL: "in a shell:", How.REQUEST: "in the console of Kibana, or by curl:"}
+_PLACES = {How.SQL: "in psql:", How.SHELL: "in a shell:", How.REQUEST: "in Dev Tools, or by curl:"}
 
 
 def status(*, as_json: AsJson = False) -> None:

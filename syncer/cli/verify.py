@@ -246,7 +246,7 @@ def _show_drifts(drifts: Sequence[Drift]) -> None:
         for difference in drift.differences:
             left, right = difference.postgres, difference.elasticsearch
             if left or right:
-                say(f"      {difference.path}: {left or '-'} in Postgres, {right or '-'} in Elasticsearch")
+                say(f"      {difference.path}: {left or '-'} in Postgres, {right or '-'} in the index")
     if len(drifts) > _SHOWN_MAX:
         say(f"  … and {len(drifts) - _SHOWN_MAX:,} more; --json lists them all")
 
@@ -304,7 +304,7 @@ def _show_explanation(title: str, in_index: InIndex, *, values: bool) -> None:
             (difference.path, difference.postgres or "", difference.elasticsearch or "")
             for difference in in_index.differences
         ]
-        show_table(("field", "Postgres", "Elasticsearch"), rows)
+        show_table(("field", "Postgres", "index"), rows)
 
 
 def _facts(in_index: InIndex) -> Iterator[tuple[Part, str]]:
@@ -320,7 +320,7 @@ def _facts(in_index: InIndex) -> Iterator[tuple[Part, str]]:
         for copy in in_index.elasticsearch or ()
     ]
     nothing = "unknown: it cannot be read" if in_index.elasticsearch is None else "nothing under this id"
-    yield "Elasticsearch", "\n".join(copies) or nothing
+    yield "index", "\n".join(copies) or nothing
     yield "differs in", ", ".join(difference.path for difference in in_index.differences)
     if (letter := in_index.dead_letter) is not None:
         yield "dead letter", f"{letter.error}\nat {letter.failed_at:{TIME}}, with version {letter.version}"

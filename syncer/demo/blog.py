@@ -68,7 +68,7 @@ def play(stage: Stage) -> str:
 
     stage.heading('The question, in one query: posts titled "relationships" by users called John')
     _answer(stage)
-    stage.heading(f"{_OLD_NAME} becomes {_NEW_NAME}: one row in Postgres, {_RENAMED:,} documents in Elasticsearch")
+    stage.heading(f"{_OLD_NAME} becomes {_NEW_NAME}: one row in Postgres, {_RENAMED:,} documents in the index")
     stage.paste(f'$ psql -c "{_RENAME.format(_NEW_NAME)}"', style="bold")
     seconds = stage.wait(stage.commit(_RENAME.format(_NEW_NAME)))
     renamed = stage.client.count(index=_INDEX, query={"term": {"user.name.raw": _NEW_NAME}})["count"]

@@ -177,7 +177,7 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
     reserved = [name for name in columns if name.startswith("_") and name not in _NO_FIELDS]
     if reserved:
         raise DefinitionError(
-            f"{file}: {', '.join(reserved)} cannot be a field", hint="Names that begin with _ are Elasticsearch's own."
+            f"{file}: {', '.join(reserved)} cannot be a field", hint="Names that begin with _ are reserved."
         )
     if "?column?" in columns:
         raise unnamed_column(file)

@@ -42,6 +42,7 @@ from syncer.base.error_policy import (
 )
 from syncer.base.errors import UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_id, is_raised, is_utf8
+from syncer.elasticsearch.client import product
 from syncer.elasticsearch.indices import create_own
 from syncer.elasticsearch.reader import Holdings
 
@@ -160,7 +161,7 @@ class Index:
             status, kind, why = error.status_code, str(error.message), reason(error)
             # Elasticsearch 9 refuses a part of a request for the parts before it: twice the size, if it can be halved.
             if _never_fits(error, len(body) if len(tasks) == 1 else 2 * len(body)):
-                why = f"a request of {len(body)} bytes with this document alone is larger than Elasticsearch takes: "
+                why = f"a request of {len(body)} bytes with this document alone is larger than is taken: "
                 why += "http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
                 status, kind = _TOO_LARGE, TOO_LARGE
             elif decide(error) is Action.RETRY:
@@ -174,8 +175,8 @@ class Index:
             return {}
         operations = len(update) + sum(task.operations for task in tasks)
         if len(items) != operations:  # the outcome of the others is unknown
-            problem = f"Elasticsearch answered {len(items)} items to a bulk request of {operations}"
-            raise UnavailableError(problem, hint="Does a proxy in front of Elasticsearch change its responses?")
+            problem = f"{product(self._client).name} answered {len(items)} items to a bulk request of {operations}"
+            raise UnavailableError(problem, hint="Does a proxy in front of it change its responses?")
         answers = (_answer(item, target) for item in items[len(update) :])
         refused = {}
         for composition, number, _ in tasks:

@@ -17,7 +17,7 @@ from uuid import uuid4
 import elasticsearch
 from elasticsearch import Elasticsearch
 
-from syncer.base.error_policy import reason
+from syncer.base.error_policy import answerer, reason
 from syncer.base.errors import IndexingError
 from syncer.base.model import Target
 from syncer.elasticsearch.client import product
@@ -129,23 +129,24 @@ class Indices:
                 wait_for_active_shards=1,
             )
         except elasticsearch.BadRequestError as error:
-            raise self._refusal(document, target, reason(error)) from error
+            raise self._refusal(document, target, error) from error
         aliases = self._aliases(target.index_name)
         del aliases[target.write_alias]
         if aliases:  # while it is empty, so that no search finds a document twice
             self._client.indices.update_aliases(actions=[_removal(target.index_name, alias) for alias in aliases])
         return aliases
 
-    def _refusal(self, document: str, target: Target, why: str) -> IndexingError:
+    def _refusal(self, document: str, target: Target, error: elasticsearch.BadRequestError) -> IndexingError:
         """Return why no index can be created from index.json, and whether it would be without."""
         try:
             self._client.indices.create(index=target.index_name)
         except elasticsearch.BadRequestError:
             hint = "index.json is not the reason: it refuses that index without settings and mappings, too. See the\n"
             hint += "cluster's index templates and limits."
-            return IndexingError(f"Elasticsearch refuses to create an index for {document}: {why}", hint=hint)
+            problem = f"{answerer(error)} refuses to create an index for {document}: {reason(error)}"
+            return IndexingError(problem, hint=hint)
         self._client.indices.delete(index=target.index_name)
-        return _refused(document, why)
+        return _refused(document, reason(error))
 
     def is_settled(self, target: Target) -> bool:
         """Whether an index has its own settings, and not those of a load."""
@@ -182,7 +183,7 @@ class Indices:
         self.settle(target)  # a load that was killed must not bring the settings of that time back later
         if refusal := self.try_change(target, body):
             hint = "The active definition is unchanged. Run `syncer apply` again: it finds out what is needed."
-            problem = f"Elasticsearch refuses to change the index of {document} in place: {refusal}"
+            problem = f"{product(self._client).name} refuses to change the index of {document} in place: {refusal}"
             raise IndexingError(problem, hint=hint)
 
     def try_change(self, target: Target, body: Mapping[str, Any]) -> str | None:
@@ -406,7 +407,7 @@ def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) 
     except elasticsearch.BadRequestError as error:
         if error.error != "resource_already_exists_exception":
             hint = "syncer keeps data of its own there. See the cluster's index templates and limits."
-            raise IndexingError(f"Elasticsearch refuses to create {name}: {reason(error)}", hint=hint) from error
+            raise IndexingError(f"{answerer(error)} refuses to create {name}: {reason(error)}", hint=hint) from error
 
 
 def _removal(index_name: str, alias: str) -> dict[str, Any]:
@@ -415,7 +416,7 @@ def _removal(index_name: str, alias: str) -> dict[str, Any]:
 
 def _refused(document: str, why: str) -> IndexingError:
     hint = "Change what it names in index.json: its settings and mappings are passed on unchanged."
-    return IndexingError(f"Elasticsearch refuses the index.json of {document}: {why}", hint=hint)
+    return IndexingError(f"The index.json of {document} is refused: {why}", hint=hint)
 
 
 def _as_returned(value: Any) -> Any:

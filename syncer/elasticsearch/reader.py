@@ -137,7 +137,7 @@ def index_metadata(
 
 
 def _cut_short() -> UnavailableError:
-    return UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
+    return UnavailableError("A search was cut short", hint="Is search.default_search_timeout set?")
 
 
 class Holdings:
@@ -168,8 +168,9 @@ class Holdings:
         routings = [routing for routing in (*shards.addresses, *map(str, range(64))) if shards.shard(routing) == shard]
         answer = self._client.search_shards(index=target.index_name, routing=",".join(routings))
         if {copy["shard"] for copies in answer.body["shards"] for copy in copies} - {shard}:
-            problem = f"Elasticsearch routes the documents of {target.index_name} to other shards than syncer computes"
-            raise IndexingError(problem, hint="This Elasticsearch is newer than syncer knows. Upgrade syncer.")
+            problem = f"{self._product.name} routes the documents of {target.index_name} to other shards than computed"
+            hint = f"This {self._product.name} is newer than syncer knows. Upgrade syncer."
+            raise IndexingError(problem, hint=hint)
 
     def refresh(self, target: Target) -> None:
         """Make searches find everything written so far, on every shard."""
@@ -250,7 +251,7 @@ class Holdings:
             answer = {}
         if not answer:
             hint = "Name an index, an alias or a data stream. Check elasticsearch.url, too."
-            raise IndexingError(f"Elasticsearch has nothing that is called {target.index_name}", hint=hint)
+            raise IndexingError(f"{self._product.name} has nothing that is called {target.index_name}", hint=hint)
         for name, index in answer.items():
             if index["mappings"].get("_source", {}).get("enabled") is False:
                 raise IndexingError(f"{name} stores no _source, so there is nothing to compare with")
@@ -363,7 +364,7 @@ class Holdings:
             answer = _ANSWER.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:
             if request.get("_source") is False:
-                raise elasticsearch.SerializationError(f"Not a response of Elasticsearch: {error}") from error
+                raise elasticsearch.SerializationError(f"Not a response of {self._product.name}: {error}") from error
             # Elasticsearch keeps documents that msgspec rejects, as one with half a surrogate pair.
             page = self._search(target, {**request, "_source": False}, shard=shard)
             hits = [msgspec.structs.replace(hit, json=self._source(target, hit)) for hit in page.hits]

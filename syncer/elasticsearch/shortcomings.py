@@ -66,7 +66,7 @@ class Shortcoming(NamedTuple):
 _PIPELINE = ": {}, so what a pipeline does belongs in select.sql"
 _RULES: dict[str, tuple[Effect, Any, str]] = {
     **dict.fromkeys(BLOCKS, (Effect.REFUSES, False, "")),
-    _DISK_BLOCK: (Effect.REFUSES, False, ": Elasticsearch sets that while a disk is full, and lifts it by itself"),
+    _DISK_BLOCK: (Effect.REFUSES, False, ": it is set while a disk is full, and lifted by itself"),
     "index.final_pipeline": (Effect.REFUSES, "_none", _PIPELINE.format("a document must equal its SELECT")),
     "index.default_pipeline": (Effect.IGNORED, "_none", _PIPELINE.format("the writes of syncer bypass it")),
     "index.routing_partition_size": (Effect.ALTERS, 1, ": a document's shard must follow from its _routing alone"),

@@ -92,7 +92,7 @@ def send(
             continue
         action = decide_item(item["status"], error["type"], error.get("reason") or "")
         if action is Action.RETRY or error["type"] in OF_INDEX:
-            raise UnavailableError(f"Elasticsearch cannot write at the moment: {error['reason']}")
+            raise UnavailableError(f"The document cannot be written at the moment: {error['reason']}")
     return items
 
 

@@ -235,7 +235,7 @@ class HeldLocks:
                     raise self._lost() from error
                 seconds_left = self._retry_until - time.monotonic()
                 if seconds_left <= 0:
-                    raise LockTimeoutError(f"Elasticsearch did not complete a request in time: {error}") from error
+                    raise LockTimeoutError(f"A request was not completed in time: {error}") from error
             time.sleep(min(backoff.next_seconds(), seconds_left))
 
     def _write(self, *, is_last: bool = False, **stored: Any) -> None:

@@ -159,7 +159,7 @@ class Table:
             *page_items, table_item = edits.send(self._client, operations, index=self._index)
             for item in page_items if table_item["status"] == CONFLICT else (*page_items, table_item):
                 if "error" in item:
-                    raise LockError(f"Elasticsearch refuses to write {item['_id']}: {item['error']['reason']}")
+                    raise LockError(f"{item['_id']} was not written: {item['error']['reason']}")
             if table_item["status"] != CONFLICT:
                 return (self._born << _SEQ_NO_BITS) + int(table_item["_seq_no"])
             time.sleep(backoff.next_seconds())

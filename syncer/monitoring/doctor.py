@@ -410,16 +410,16 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
         if recorded < epoch:
             path = f"/syncer-state/_doc/epoch-{installation}?version={epoch}&version_type=external_gte"
             yield Finding(
-                f"Postgres is in epoch {epoch}, and Elasticsearch has recorded {recorded or 'none'}: syncer-state was "
+                f"Postgres is in epoch {epoch}, and syncer-state has recorded {recorded or 'none'}: it was "
                 "deleted, or this database is a copy",
                 request("PUT", path, {"epoch": epoch}),
                 "Not if this database is a copy: then set kafka.topic. "
-                "For a minute after the record was deleted, Elasticsearch may answer 409.",
+                "For a minute after the record was deleted, the answer may be 409.",
             )
         elif recorded > epoch and failover.is_entered(deployment.schema):
             # The next writer finds another cluster identity than the recorded one, and enters a new epoch.
             yield Finding(
-                f"Elasticsearch has recorded epoch {recorded}, and Postgres is in {epoch}: its disk was restored",
+                f"syncer-state has recorded epoch {recorded}, and Postgres is in {epoch}: its disk was restored",
                 "UPDATE syncer.cluster_identity SET sequence = 0;",
                 "Then restart the daemons, which enter a new epoch, and run for each document: "
                 "syncer verify DOCUMENT --repair",
@@ -442,10 +442,10 @@ CHECKS: tuple[Check, ...] = (
     Check("postgres.indexes", "A changed row finds its documents by an index", _SQL, _indexes, _CONSIDER),
     Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach("kafka", _has_topic)),
     Check("kafka.topic", "The topic keeps every change until it is handled", _SHELL, _topic),
-    Check("elasticsearch.reach", "Elasticsearch answers", _ADVICE, _reach("elasticsearch")),
+    Check("elasticsearch.reach", "The search server answers", _ADVICE, _reach("elasticsearch")),
     Check("elasticsearch.settings", _SETTINGS, _REQUEST, _indices),
     Check("elasticsearch.orphans", "Postgres knows every index that this installation made", _REQUEST, _orphans),
-    Check("elasticsearch.epoch", "Elasticsearch has recorded the epoch", _REQUEST, _epoch),
+    Check("elasticsearch.epoch", "syncer-state has recorded the epoch", _REQUEST, _epoch),
 )
 
 

@@ -207,7 +207,7 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
 
 _OPEN = {
     IndexFault.BLOCKED: "Set index.blocks.read of {} to false",
-    IndexFault.SHARDS_AWAY: "Wait if Elasticsearch was just started: it recovers them. "
+    IndexFault.SHARDS_AWAY: "Wait if a node was just started: it recovers them. "
     "Else see: GET /_cluster/allocation/explain",
     IndexFault.CLOSED: "Open it: POST /{}/_open. Its document then resumes by itself",
 }

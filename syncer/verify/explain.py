@@ -39,8 +39,8 @@ class State(StrEnum):
 
 _HOW = {
     DriftKind.DIFFERENT: "Different",
-    DriftKind.MISSING: "Missing from Elasticsearch",
-    DriftKind.EXTRA: "Elasticsearch has it and Postgres does not",
+    DriftKind.MISSING: "Missing from the index",
+    DriftKind.EXTRA: "The index has it and Postgres does not",
     DriftKind.MISPLACED: "In the wrong place",
     DriftKind.FAILING: "Its SELECT fails on the data",
 }

@@ -353,7 +353,7 @@ def test_what_differs_with_nothing_on_its_way_can_be_repaired(blog: World, clien
     client.delete(index=blog.alias, id="2")
     client.index(index=blog.alias, id="4", document={}, version=FAR_AHEAD, version_type="external")
     lost, ahead = explained(blog), explained(blog, "4")
-    assert (lost.state, "Missing from Elasticsearch" in lost.says) == (State.DIFFERENT, True)
+    assert (lost.state, "Missing from the index" in lost.says) == (State.DIFFERENT, True)
     assert (ahead.state, "syncer index rebuild blogpost" in ahead.hint) == (State.DIFFERENT, True)
     completed = blog.syncer("explain", "blogpost", "2", environment={"SYNCER_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
     assert (completed.returncode, "syncer verify blogpost --repair" in completed.stdout) == (1, True), completed.stderr

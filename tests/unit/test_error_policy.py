@@ -171,6 +171,15 @@ CAUSES: list[tuple[str, Exception, list[Exception]]] = [
         ],
     ),
     (
+        "The role must be able",
+        refusal(403, "security_exception", "no permissions for [indices:admin/create] and User [name=x]"),
+        [
+            refusal(403, "security_exception", "Open Distro not initialized"),
+            refusal(403, "AccessDenied", "User: x is not authorized to perform es:ESHttpPut"),
+            refusal(403, "cluster_block_exception", "index [x] blocked by: [FORBIDDEN/8/index write (api)];"),
+        ],
+    ),
+    (
         "To make it: syncer apply",
         refusal(404, "index_not_found_exception", "no such index [x]"),
         [

@@ -12,9 +12,6 @@ Each record in Kafka has a number: the term of the leader that sent it, and a co
 later ones are greater. A term comes from a sequence, and is not less than the time: so it grows after a failover and a
 restore, too.
 
-A token names a transaction to wait for: its id, with a mark of the database's identity if ``syncer.token()`` made it,
-since ids are reused after a failover or a restore. A token with another identity is refused.
-
 A cursor is a ``pg_snapshot``, never an id or a time. It is stored in the database that it refers to, and is restored
 together with it. After a failover or a restore of files it belongs to a state that the database still has: a commit
 that it saw precedes it in the WAL. Ids that are assigned anew to other transactions are all beyond its end.

@@ -13,22 +13,7 @@ change of its own, whose old image finds the document. Unchanged means in the co
 those of its tests, too.
 
 An edge leads from one node to another only if a row at the first *never* matters without a row at the second that
-satisfies the condition. Displacing other rows counts as mattering. Hence:
-
-- ON yields edges only from the rows that it joins. ON of an outer join yields them only from its nullable side, as in
-  the example of `syncer.lineage`; from both if ``_id`` is null for a row without a match, since that is no document.
-- A condition inside a subquery that names an outer row yields edges only from the rows inside.
-- Two branches of a UNION, or two subqueries in expressions, never yield edges between each other. A condition on a
-  column of a UNION is a *fork*: it leads to documents only if every branch does in which the column is not always null.
-- LIMIT, OFFSET, DISTINCT ON and windows make the rows of a query compete. A column of such a query leads out of it only
-  if competitors share it: it is in every PARTITION BY and in DISTINCT ON. If ``_id`` is another one, a row still leads
-  to the document that it is a part of, but not to those that it displaces: an affects query adds these.
-- Both sides of a condition are strict: null if one of their columns is. So WHERE rejects rows that an outer join has
-  filled with nulls.
-- Where equal rows are merged, or compete, a column leads out only if equal values of its type are identical.
-- What an image does not contain leads nowhere: an array's lower bound, or whether a jsonb is null or missing.
-- ``_id`` must be known from one row. If it is made of two, one transaction may change both: then neither old row finds
-  the other one as it was.
+satisfies the condition. Displacing other rows counts as mattering. The reasons stand where edges are added, or are not.
 
 Anything not understood yields no edge. In the worst case no path is found, and the definition needs an affects query.
 """
@@ -86,6 +71,7 @@ def read_graph(
     columns = walk.query(tree, None, ())
     walk.place_the_rest()
     meant = [meaning for name, meaning in columns if name == "_id"]
+    # From one row: if it were made of two, one transaction could change both, and neither old row find the other.
     ids = [
         id_
         for meaning in meant
@@ -210,6 +196,7 @@ class _Walk:
 
     def _union(self, tree: exp.SetOperation, outer: Scope | None, context: tuple[int, ...]) -> Columns:
         first_node = len(self.nodes)
+        # Each branch has a context of its own: branches never yield edges between each other.
         branches = tree.this, tree.expression
         left = self.query(branches[0], outer, (*context, next(self._contexts)))
         middle = len(self.nodes)
@@ -231,6 +218,7 @@ class _Walk:
         for item in [source, *(tree.args.get("joins") or ())] if source is not None else ():  # separated by commas
             self._from(item.this, body)
         if where is not None:
+            # Also of those that name an outer row: only the rows inside never matter without it.
             every = range(first_node, sys.maxsize), None
             body.conditions.extend(
                 _Condition(expression=conjunct, sides=(every,), lacking=self._lacking)
@@ -245,9 +233,13 @@ class _Walk:
         columns: Columns = []
         for output in tree.expressions:
             meaning = body.scope.meaning(output.unalias())
+            # Equal rows are merged: a column leads out only if equal values of its type are identical.
             if merges and (meaning.exact() != meaning):
                 self._note(range(first_node, len(self.nodes)), f"{_text(output.unalias())} {MERGES}")
                 meaning = meaning.exact()
+            # Rows compete: a column leads out only if competitors share it. If ``_id`` is another one, a row still
+            # leads to the document that it is a part of, but not to those that it displaces: an affects query adds
+            # these.
             if meaning.alternatives and not all(output.unalias().unnest() in names for names in shared):
                 self._note(range(first_node, len(self.nodes)), COMPETE)
                 meaning = Meaning(rivals=meaning.alternatives)
@@ -307,6 +299,8 @@ class _Walk:
                 this, expression = (exp.column(name, table=alias) for alias in aliases)
                 equal.append(exp.EQ(this=this, expression=expression))
             owners[name] = {"": aliases[0], "LEFT": aliases[0], "RIGHT": aliases[1]}.get(side)  # FULL merges both
+        # ON yields edges only from the rows that it joins: of an outer join, those of its nullable side. The other side
+        # needs a match, if ``_id`` is null for a row without one.
         sides = (
             (left.nodes, None if side in ("", "RIGHT") else right.nodes),
             (right.nodes, None if side in ("", "LEFT") else left.nodes),
@@ -382,6 +376,8 @@ class _Walk:
         for pair in itertools.product(left.alternatives, right.alternatives):
             nodes = [numbers(operand) for operand in pair]
             is_pair = len(nodes[0]) == len(nodes[1]) == 1 and nodes[0] != nodes[1]
+            # Both are null if one of their columns is, so WHERE rejects rows that an outer join has filled with nulls.
+            # And an image has them whole: not an array's lower bound, nor whether a jsonb is null or missing.
             if is_pair and all(is_strict(operand) and is_carried(operand) for operand in pair):
                 (one_node,), (other_node,) = nodes
                 equal: exp.Binary = exp.EQ(this=pair[0].copy(), expression=pair[1].copy())

@@ -5,25 +5,11 @@ Available as ``syncer.wait``, ``syncer wait TOKEN`` and over HTTP. A token names
 is handled, and then whether a job that it may have caused is open.
 
 Guarantee: once the wait is over, reads by id show the transaction, and what it deleted is gone. If it was to be
-searchable, searches show it too. Why this holds for a transaction T:
-
-*Changes.* If no saved cursor sees T and the outbox has no row of T, T has no changes: rows are deleted only after a
-saved cursor has seen them. A cursor counts as handled only once each document that its changes touch is written; or was
-skipped for a newer version, which shows T; or is dead-lettered, left to an existing job, or suspended. If Kafka loses
-records, a job makes up for that, and exists before they count as handled.
-
-*Jobs.* So T's jobs exist when they are now looked up. A job records before which transaction id its causes were
-committed; it can be T's only if T's id is lower. If a job of T is cancelled or fails, another one may have replaced it,
-so T's jobs are looked up again.
-
-*Refresh.* What is written before a refresh is requested is searchable when it is answered.
+searchable, searches show it too.
 
 Reported, but not waited for: what was dead-lettered since in the indices concerned, suspended documents, and documents
-with a job that was given up and may have been T's. Neither waited for nor reported: indices being loaded; changes that
-no trigger sees, as when a table is rewritten; and the refresh interval of an index that replaces another.
-
-After a transient error everything starts over, except for the identity of the database in which the wait began. So a
-wait for a bare transaction id never reports another transaction that got the same id after a failover.
+with a job that was given up and may have been the transaction's. Neither waited for nor reported: indices being loaded;
+changes that no trigger sees, as when a table is rewritten; and the refresh interval of an index that replaces another.
 """
 
 from __future__ import annotations
@@ -111,7 +97,8 @@ def wait(
                 clock.token = progress.require_committed(connection, clock.token)
                 return _wait(connection, settings, clock, searchable=searchable)
         except Exception as error:
-            # Start over: another server may answer the next query, so earlier results do not count.
+            # Start over: another server may answer the next query, so earlier results do not count. Only the identity
+            # of the database stays: after a failover, another transaction may get the same id.
             if error_policy.decide(error) is not Action.RETRY:
                 raise
             explained = error_policy.explain(error) or SyncerError(repr(error))
@@ -142,7 +129,7 @@ def _wait(connection: Connection, settings: Settings, clock: _Clock, *, searchab
         patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
         with elastic.connect(settings.elasticsearch, timeout_seconds=patience) as client:
             for document in unrefreshed:
-                Holdings(client).refresh(document.target)
+                Holdings(client).refresh(document.target)  # makes searchable what was written before it was requested
                 refreshed.add(document.index_name)
     documents = concerned()
     stale = model.incomplete(connection) if documents else set()
@@ -194,6 +181,9 @@ class _Clock:
 def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
     """Return once the changes of the transaction are handled; False if it has none."""
     while True:
+        # If no saved cursor sees it and the outbox has no row of it, it has no changes: rows are deleted only after a
+        # saved cursor has seen them. A cursor counts as handled only once each document that its changes touch is
+        # written, skipped for a newer version, dead-lettered, left to a job that exists, or suspended.
         state = progress.transaction(connection, clock.token.xid)
         if state.is_handled or not state.is_captured:
             return state.is_captured
@@ -206,6 +196,7 @@ def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
 def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) -> set[int]:
     """Return the jobs that the transaction may have caused, once they are finished."""
     job_ids: set[int] = set()
+    # All of them exist by now. Each records before which transaction id its causes were committed.
     while new := {job.id for job in model.caused_by(connection, clock.token.xid, documents)} - job_ids:
         job_ids |= new
         while True:

@@ -1,4 +1,5 @@
--- All that syncer keeps in Postgres. `syncer migrate` creates the schema and owns every object in it.
+-- All that syncer keeps in Postgres, but for `syncer.migration`, which records the migrations, and the functions of the
+-- triggers, which `syncer apply` creates. The role that runs `syncer migrate` owns what is here.
 
 -- Capture -------------------------------------------------------------------------------------------------------------
 
@@ -18,17 +19,18 @@ CREATE TABLE syncer.outbox (
     untouched  bigint[]
 ) PARTITION BY LIST (segment);
 
-COMMENT ON COLUMN syncer.outbox.operation IS 'I, U, D, T for TRUNCATE, or N for what only the catalogue shows.';
+COMMENT ON COLUMN syncer.outbox.operation IS
+    'I, U, D, T for TRUNCATE, or N for what only the catalogue shows, such as a table that was rewritten.';
 COMMENT ON COLUMN syncer.outbox.old IS
     'By name, the text of each column that leads to documents, before the change; null if the images are too large.';
 COMMENT ON COLUMN syncer.outbox.new IS 'The same, after the change.';
 COMMENT ON COLUMN syncer.outbox.untouched IS
-    'Of an UPDATE: the sets of watched columns that it has not changed, each as a digest; null if that is unknown.';
+    'Of an UPDATE: the sets of watched columns that it has not changed, each as a hash of names; null if unknown.';
 
 -- Pages of a transaction, however large it is, are read by this index.
 CREATE INDEX outbox_xid ON syncer.outbox (xid, id);
 
--- The segments. A row of a segment whose table was dropped goes into the default one: a trigger never makes a write fail.
+-- The segments. A row of a segment whose table was dropped goes into the default one, so that the write does not fail.
 -- A publication of all tables lets no row be updated of a table without a replica identity, and the rows of the outbox
 -- are updated where a dump is restored: see `syncer.capture.progress.adopt`.
 DO $$
@@ -122,7 +124,8 @@ BEGIN
 END
 $intact$;
 
-COMMENT ON FUNCTION syncer.is_intact IS 'True; or an error, if writing to the outbox may fail.';
+COMMENT ON FUNCTION syncer.is_intact IS
+    'True, or an error if writing to the outbox may fail; null if the transaction is not READ COMMITTED.';
 
 -- Used once a trigger could not write a change: the schema is broken from then on.
 CREATE SEQUENCE syncer.lost;
@@ -135,9 +138,9 @@ CREATE TABLE syncer.capture (
     files    text[]
 );
 
-COMMENT ON COLUMN syncer.capture.watched IS 'The set of columns that each document watches.';
+COMMENT ON COLUMN syncer.capture.watched IS 'The sets of columns whose changes matter to documents.';
 COMMENT ON COLUMN syncer.capture.files IS
-    'The files and triggers of the table and its partitions when all documents were last known to show their rows.';
+    'Relfilenodes and triggers of the table and its partitions when all documents were last known to show their rows.';
 
 -- The type of a column that was dropped or renamed since its trigger was created: see `syncer.capture.triggers`.
 CREATE TYPE syncer.gone AS ENUM ();
@@ -244,7 +247,8 @@ COMMENT ON FUNCTION syncer.is_primary IS
 -- _update_by_query does: they do not reach the next version.
 CREATE SEQUENCE syncer.version MAXVALUE 8796093022207;
 
--- The identity of the database that the epoch belongs to.
+-- The Postgres cluster and database that the epoch belongs to; `sequence` has the OIDs of the database and of the
+-- sequence of versions.
 CREATE TABLE syncer.cluster_identity (
     only_row          boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     installation      uuid    NOT NULL DEFAULT gen_random_uuid(),
@@ -266,7 +270,7 @@ CREATE TABLE syncer.version_time (
 );
 
 COMMENT ON COLUMN syncer.version_time.assigned_before IS
-    'This version, and every smaller one of its epoch, was assigned before.';
+    'This version, and every smaller one of its epoch, was assigned before this time.';
 
 -- Definitions ---------------------------------------------------------------------------------------------------------
 
@@ -294,7 +298,7 @@ CREATE TABLE syncer.document (
 
 COMMENT ON COLUMN syncer.document.role IS 'current: searches find it. building: they will, once it is loaded.';
 COMMENT ON COLUMN syncer.document.accepted IS
-    'What it reads in the catalogue, where that differs from what was applied and it goes on; nothing of it is executed.';
+    'What its SELECT reads in the catalogue, if that differs from what was applied without changing any document.';
 COMMENT ON COLUMN syncer.document.suspended IS 'What happened and what to do; null if the definition is followed.';
 COMMENT ON COLUMN syncer.document.suspended_ids IS 'Documents to try before it is resumed.';
 COMMENT ON COLUMN syncer.document.is_stale IS 'Whether it was suspended and needs a refresh when it is resumed.';
@@ -309,7 +313,7 @@ CREATE TABLE syncer.revision (
     last     bigint NOT NULL
 );
 
--- Indices that were created and are not active yet, or no longer, and must be dropped: see
+-- Indices that were created and are not active, of an apply that died, or replaced ones. They must be dropped: see
 -- `syncer.recovery.orphan_indices`.
 CREATE TABLE syncer.orphan_index (
     index_name  text PRIMARY KEY,
@@ -326,13 +330,15 @@ CREATE TABLE syncer.verification (
     is_complete boolean     NOT NULL
 );
 
-COMMENT ON COLUMN syncer.verification.drifted IS 'How many documents were left different from their SELECT.';
-COMMENT ON COLUMN syncer.verification.is_complete IS 'Whether all were counted: it stops when there are too many.';
+COMMENT ON COLUMN syncer.verification.drifted IS
+    'How many documents differed from their SELECT for no reason that is known, and were not repaired.';
+COMMENT ON COLUMN syncer.verification.is_complete IS
+    'Whether all documents were compared: a comparison ends after too many that differ.';
 
 -- Jobs ----------------------------------------------------------------------------------------------------------------
 
--- Durable work on many documents, done by any daemon: see `syncer.jobs`. A transaction that locks several rows locks them
--- in this order: document, job, chunk.
+-- Durable work on many documents, done by any daemon or command: see `syncer.jobs`. A transaction that locks several
+-- rows locks them in this order: document, job, chunk.
 CREATE TABLE syncer.job (
     id                 bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     kind               text        NOT NULL,
@@ -377,8 +383,9 @@ COMMENT ON COLUMN syncer.job.completes_load IS
     'Whether its end means that every document was written once: false if changes may have been missed since.';
 COMMENT ON COLUMN syncer.job.sequence_numbers IS
     'The greatest _seq_no of each shard before its first document was written: see `syncer.jobs.listing`.';
-COMMENT ON COLUMN syncer.job.changed_at IS 'When the oldest change was made that it makes good, as far as is known.';
-COMMENT ON COLUMN syncer.job.is_listed IS 'Whether all chunks of its state exist: those of the ids, or of the orphans.';
+COMMENT ON COLUMN syncer.job.changed_at IS 'When the oldest change was made that it makes up for, as far as is known.';
+COMMENT ON COLUMN syncer.job.is_listed IS
+    'Whether all chunks of what it does now exist: those of the ids, or of the orphans.';
 COMMENT ON COLUMN syncer.job.listed_to IS 'The last id of the last range that was listed.';
 COMMENT ON COLUMN syncer.job.documents_expected IS
     'How many documents it has, as far as the statistics of Postgres tell; null if they do not.';
@@ -397,7 +404,7 @@ CREATE TABLE syncer.job_chunk (
 ALTER TABLE syncer.job_chunk ALTER COLUMN ids SET STORAGE EXTERNAL;
 
 COMMENT ON COLUMN syncer.job_chunk.id IS 'The second half of the key of its advisory lock.';
-COMMENT ON COLUMN syncer.job_chunk.everywhere IS 'Whether copies on other shards are deleted, too.';
+COMMENT ON COLUMN syncer.job_chunk.everywhere IS 'Whether copies of its documents on other shards are deleted, too.';
 
 -- Dead letters --------------------------------------------------------------------------------------------------------
 
@@ -415,14 +422,14 @@ CREATE TABLE syncer.dead_letter (
     PRIMARY KEY (index_name, id)
 );
 
-COMMENT ON COLUMN syncer.dead_letter.kind IS 'The name that Elasticsearch or psycopg has for the error.';
+COMMENT ON COLUMN syncer.dead_letter.kind IS 'The name that Elasticsearch, psycopg or syncer has for the error.';
 COMMENT ON COLUMN syncer.dead_letter.is_id_cut IS 'Whether id is the beginning of a longer one, and its digest.';
 COMMENT ON COLUMN syncer.dead_letter.recorded_in IS
     'The transaction that recorded it. Its id is greater than that of any change that the document showed.';
 
 -- Daemons -------------------------------------------------------------------------------------------------------------
 
--- Each daemon reports every two seconds: see `syncer.monitoring.daemons`.
+-- Each daemon reports every second: see `syncer.monitoring.daemons`.
 CREATE TABLE syncer.daemon (
     id                 uuid        PRIMARY KEY,
     host               text        NOT NULL,
@@ -439,7 +446,8 @@ CREATE TABLE syncer.daemon (
 COMMENT ON TABLE syncer.daemon IS
     'The daemons that run. A row whose reported_at is older than some seconds is of one that hangs or is gone.';
 COMMENT ON COLUMN syncer.daemon.leads IS 'Whether it is the one that reads the outbox.';
-COMMENT ON COLUMN syncer.daemon.written_per_second IS 'Documents that it has written or deleted since its last report.';
+COMMENT ON COLUMN syncer.daemon.written_per_second IS
+    'Documents that it wrote or deleted, a second, since the report before.';
 COMMENT ON COLUMN syncer.daemon.troubles IS
     'What its components are retrying: component, server, kind, seconds since the first failed attempt began, error, hint.';
 

@@ -130,6 +130,11 @@ def _require_written(connection: Connection) -> None:
 def syncer_servers() -> Iterator[Servers]:
     """Servers for the run; the first run on a machine downloads the embedded ones."""
     dsn, url = (os.environ.get(f"SYNCER_TESTING_{name}", "") for name in ("POSTGRES_DSN", "ELASTICSEARCH_URL"))
+    if (dsn or url) and os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
+        hint = "Unset SYNCER_TESTING_POSTGRES_DSN and SYNCER_TESTING_ELASTICSEARCH_URL, or run with one worker."
+        raise SyncerError(
+            "Several workers of pytest-xdist cannot share servers: each would write the indices", hint=hint
+        )
     if dsn and url:
         yield Servers(postgres_dsn=dsn, elasticsearch_url=url)
         return
@@ -193,10 +198,12 @@ def syncer_index(_syncer_daemon: SearchIndex) -> SearchIndex:
 
 
 def _command(environment: Mapping[str, str], *arguments: str) -> None:
+    __tracebackhide__ = True  # pytest would print the environment
     command = [sys.executable, "-m", "syncer", *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise SyncerError(f"syncer {' '.join(arguments)} failed", hint=f"{ended.stdout}{ended.stderr}")
+        printed = f"{ended.stdout}{ended.stderr}".replace(f"{environment['SYNCER_CONFIG']}/", "")  # it is a copy
+        raise SyncerError(f"syncer {' '.join(arguments)} failed", hint=printed)
 
 
 @contextmanager

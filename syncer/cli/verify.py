@@ -21,7 +21,7 @@ from syncer.jobs import listing
 from syncer.verify import audit, compare, explain as explaining
 from syncer.verify.audit import AuditReport
 from syncer.verify.compare import SETTLE_SECONDS, VerifyReport
-from syncer.verify.diff import Cause, Drift, advice
+from syncer.verify.diff import Cause, Drift, DriftKind, advice
 from syncer.verify.explain import InIndex, State
 
 _SHOWN_MAX = 20
@@ -44,7 +44,9 @@ def verify(
     ] = None,
     settle: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds after which --select reads again what differs, each time (default: 10)."),
+        typer.Option(
+            min=0, max=86_400, help="Seconds after which --select reads again what differs, each time (default: 10)."
+        ),
     ] = None,
     values: Values = False,
     as_json: AsJson = False,
@@ -117,15 +119,21 @@ def _audit_advice(report: AuditReport) -> Iterator[str]:
         yield f"Not compared, since the SELECT does not return them: {', '.join(fields)}"
     if not report.is_complete:
         yield "So many differ that not all were compared."
+    kinds = {drift.kind for drift in report.drifts}
     if report.documents and report.drifts and not report.has_common_id:
-        yield "No id of the SELECT is in the index: let _id be what the other program uses as the document's id."
+        yield (
+            "No id of the SELECT is in the index. If the index is not empty, let _id be what the other program uses as "
+            "the document's id."
+        )
     if any(drift.cause is Cause.REORDERED for drift in report.drifts):
         yield "Reordered: the elements are the same. Order the aggregate in the SELECT as the other program does."
     if not report.is_refreshed:
         yield "An index has no refresh interval: searches do not find what was written since its last refresh."
     if report.busy:
         yield "What is busy was written all the while. To decide whether it differs, run it again."
-    if report.drifts:
+    if DriftKind.FAILING in kinds:
+        yield "Failing: Postgres cannot compute these documents. Run the SELECT in psql to see its error."
+    if kinds - {DriftKind.FAILING}:
         yield (
             f"Each was read {audit.READINGS} times. Changes that the other program has yet to write are unknown to "
             "syncer: with a longer --settle, they have more time."

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -85,7 +85,7 @@ def audit(
     with _reading(connect) as walking, _reading(connect) as connection:
         document = _document(connection, select, file, target)
         names = document.dependencies.fields
-        if unknown := sorted(path for path in ignored if path.partition(".")[0] not in names):
+        if unknown := sorted(path for path in ignored if path.partition(".")[0] not in _first_names(names)):
             problem = f"{file} returns no field {', '.join(unknown)} to ignore"
             raise DefinitionError(problem, hint=f"It has: {', '.join(names)}")
         auditor = Auditor(
@@ -125,6 +125,8 @@ def _document(connection: Connection, select: str, file: str, target: Target) ->
     except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
         raise refused(connection, error, select, file, prefix=_PREFIX) from error
     types = {column.name: column.type_code for column in columns}
+    if len(types) < len(columns):
+        raise DefinitionError(f"{file} returns two columns of one name", hint="Name each column differently, with AS.")
     if "_id" not in types:
         raise DefinitionError(
             f"{file} has no column _id", hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p"
@@ -155,10 +157,12 @@ class Auditor(Settler):
         """Return the ids of the index in chunks, as a point in time shows them that is opened for the first one."""
         return self.index.holdings.ids(self.document.target, page=compare.PAGE)
 
-    def find(self, ids: Sequence[str], *, refreshes: bool = False) -> list[Copy]:  # noqa: ARG002 - see `settle`
-        """Return all copies of these documents, as searches find them; nothing is refreshed."""
+    def find(self, ids: Sequence[str], *, refreshes: bool = False) -> list[Copy]:
+        """Return all copies of these documents, as searches find them; nothing is refreshed: see `settle`."""
         meanings = self.meanings.values()
-        dates = set().union(*(one.to_render for one in meanings)).difference(*(one.unrenderable for one in meanings))
+        # That the server reads each date takes half as long again, so this is left to what is suspect.
+        dates = set().union(*(meaning.dates if refreshes else meaning.to_render for meaning in meanings))
+        dates = dates.difference(*(meaning.unrenderable for meaning in meanings))
         return self.index.holdings.find(self.document.target, ids, dates=sorted(dates))
 
     def differing(self, expected: Mapping[str, Row], copies: Collection[Copy]) -> Iterator[Drift]:
@@ -189,18 +193,25 @@ class Auditor(Settler):
         names = self.document.dependencies.fields
         try:
             expected, held = _parsed(row.source), _parsed(copy.source)
-            self.report.not_compared.update(held.keys() - names)
+            compared = _first_names(names)
+            self.report.not_compared.update(name for name in held if name.partition(".")[0] not in compared)
             unequal = [name for name in names if _normal(expected.get(name)) != _normal(held.get(name))]
             if not unequal:
                 return [], None
             # An index that was made meanwhile is most like the last one.
             reader = self.meanings.get(copy.index) or self.meanings[max(self.meanings)]
-            rendered = {path: meaning.rendered(copy.fields, path) for path in reader.to_render}
+            rendered = {path: meaning.rendered(copy.fields, path) for path in reader.dates}
             left = reader.of({name: expected.get(name) for name in unequal})
-            right = reader.of({name: held.get(name) for name in unequal}, rendered=rendered)
-            return diff.first_differences(left or {}, right or {})
+            right = reader.of(held, rendered=rendered) or {}
+            within = tuple(f"{name}." for name in unequal)
+            right = {path: right[path] for path in right if path in unequal or path.startswith(within)}
+            return diff.first_differences(left or {}, right)
         except diff.UNPARSED:
             return [Difference(path=diff.TOO_DEEP)], None
+
+
+def _first_names(paths: Iterable[str]) -> set[str]:
+    return {path.partition(".")[0] for path in paths}
 
 
 def _parsed(source: bytes) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What the mapping of an index makes of a value, so that two values that are indexed alike compare as equal.
 
 Alike are null, an empty array and no field; a value and an array of it; a number and its text; one instant in two
-formats; a range with its bounds included or not. The order of an array counts, as readers of ``_source`` see it. What
-the type of a field does not read stays as it is, and so differs.
+formats; a range with its bounds included or not; a field of an object and a dotted name. The order of an array counts,
+as readers of ``_source`` see it. What the type of a field does not read stays as it is, and so differs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_TEXTS, lambda value: str(value).lower() if isinstance(value, bool) else str(value)),
     "boolean": lambda value: {"true": True, "false": False, "": False}.get(value, value),
     "double": float,
-    "float": lambda value: struct.unpack("f", struct.pack("f", float(value)))[0],
+    **dict.fromkeys(("float", "dense_vector"), lambda value: struct.unpack("f", struct.pack("f", float(value)))[0]),
+    "half_float": lambda value: struct.unpack("e", struct.pack("e", float(value)))[0],
 }
 
 
@@ -49,14 +50,17 @@ class Meaning:
         self._fields = dict(_fields(mapping, ""))
         dates = {path: field for path, field in self._fields.items() if field.get("type") in _DATES}
         formats = {path: field.get("format", "date").split("||") for path, field in dates.items()}
+        self.dates = dates.keys()
+        """The paths of dates, and of ranges of dates."""
         self.to_render = {path for path, names in formats.items() if not _READABLE_FORMATS.issuperset(names)}
-        """The paths of dates, and of ranges of dates, that only the server can read."""
+        """Those that only the server can read."""
         self.unrenderable = self._fields.keys() - dates.keys()
 
     def of(self, value: Any, path: str = "", *, rendered: Rendered | None = None) -> Any:
         """Return the meaning of a value at a path, or of a whole document; None if it has none.
 
-        With ``rendered``, dates are as the server has read them; without, a date is ISO 8601 or a number.
+        An object's is flat: its names are paths. With ``rendered``, dates are as the server has read them; without, a
+        date is ISO 8601 or a number.
         """
         if value is None or path in self._ignored:
             return None
@@ -71,8 +75,14 @@ class Meaning:
             return _scalar(value, field)
         if field.get("type", "").endswith("_range"):
             return dict(_bound(operator, bound, field) for operator, bound in value.items() if bound is not None)
-        inner = {name: self.of(value[name], f"{path}.{name}" if path else name, rendered=rendered) for name in value}
-        return {name: meaning for name, meaning in inner.items() if meaning is not None} or None
+        flat: dict[str, Any] = {}
+        for name, element in value.items():
+            meaning = self.of(element, f"{path}.{name}" if path else name, rendered=rendered)
+            if meaning and isinstance(meaning, dict):
+                flat.update((f"{name}.{inner}", meaning[inner]) for inner in meaning)
+            elif meaning is not None:
+                flat[name] = meaning
+        return flat or None
 
 
 def rendered(fields: Mapping[str, list[Any]], path: str) -> Iterator[Any]:
@@ -110,8 +120,8 @@ def _instant(value: Any, field: Mapping[str, Any]) -> datetime:
     """
     keeps_nanoseconds = field["type"] == "date_nanos"
     if not isinstance(value, str) or (value.removeprefix("-").isdigit() and len(value) > _YEAR_DIGITS):
-        formats = field.get("format", "")
-        in_seconds = "epoch_second" in formats and "epoch_millis" not in formats
+        epochs = (name for name in field.get("format", "").split("||") if name.startswith("epoch_"))
+        in_seconds = next(epochs, None) == "epoch_second"
         instant = _EPOCH + timedelta(microseconds=int(Decimal(value) * (1_000_000 if in_seconds else 1000)))
     elif not _ISO.fullmatch(value) or (keeps_nanoseconds and _BELOW_MICROSECONDS.search(value)):
         raise ValueError(value)

@@ -90,3 +90,32 @@ def test_the_examples_of_the_page_pass(framework: str, models: str, empty_world:
     assert "3 passed" in ended.stdout
     with world.elasticsearch() as client:
         assert not client.indices.exists(index=f"{world.alias}*", allow_no_indices=False)
+
+
+@pytest.mark.parametrize(
+    ("workers", "files", "message"),
+    [
+        ("2", (), "Unset SYNCER_TESTING_POSTGRES_DSN"),
+        ("1", ("config/documents/posts/select.sql",), "Error: documents/posts/document.yaml is missing"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    workers: str, files: tuple[str, ...], message: str, empty_world: World, tmp_path: Path
+) -> None:
+    """Workers that would share servers, and a file that is missing; the environment of the shell is not printed."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "conftest.py").write_text('pytest_plugins = ["syncer.testing"]')
+    (project / "test_it.py").write_text("def test_it(syncer_index): pass")
+    for name in files:
+        (project / name).parent.mkdir(parents=True)
+        (project / name).write_text("SELECT 1 AS _id")
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("SYNCER_")} | {
+        "PYTEST_XDIST_WORKER_COUNT": workers,
+        "SYNCER_TESTING_POSTGRES_DSN": empty_world.dsn,
+        "SYNCER_TESTING_ELASTICSEARCH_URL": empty_world.endpoints.elasticsearch_url,
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:django", "."]
+    ended = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, message in ended.stdout) == (1, True), ended.stdout + ended.stderr
+    assert "'PATH':" not in ended.stdout

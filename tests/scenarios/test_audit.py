@@ -33,11 +33,20 @@ FIELDS: dict[str, tuple[dict[str, Any], str, object, bool]] = {
         {"type": "nested", "properties": {"at": DAYS}}, """'[{"at": "2026-03-01"}, {"at": "2026-03-02"}]'::jsonb""",
         [{"at": "2026/03/02"}, {"at": "2026/03/01"}], False,
     ),
+    "year_and_month": ({"type": "date"}, "'2026-03-01'::date", "2026-03", True),
+    "other_month": ({"type": "date"}, "'2026-03-01'::date", "2026-02", False),
     "microseconds": ({"type": "date_nanos"}, AT, "2026-03-01T08:20:30.123456Z", True),
     "nanoseconds": ({"type": "date_nanos"}, AT, "2026-03-01T08:20:30.123456001Z", False),
     "text_of_a_number": ({"type": "long"}, "7", "7", True),
     "single_precision": ({"type": "float"}, "0.1::numeric", 0.10000000149011612, True),
     "double_precision": ({"type": "double"}, "0.1::numeric", 0.10000000149011612, False),
+    "half_precision": ({"type": "half_float"}, "0.1::numeric", "0.0999755859375", True),
+    "vector": ({"type": "dense_vector", "dims": 2}, "ARRAY[0.1, 2]", [0.10000000149011612, 2.0], True),
+    "dotted_names": (
+        {"properties": {"a": {"type": "long"}, "b": {"properties": {"c": {"type": "keyword"}}}}},
+        """'{"a": 1, "b": {"c": "x"}}'::jsonb""", {"b.c": "x", "a": "1"}, True,
+    ),
+    "dotted_name_of_another": ({"properties": {}}, """'{"a": {"b": "x"}}'::jsonb""", {"a": {}, "a.b": "y"}, False),
     "number_as_keyword": ({"type": "keyword"}, "1.50::numeric", "1.50", True),
     "other_text_of_a_number": ({"type": "keyword"}, "1.50::numeric", "1.5", False),
     "truth": ({"type": "boolean"}, "true", "true", True),
@@ -133,6 +142,33 @@ def test_ids_that_no_side_shares_are_named_as_the_cause(filled: World) -> None:
     assert "No id of the SELECT is in the index" in found.stdout
 
 
+@pytest.mark.parametrize(
+    ("column", "held", "differing"),
+    [
+        ("author.name", {"author": {"name": "a", "age": 3}}, set()),
+        ("author.name", {"author.name": "a", "author": [{"age": 3}]}, set()),
+        ("author.name", {"author": {"name": "b", "age": 3}}, {"author.name"}),
+        ("author.home.city", {"author": {"home.city": "b", "home": {"zip": 1}}}, {"author.home.city"}),
+    ],
+)
+def test_a_column_may_name_a_field_of_an_object(
+    column: str, held: dict[str, Any], differing: set[str], empty_world: World
+) -> None:
+    """As searches name it; the other fields of the object are not compared."""
+    with empty_world.elasticsearch() as client:
+        fill(client, empty_world.alias, {"1": held})
+    report = audited(empty_world, f"SELECT 1 AS _id, 'a' AS \"{column}\"")
+    assert {difference.path for drift in report.drifts for difference in drift.differences} == differing
+
+
+def test_advice_is_about_the_documents_that_differ(filled: World) -> None:
+    """An error of the SELECT on a row is no matter of time."""
+    (filled.folder / "posts.sql").write_text("SELECT p.id AS _id, p.id / (p.id % 1) AS n FROM posts AS p")
+    found = filled.syncer("verify", "--select", str(filled.folder / "posts.sql"), "--index", filled.alias, "--settle=0")
+    assert "Run the SELECT in psql" in found.stdout
+    assert "longer --settle" not in found.stdout
+
+
 Between = Callable[[World, Elasticsearch, int], object]
 FLIGHTS: dict[str, tuple[Between, int, int]] = {
     "written late": (lambda w, c, n: fill(c, f"{w.alias}-1", {"3": {"title": "old" if n == 1 else "new"}}), 0, 0),
@@ -165,6 +201,7 @@ def test_what_is_in_flight_is_read_again(name: str, filled: World, monkeypatch: 
         ("SELECT id FROM posts", "", "has no column _id"),
         ("SELECT id AS _id, nope FROM posts", "", 'column "nope" does not exist'),
         ("SELECT 1 AS _id FROM posts", "", "more than once"),
+        ("SELECT id AS _id, title, at AS title FROM posts", "", "two columns of one name"),
         ("SELECT id AS _id FROM posts; SELECT 1", "", "refused by Postgres"),
         ("SELECT id AS _id, nextval('posts_seq') AS n FROM posts", "", "read-only transaction"),
         (SELECT, "-nothing", "nothing that is called"),

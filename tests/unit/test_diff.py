@@ -160,6 +160,8 @@ def test_rounding_is_a_cause_only_if_nothing_else_differs(
         ({"type": "date"}, "infinity", 0, False),
         ({"type": "date"}, "20260101", "2026-01-01", False),
         ({"type": "date"}, 10**30, 10**30, True),
+        ({"type": "date", "format": "epoch_second||epoch_millis"}, "1970-01-21T12:18:43Z", 1772323, True),
+        ({"type": "date", "format": "epoch_millis||epoch_second"}, "1970-01-21T12:18:43Z", 1772323, False),
     ],
 )
 def test_a_value_means_what_its_field_reads(

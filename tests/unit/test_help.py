@@ -63,6 +63,7 @@ USAGE = {
     "backfill": "Missing argument 'DOCUMENT'",
     "verify --index posts": "belong together",
     "verify --settle 1": "belong together",
+    "verify --settle inf": "Invalid value",
     "verify posts --select /dev/null --index posts": "does not go with DOCUMENT",
     "verify --repair --select /dev/null --index posts": "does not go with DOCUMENT",
     "aply": "No such command 'aply'",

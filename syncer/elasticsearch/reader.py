@@ -168,7 +168,9 @@ class Holdings:
         routings = [routing for routing in (*shards.addresses, *map(str, range(64))) if shards.shard(routing) == shard]
         answer = self._client.search_shards(index=target.index_name, routing=",".join(routings))
         if {copy["shard"] for copies in answer.body["shards"] for copy in copies} - {shard}:
-            problem = f"{self._product.name} routes the documents of {target.index_name} to other shards than computed"
+            problem = (
+                f"{self._product.name} routes the documents of {target.index_name} to other shards than syncer computes"
+            )
             hint = f"This {self._product.name} is newer than syncer knows. Upgrade syncer."
             raise IndexingError(problem, hint=hint)
 

@@ -105,7 +105,7 @@ def test_verify_names_every_kind_of_drift_and_repairs(drifted: World) -> None:
     printed = done(drifted, "verify", code=1)
     assert [part for part in ("2 missing", "4 different title", "77 extra", "--repair") if part not in printed] == []
     assert "edited by hand" not in json.dumps(report) + printed
-    assert '"edited by hand" in Elasticsearch' in done(drifted, "verify", "--values", code=1)
+    assert '"edited by hand" in the index' in done(drifted, "verify", "--values", code=1)
 
     (report,) = json.loads(done(drifted, "verify", "--repair", "--json", code=1))
     assert sorted(drift["id"] for drift in report["repaired"]) == ["2", "77"]

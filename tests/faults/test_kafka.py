@@ -146,7 +146,8 @@ def test_a_loss_is_made_good(
     with capture_logs() as logs, following(blog):
         require_holds(blog)
     caused = [occasion for job, occasion in refreshes(blog).items() if job not in before]
-    assert len(caused) == if_waiting, caused
+    # Partitions are found lost one after the other: what was published between makes another refresh.
+    assert bool(caused) is if_waiting, caused
     lost = [event for event in logs if event["event"] == "topic.records_lost"]
     assert {(event["log_level"], *event["documents"]) for event in lost} <= {("error", "blogpost")}
     assert bool(lost) is if_waiting

@@ -464,7 +464,7 @@ class Writer:
         return [later.id for later in rebuilt.compositions if (later.id, later.source, later.routing) not in sent]
 
     def _record(self, current: Slice, document: Document, failed: Mapping[str, Failure]) -> None:
-        # Not again for a retry, which no change has caused: `syncer wait` would report it to whoever waits for another.
+        # Not again for a retry, which no change has caused: a client that waits for another change would be told of it.
         if current.retries:
             return
         dead_letters.dead_letter(self._link.connection, document.index_name, current.batch.version, failed)

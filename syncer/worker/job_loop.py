@@ -64,7 +64,7 @@ _STAYS_SUSPENDED = (DocumentError, IndexingError, elasticsearch.ApiError, elasti
 _ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
 _LETTERS_SECONDS = 60.0
-"""How often to try to write a dead letter of each index: somebody may have put right what no change tells."""
+"""How often to try to write a dead letter of each index: its cause may be gone, which no change tells."""
 _STEPS = "job steps"
 """The steps of jobs, in the log and the status: one that fails does not keep chunks from being written."""
 _NOTE_SECONDS = 10.0

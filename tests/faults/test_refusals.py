@@ -410,7 +410,7 @@ def test_a_text_that_a_model_refuses_takes_no_neighbour(embedded: tuple[World, M
     assert world.sql(DEAD_LETTERS) == []
 
 
-# What somebody puts right by hand: no change of a row tells
+# What is put right by hand: no change of a row tells
 
 NO_TEXT = "UPDATE things SET t = NULL"
 RARE = "UPDATE things SET t = 'rare', o = '{\"b\": 1}' WHERE id > 50"

@@ -1,9 +1,10 @@
 """Fencing: what is planned, and not in the code yet. After a failover, late requests of the time before change nothing.
 
 A request names the write alias of its index, whose name ends with the epoch. A node resolves the alias when the request
-arrives; the write may wait for its thread long after that, and the request may arrive long after it was sent. Whoever
-enters an epoch renames the aliases of all active indices (the fence), and commits the epoch with a job. The job waits
-for what was resolved before (the drain), and then writes what was written since the last mark: see `tests.model.marks`.
+arrives; the write may wait for its thread long after that, and the request may arrive long after it was sent. A daemon
+that enters an epoch renames the aliases of all active indices (the fence), and commits the epoch with a job. The job
+waits for what was resolved before (the drain), and then writes what was written since the last mark:
+see `tests.model.marks`.
 
 There is one document. Its definition may get a new index, which replaces the old one. Another primary of the same
 installation may record an epoch meanwhile; `tests.model.overtaking` covers what it does.

@@ -5,15 +5,16 @@ import sys
 
 
 def main() -> None:
-    """Entry point: loading the commands takes a while, in which Ctrl-C is to end it without a traceback."""
+    """Entry point: Ctrl-C shows no traceback, also while the commands are loaded or an error is shown."""
     gc.disable()  # what is loaded is kept: to look for garbage in it takes a third of the time
     try:
         from syncer.cli import app  # noqa: PLC0415 - see above
+
+        gc.freeze()
+        gc.enable()
+        app.main()
     except KeyboardInterrupt:
         sys.exit(130)
-    gc.freeze()
-    gc.enable()
-    app.main()
 
 
 if __name__ == "__main__":

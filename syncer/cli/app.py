@@ -84,7 +84,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
-    except (KeyboardInterrupt, Stopping):
+    except Stopping:
         sys.exit(130)
     except Exception as error:
         explained = explain(error)

@@ -78,7 +78,7 @@ def test_the_examples_of_the_page_pass(framework: str, models: str, empty_world:
     }.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("SYNCER_")} | {
+    environment = _environment() | {
         "DJANGO_SETTINGS_MODULE": "settings",
         "SYNCER_TESTING_POSTGRES_DSN": world.dsn,
         "SYNCER_TESTING_ELASTICSEARCH_URL": world.endpoints.elasticsearch_url,
@@ -110,7 +110,7 @@ def test_what_cannot_work_is_refused(
     for name in files:
         (project / name).parent.mkdir(parents=True)
         (project / name).write_text("SELECT 1 AS _id")
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("SYNCER_")} | {
+    environment = _environment() | {
         "PYTEST_XDIST_WORKER_COUNT": workers,
         "SYNCER_TESTING_POSTGRES_DSN": empty_world.dsn,
         "SYNCER_TESTING_ELASTICSEARCH_URL": empty_world.endpoints.elasticsearch_url,
@@ -119,3 +119,8 @@ def test_what_cannot_work_is_refused(
     ended = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, message in ended.stdout) == (1, True), ended.stdout + ended.stderr
     assert "'PATH':" not in ended.stdout
+
+
+def _environment() -> dict[str, str]:
+    """This process's variables, without those of syncer and of the workers that run these tests."""
+    return {name: text for name, text in os.environ.items() if not name.startswith(("SYNCER_", "PYTEST_"))}

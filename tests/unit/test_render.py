@@ -1,11 +1,14 @@
-"""What commands print: in a pipe, lines are neither folded nor padded."""
+"""What commands print: in a pipe, lines are neither folded nor padded; Ctrl-C shows no traceback."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
+from typing import Never
 
 import pytest
 
+from syncer.__main__ import main
 from syncer.cli import render
 
 
@@ -23,3 +26,15 @@ def test_a_table_in_a_pipe_is_not_padded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert lines[3] == "22  short"
     assert [line.rstrip() for line in lines] == lines
     assert max(len(line) for line in lines if long not in line) < 60
+
+
+def test_an_interrupt_while_an_error_is_shown_ends_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As at any other time: the exit code says that it was interrupted."""
+
+    def interrupt(_: object) -> Never:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(render, "show_error", interrupt)
+    monkeypatch.setattr("sys.argv", ["syncer", "--config", str(tmp_path / "missing"), "plan"])
+    with pytest.raises(SystemExit, match="130"):
+        main()

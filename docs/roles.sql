@@ -42,8 +42,8 @@ GRANT SELECT ON ALL SEQUENCES IN SCHEMA syncer TO syncer_relay, syncer_worker, s
 
 -- Every daemon
 GRANT SELECT ON
-    syncer.capture, syncer.daemon, syncer.dead_letter, syncer.document, syncer.event, syncer.cluster_identity, syncer.job, syncer.migration,
-    syncer.outbox, syncer.cursor, syncer.partition, syncer.handled, syncer.verification, syncer.version_time
+    syncer.capture, syncer.daemon, syncer.dead_letter, syncer.document, syncer.event, syncer.installation, syncer.job, syncer.mark,
+    syncer.migration, syncer.outbox, syncer.cursor, syncer.partition, syncer.handled, syncer.verification
     TO syncer_relay;
 GRANT UPDATE (files) ON syncer.capture TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT ON syncer.outbox TO syncer_relay, syncer_worker, syncer_operator;
@@ -51,7 +51,7 @@ GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
 GRANT INSERT, UPDATE, DELETE ON syncer.daemon TO syncer_relay, syncer_worker;
 GRANT UPDATE (loaded_at, suspended, suspended_ids, suspended_at, is_stale, stale_since, accepted) ON syncer.document
     TO syncer_relay, syncer_worker;
-GRANT INSERT (kind, document, index_name, revision, completes_load, cause, occasion, changed_at), DELETE ON syncer.job
+GRANT INSERT (kind, document, index_name, revision, completes_load, cause, occasion, changed_at, mark), DELETE ON syncer.job
     TO syncer_relay, syncer_worker;
 GRANT UPDATE (
     revision, state, is_paused, completes_load, error, cause, occasion, caused_before, changed_at, sequence_numbers,
@@ -70,10 +70,11 @@ GRANT SELECT, DELETE ON syncer.job_chunk TO syncer_relay;
 GRANT UPDATE ON SEQUENCE syncer.outbox_segment, syncer.term TO syncer_relay;
 
 -- Workers and operators: cannot empty the outbox, nor move the relay's cursor
-GRANT INSERT, UPDATE, DELETE ON syncer.dead_letter, syncer.job_chunk, syncer.version_time TO syncer_worker, syncer_operator;
+GRANT INSERT, UPDATE, DELETE ON syncer.dead_letter, syncer.job_chunk TO syncer_worker, syncer_operator;
 GRANT UPDATE (listings) ON syncer.document TO syncer_worker;
 GRANT INSERT, UPDATE ON syncer.partition TO syncer_worker;
-GRANT UPDATE ON syncer.cluster_identity, syncer.version_lock TO syncer_worker, syncer_operator;
+GRANT UPDATE ON syncer.installation, syncer.mark, syncer.version_lock TO syncer_worker, syncer_operator;
+GRANT INSERT, UPDATE ON syncer.cluster_identity TO syncer_worker, syncer_operator;
 GRANT USAGE ON SEQUENCE syncer.version TO syncer_worker, syncer_operator;
 
 -- Operators: activate definitions. Trust them as you trust the owner of the schema.

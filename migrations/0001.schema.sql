@@ -179,18 +179,20 @@ COMMENT ON FUNCTION syncer.text_of IS
 
 -- How far the outbox was read, and how far what was read is handled: see `syncer.capture.progress`.
 CREATE TABLE syncer.cursor (
-    id                bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
-    system_identifier bigint      NOT NULL,
-    snapshot          pg_snapshot NOT NULL,
-    saved_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    changed_at        timestamptz,
-    changes           bigint      NOT NULL,
-    numbers           jsonb       NOT NULL,
-    adopted_in        xid8        NOT NULL
+    id         bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    written_in xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    snapshot   pg_snapshot NOT NULL,
+    saved_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    changed_at timestamptz,
+    changes    bigint      NOT NULL,
+    numbers    jsonb       NOT NULL,
+    adopted_in xid8        NOT NULL
 );
 
 COMMENT ON TABLE syncer.cursor IS
     'Everything visible in the snapshot is published, or written if numbers is empty. The newest row is where to go on.';
+COMMENT ON COLUMN syncer.cursor.written_in IS
+    'The transaction that wrote the row. In a dump that is restored, xmin is another one.';
 COMMENT ON COLUMN syncer.cursor.changed_at IS 'When the oldest change was made that the cursor before did not see.';
 COMMENT ON COLUMN syncer.cursor.changes IS 'How many changes have been read so far, in all.';
 COMMENT ON COLUMN syncer.cursor.numbers IS 'By partition, the number of the last record that Kafka has acknowledged.';
@@ -247,30 +249,47 @@ COMMENT ON FUNCTION syncer.is_primary IS
 -- _update_by_query does: they do not reach the next version.
 CREATE SEQUENCE syncer.version MAXVALUE 8796093022207;
 
--- The Postgres cluster and database that the epoch belongs to; `sequence` has the OIDs of the database and of the
--- sequence of versions.
-CREATE TABLE syncer.cluster_identity (
-    only_row          boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-    installation      uuid    NOT NULL DEFAULT gen_random_uuid(),
-    system_identifier bigint  NOT NULL DEFAULT 0,
-    timeline          bigint  NOT NULL DEFAULT 0,
-    sequence          bigint  NOT NULL DEFAULT 0,
-    epoch             bigint  NOT NULL DEFAULT 0 CHECK (epoch < 1 << 12)
+-- The installation, which its indices name, and the epoch that its versions begin with.
+CREATE TABLE syncer.installation (
+    only_row     boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    installation uuid    NOT NULL DEFAULT gen_random_uuid(),
+    epoch        bigint  NOT NULL DEFAULT 0 CHECK (epoch < 1 << 12)
 );
 
-INSERT INTO syncer.cluster_identity DEFAULT VALUES;
+INSERT INTO syncer.installation DEFAULT VALUES;
+
+-- The database that has entered the epoch, as long as the row is there: a failover, a crash and a base backup lose what
+-- is in an unlogged table. The OIDs tell a dump that is restored.
+CREATE UNLOGGED TABLE syncer.cluster_identity (
+    only_row   boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
+    name       uuid        NOT NULL DEFAULT gen_random_uuid(),
+    database   oid         NOT NULL,
+    sequence   oid         NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT pg_postmaster_start_time()
+);
+
+COMMENT ON COLUMN syncer.cluster_identity.sequence IS 'The OID of the sequence of versions.';
+COMMENT ON COLUMN syncer.cluster_identity.started_at IS 'When the server was started in which a writer last connected.';
+
+-- Applications call syncer.token().
+GRANT SELECT ON syncer.cluster_identity TO PUBLIC;
+
+-- The last mark: up to where documents show only what a database with this row has. See `syncer.indexing.marks`.
+CREATE TABLE syncer.mark (
+    only_row     boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    number       bigint  NOT NULL DEFAULT 0,
+    last_version bigint  NOT NULL DEFAULT 0,
+    positions    jsonb   NOT NULL DEFAULT '{}'
+) WITH (fillfactor = 50);
+
+COMMENT ON COLUMN syncer.mark.last_version IS 'The last number of the sequence of versions.';
+COMMENT ON COLUMN syncer.mark.positions IS
+    'By index: its uuid, and by shard the global checkpoint and the uuid of the history.';
+
+INSERT INTO syncer.mark DEFAULT VALUES;
 
 -- Serialises the assignment of versions: a writer locks it while it takes a version and the snapshot that goes with it.
 CREATE TABLE syncer.version_lock ();
-
--- The last version that was noted in each epoch: see `syncer.indexing.version`.
-CREATE TABLE syncer.version_time (
-    version         bigint      PRIMARY KEY,
-    assigned_before timestamptz NOT NULL
-);
-
-COMMENT ON COLUMN syncer.version_time.assigned_before IS
-    'This version, and every smaller one of its epoch, was assigned before this time.';
 
 -- Definitions ---------------------------------------------------------------------------------------------------------
 
@@ -281,7 +300,6 @@ CREATE TABLE syncer.document (
     name          text        NOT NULL,
     revision      bigint      NOT NULL,
     role          text        NOT NULL DEFAULT 'current' CHECK (role IN ('current', 'building')),
-    write_alias   text        NOT NULL UNIQUE,
     definition    jsonb       NOT NULL,
     accepted      jsonb,
     applied_at    timestamptz NOT NULL DEFAULT now(),
@@ -316,8 +334,7 @@ CREATE TABLE syncer.revision (
 -- Indices that were created and are not active, of an apply that died, or replaced ones. They must be dropped: see
 -- `syncer.recovery.orphan_indices`.
 CREATE TABLE syncer.orphan_index (
-    index_name  text PRIMARY KEY,
-    write_alias text NOT NULL
+    index_name text PRIMARY KEY
 );
 
 -- What the last comparison of each index with its SELECT found: see `syncer.verify.compare`.
@@ -354,6 +371,7 @@ CREATE TABLE syncer.job (
     completes_load     boolean     NOT NULL,
     error              text,
     sequence_numbers   jsonb,
+    mark               jsonb,
     created_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     changed_at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     started_at         timestamptz,
@@ -376,13 +394,15 @@ CREATE TABLE syncer.job (
 
 COMMENT ON COLUMN syncer.job.cause IS
     'Of a fan-out: by table, the images of the changed rows that lead to its documents.';
-COMMENT ON COLUMN syncer.job.occasion IS 'What made a refresh necessary, in words; never what a row contains.';
+COMMENT ON COLUMN syncer.job.occasion IS 'What made a refresh or a recovery necessary, in words; never what a row contains.';
 COMMENT ON COLUMN syncer.job.caused_before IS
     'Whatever caused the job or joined it was committed by a transaction with a smaller id.';
 COMMENT ON COLUMN syncer.job.completes_load IS
     'Whether its end means that every document was written once: false if changes may have been missed since.';
 COMMENT ON COLUMN syncer.job.sequence_numbers IS
     'The greatest _seq_no of each shard before its first document was written: see `syncer.jobs.listing`.';
+COMMENT ON COLUMN syncer.job.mark IS
+    'Of a recovery: the position of the index at the last mark; what was written later is written again.';
 COMMENT ON COLUMN syncer.job.changed_at IS 'When the oldest change was made that it makes up for, as far as is known.';
 COMMENT ON COLUMN syncer.job.is_listed IS
     'Whether all chunks of what it does now exist: those of the ids, or of the orphans.';
@@ -468,14 +488,16 @@ COMMENT ON COLUMN syncer.event.event IS 'The name of the log event.';
 
 -- Waiting for one's own write -----------------------------------------------------------------------------------------
 
--- Tells one database, and one timeline of it, from another: transaction ids are given again after a failover or a
--- restore. On a primary only. Applications call both functions, so the search_path is pinned.
-CREATE FUNCTION syncer.identity() RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
+-- Tells one database, and one history of it, from another: transaction ids are given again after a failover or a
+-- restore. Until a daemon has entered an epoch, the start of the server tells. Applications call both functions, so the
+-- search_path is pinned.
+CREATE FUNCTION syncer.identity(of_start boolean DEFAULT false) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $identity$
-    SELECT left(md5(concat_ws(' ', c.system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8),
-                              d.oid, 'syncer.version'::regclass::oid)), 8)
-    FROM pg_control_system() AS c, pg_database AS d
+    SELECT left(md5(concat_ws(' ', coalesce(CASE WHEN NOT of_start THEN c.name::text END,
+                                            extract(epoch FROM pg_postmaster_start_time())::text), d.oid, s.oid)), 8)
+    FROM pg_database AS d CROSS JOIN (SELECT 'syncer.version'::regclass::oid) AS s (oid)
+    LEFT JOIN syncer.cluster_identity AS c ON (c.database, c.sequence) = (d.oid, s.oid)
     WHERE d.datname = current_database()
 $identity$;
 

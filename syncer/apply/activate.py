@@ -207,6 +207,7 @@ def _with_index(connection: Connection, indices: Indices, step: Step, report: Ca
             body=document.index_body,
             revision=document.revision,
             installation=registry.installation(connection),
+            epoch=registry.epoch(connection),
             takes_over=not is_beside,
             before=step.previous.target if is_beside and step.previous else None,
             announce=partial(orphan_indices.note, connection),

@@ -68,7 +68,7 @@ def uninstall(
         for relation in sorted(install.captured(connection)):
             install.remove(connection, relation, timeout_seconds=_LOCK_SECONDS, waiting=report)
             report(f"triggers of {relation} are removed")
-        index.forget(registry.installation(connection))
+        index.record.forget(registry.installation(connection))
         drop = partial(connection.execute, "DROP SCHEMA syncer CASCADE")
         without_blocking(connection, ["syncer.outbox"], drop, _LOCK_SECONDS, report)
         report("the schema syncer is dropped")

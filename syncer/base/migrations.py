@@ -184,8 +184,9 @@ def require_whole(connection: Connection) -> None:
     """
     shape = _shape(connection)
     [(missing, added)] = connection.execute(_DAMAGE, (shape,))
-    if not missing and not added and not _has_rows(connection, "cluster_identity", default=True):
-        missing = ["the row of table syncer.cluster_identity"]
+    for table in ("installation", "mark"):
+        if not missing and not added and not _has_rows(connection, table, default=True):
+            missing = [f"the row of table syncer.{table}"]
     if not missing and not added and shape and value(connection, _IS_LOST):
         added = ["lost changes that its triggers could not write"]
     if missing or added:

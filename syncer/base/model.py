@@ -144,11 +144,15 @@ def id_in(record: bytes) -> int:
     return int(id_match[1]) if id_match else 0
 
 
+WRITE_SUFFIX = "-syncer-write"
+"""Follows the name of an index in its write alias. The number of the epoch comes after it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A physical index that receives every write of its document.
 
-    Writes use the alias, so that a late one cannot re-create a dropped index.
+    Writes use the alias, so that a late one cannot re-create a dropped index, and one of an earlier epoch is refused.
     """
 
     index_name: str
@@ -160,9 +164,9 @@ class Target:
         return cls.of_index(f"{alias}-{revision:06d}")
 
     @classmethod
-    def of_index(cls, index_name: str) -> Target:
-        """Return the target with this physical index."""
-        return cls(index_name=index_name, write_alias=f"{index_name}-syncer-write")
+    def of_index(cls, index_name: str, epoch: int = 0) -> Target:
+        """Return the target with this physical index, to be written in this epoch."""
+        return cls(index_name=index_name, write_alias=f"{index_name}{WRITE_SUFFIX}-{epoch}")
 
 
 def is_raised(version: int) -> bool:

@@ -242,17 +242,6 @@ def require_supported(server_version: int, encoding: str | None = "UTF8", *, dat
         )
 
 
-# If WAL is unflushed, the statement writes a WAL message, so that its commit waits for the flush.
-FLUSHED = """
-CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
-     THEN pg_logical_emit_message(true, 'syncer', '') IS NULL END
-"""
-"""An expression for a SELECT. Once it has returned, everything ever visible on its connection is on the server's disk.
-
-A commit with ``synchronous_commit = off`` is visible earlier, and a crash can undo it.
-"""
-
-
 def row(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> tuple[Any, ...]:
     """Return the only row of a query that always returns one row, unless tables of syncer's were emptied.
 

@@ -37,28 +37,26 @@ _COUNTER_BITS = 32
 NOTES_MAX = 1000
 """How many saved cursors are kept that are not handled; beyond that, neighbours are merged."""
 
-# A cursor is valid where every later write gets a transaction id behind its end. That excludes another cluster, and
-# this one after the restore of a dump of it that had advanced further. The ids that it saw in progress are not assigned
-# again.
+# A cursor is valid where every later write gets a transaction id behind its end. That excludes another cluster, where
+# the row was written by the transaction that restored a dump, and this one after the restore of a dump of it that had
+# advanced further. The ids that it saw in progress are not assigned again. No row may be written within a savepoint:
+# its xmin would be that of a subtransaction.
 # Rule: no-cursor-of-another-cluster.
 IS_VALID = """
-system_identifier = (SELECT system_identifier FROM pg_control_system())
+written_in::text::numeric % 4294967296 = xmin_of_row::text::numeric
 AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
 """
-CURSOR = "(SELECT * FROM syncer.cursor ORDER BY id DESC LIMIT 1)"
+CURSOR = "(SELECT *, xmin AS xmin_of_row FROM syncer.cursor ORDER BY id DESC LIMIT 1)"
 """The row of the saved cursor, if there is one, as a table."""
 _READ = f"SELECT snapshot::text, numbers, changes, {IS_VALID} FROM {CURSOR} AS c"
-# The identifier of the cluster is copied: to read it anew is to read a file.
 _SAVE = f"""
-INSERT INTO syncer.cursor (system_identifier, snapshot, changed_at, changes, numbers, adopted_in)
-SELECT c.system_identifier, $1::pg_snapshot, to_timestamp($2::float8), $3, $4, c.adopted_in FROM {CURSOR} AS c
+INSERT INTO syncer.cursor (snapshot, changed_at, changes, numbers, adopted_in)
+SELECT $1::pg_snapshot, to_timestamp($2::float8), $3, $4, c.adopted_in FROM {CURSOR} AS c
 """
 # A transaction that waits for one that has written some of these rows waits for this one: see `syncer.capture.outbox`.
 _SAVE_ADOPTED = """
-INSERT INTO syncer.cursor (system_identifier, snapshot, changes, numbers, adopted_in)
-SELECT system_identifier, format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))::pg_snapshot, 0, '{}',
-       pg_current_xact_id()
-FROM pg_control_system()
+INSERT INTO syncer.cursor (snapshot, changes, numbers, adopted_in)
+SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))::pg_snapshot, 0, '{}', pg_current_xact_id()
 """
 _TERM = "SELECT setval('syncer.term', greatest(nextval('syncer.term'), extract(epoch FROM clock_timestamp())::bigint))"
 _MERGE = """
@@ -70,7 +68,8 @@ WITH note AS (
     WHERE c.id = n.id AND n.notes > $1 AND n.number % 2 = 1 AND n.next IS NOT NULL
     RETURNING n.next, n.changed_at
 )
-UPDATE syncer.cursor AS c SET changed_at = least(c.changed_at, gone.changed_at) FROM gone WHERE c.id = gone.next
+UPDATE syncer.cursor AS c SET changed_at = least(c.changed_at, gone.changed_at), written_in = pg_current_xact_id()
+FROM gone WHERE c.id = gone.next
 """
 # Adopted rows of the outbox have another transaction's id since, which belongs to no writer: they count as older than
 # any moment, and are handled once that transaction is.
@@ -119,7 +118,7 @@ WHERE p.number < excluded.number
 _TOKEN = re.compile(r"(?P<xid>[0-9]{1,20})(?:\.(?P<identity>[0-9a-f]{8}))?", re.ASCII)
 _XIDS = range(3, 1 << 64)
 """Postgres reserves smaller ids."""
-_STATUS = "SELECT pg_xact_status($1::xid8), syncer.identity()"
+_STATUS = "SELECT pg_xact_status($1::xid8), syncer.identity(), syncer.identity(of_start => true)"
 _NOT_COMMITTED = {
     "aborted": ("was rolled back", "Nothing of it will be indexed. Do it again, if it failed."),
     "in progress": (
@@ -263,22 +262,22 @@ def require_committed(connection: Connection, token: Token) -> Token:
             hint="Ask the primary: a token may be waited for from anywhere, but not there.",
         )
     try:
-        [(status, identity)] = connection.execute(_STATUS, (str(token.xid),)).fetchall()
+        [(status, *identities)] = connection.execute(_STATUS, (str(token.xid),)).fetchall()
     except psycopg.errors.InvalidParameterValue as error:
         raise TokenError(
             f"No transaction {token.xid} has begun in this database",
             hint="Is the token of another database, or from before a restore? Documents are written anew after one.",
         ) from error
-    if token.identity not in (None, identity):
+    if token.identity not in (None, *identities):
         raise TokenError(
             f"Transaction {token.xid} is of another database than this one, or of one before a failover or a restore",
             hint="The token cannot show whether its commit survived. Check whether the data is there;\n"
-            "every document is written anew after a failover, which syncer status shows as jobs.",
+            "what was in doubt is written again after a failover, which syncer status shows as jobs.",
         )
     if status in _NOT_COMMITTED:
         outcome, hint = _NOT_COMMITTED[status]
         raise TokenError(f"Transaction {token.xid} {outcome}", hint=hint)
-    return Token(token.xid, identity)
+    return Token(token.xid, identities[0])
 
 
 def transaction(connection: Connection, xid: int) -> Transaction:

@@ -18,19 +18,21 @@ from typing import Any, NamedTuple, Self
 from psycopg.types.json import Jsonb
 from pydantic import TypeAdapter
 
-from syncer.base.errors import DefinitionError
+from syncer.base.errors import DefinitionError, UnavailableError
 from syncer.base.model import Change, Role, Target, watched_digest
 from syncer.base.postgres import Connection, value
 from syncer.lineage.fingerprint import Shape
 
 _VERSIONS = "SELECT index_name, xmin::text FROM syncer.document"
 _DOCUMENTS = """
-SELECT definition, index_name, write_alias, name, revision, role, loaded_at IS NOT NULL, suspended, accepted
+SELECT definition, index_name, (SELECT epoch FROM syncer.installation),
+       name, revision, role, loaded_at IS NOT NULL, suspended, accepted
 FROM syncer.document ORDER BY name, role <> 'current', index_name
 """
 STATE_COLUMNS = """
 d.revision, d.role, d.suspended IS NOT NULL, d.listings,
-EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name)
+EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name),
+(SELECT i.epoch FROM syncer.installation AS i)
 """
 """The columns for `DocumentState.of`, from a row of ``syncer.document`` as ``d``."""
 _STATE = f"SELECT {STATE_COLUMNS} FROM syncer.document AS d WHERE d.index_name = $1"
@@ -40,8 +42,8 @@ INSERT INTO syncer.revision AS g (document, last) VALUES ($1, $2)
 ON CONFLICT (document) DO UPDATE SET last = greatest(g.last, excluded.last)
 """
 _PUT_DOCUMENT = """
-INSERT INTO syncer.document AS d (name, revision, definition, index_name, write_alias, role, accepted)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO syncer.document AS d (name, revision, definition, index_name, role, accepted)
+VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (index_name) DO UPDATE
 SET revision = excluded.revision, definition = excluded.definition, role = excluded.role, accepted = excluded.accepted,
     applied_at = now(), loaded_at = NULL, suspended = NULL, suspended_ids = '{}', is_stale = false,
@@ -88,7 +90,11 @@ UPDATE syncer.document AS d SET suspended = NULL, suspended_ids = '{}', is_stale
 FROM before AS b WHERE d.index_name = b.index_name
 RETURNING b.is_stale, extract(epoch FROM clock_timestamp() - b.suspended_at)::float8
 """
-_INSTALLATION = "SELECT installation::text FROM syncer.cluster_identity"
+_INSTALLATION = "SELECT installation::text FROM syncer.installation"
+_EPOCH = "SELECT epoch FROM syncer.installation"
+# A process that enters an epoch locks the row, and then looks for the active indices.
+_KEEP_EPOCH = f"{_EPOCH} FOR SHARE"
+_INDEX_NAMES = "SELECT index_name FROM syncer.document"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +235,7 @@ class DocumentState(NamedTuple):
     is_suspended: bool
     listings: int
     has_dead_letters: bool
+    epoch: int
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self | None:
@@ -273,11 +280,11 @@ def documents(connection: Connection) -> list[Document]:
         _DOCUMENT.validate_python(
             {
                 **stored,
-                "target": Target(index_name=index_name, write_alias=write_alias),
+                "target": Target.of_index(index_name, epoch),
                 **dict(zip(_COLUMNS, columns, strict=True)),
             }
         )
-        for stored, index_name, write_alias, *columns in connection.execute(_DOCUMENTS)
+        for stored, index_name, epoch, *columns in connection.execute(_DOCUMENTS)
     ]
 
 
@@ -311,9 +318,16 @@ def revisions(connection: Connection) -> dict[str, int]:
 
 
 def put_document(connection: Connection, document: Document) -> None:
-    """Activate a definition for its index, as not yet loaded."""
+    """Activate a definition for its index, as not yet loaded.
+
+    Raises:
+        UnavailableError: Since the index was created, another epoch was entered: its write alias is of no use.
+    """
+    # Rule: an-index-is-activated-in-the-epoch-of-its-alias.
+    if document.target != Target.of_index(document.index_name, int(str(value(connection, _KEEP_EPOCH)))):
+        raise UnavailableError("Postgres failed over while the index was made", hint="Run the same command again.")
     connection.execute(_PUT_REVISION, (document.name, document.revision))
-    target = (document.target.index_name, document.target.write_alias, document.role)
+    target = (document.index_name, document.role)
     accepted = None if document.accepted is None else _shapes(document.accepted)
     connection.execute(_PUT_DOCUMENT, (document.name, document.revision, _stored(document), *target, accepted))
 
@@ -403,3 +417,13 @@ def state(connection: Connection, index_name: str) -> DocumentState | None:
 def installation(connection: Connection) -> str:
     """Return the id that distinguishes this database's indices from those of another one."""
     return str(value(connection, _INSTALLATION))
+
+
+def epoch(connection: Connection) -> int:
+    """Return the epoch in use; 0 if none was entered yet."""
+    return int(str(value(connection, _EPOCH)))
+
+
+def index_names(connection: Connection) -> list[str]:
+    """Return the names of the active indices."""
+    return [index_name for (index_name,) in connection.execute(_INDEX_NAMES)]

@@ -1,12 +1,14 @@
-"""Bulk writes of documents, and the record of the epoch. `syncer.elasticsearch.reader` reads documents back.
+"""Bulk writes of documents. `syncer.elasticsearch.reader` reads them back.
 
 Guarantees:
 
 - A write is a whole document or a delete, with an external version, so that a document never goes back.
 - A version conflict counts as success: a version at least as new is there or in flight. In two cases it may not be, and
   the outcome reveals them: the database was set back in time, or another client has raised a version.
-- A write names an alias and requires it, so that a late one never re-creates a dropped index. A success counts only in
-  the index itself, wherever the alias leads.
+- A write names an alias and requires it, so that a late one never re-creates a dropped index. The name ends with the
+  epoch, so that a late one of an earlier epoch is refused. A success counts only in the index itself, wherever the
+  alias leads.
+- What a request deletes is logged before it is sent: see `syncer.elasticsearch.record`.
 - No pipeline changes a document: a default one is bypassed, and nothing counts that has met a final one.
 - Alone before blame: what is refused together with others is sent again in halves, until it is written or was refused
   alone. Pipelines and inference endpoints refuse a request, or a part of it, for one of its documents.
@@ -19,13 +21,11 @@ Guarantees:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, NamedTuple, cast
-from uuid import UUID
 
 import elasticsearch
 from elasticsearch import Elasticsearch
@@ -42,13 +42,13 @@ from syncer.base.error_policy import (
 )
 from syncer.base.errors import UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_id, is_raised, is_utf8
+from syncer.elasticsearch import indices
 from syncer.elasticsearch.client import product
-from syncer.elasticsearch.indices import create_own
 from syncer.elasticsearch.reader import Holdings
+from syncer.elasticsearch.record import Record
 
 BULK_BYTES_MAX = 8 * 1024 * 1024
 """The maximum size of a bulk request."""
-_STATE_INDEX = "syncer-state"
 _CREATED = 201
 _DONE = (200, _CREATED)
 _BAD_REQUEST, _NOT_FOUND, _CONFLICT, _TOO_LARGE = 400, 404, 409, 413
@@ -76,7 +76,6 @@ class BulkOutcome:
 
     done: dict[str, str] = field(default_factory=dict)
     """By id: "indexed", "deleted" (or absent), or "skipped", since a shard had a version at least as new."""
-    newer_version: int = 0  # the greatest that such a shard had; 0 if Elasticsearch did not report it
     created: list[Composition] = field(default_factory=list)  # new on at least one shard, as far as it remembers
     unsure: list[Composition] = field(default_factory=list)
     """Not written, because its own version was there, or one that syncer does not assign."""
@@ -87,13 +86,22 @@ class BulkOutcome:
 
 
 class Index:
-    """Writes documents, and the installation's state. Safe to share between threads, as the client is."""
+    """Writes documents. Safe to share between threads, as the client is."""
 
     def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
         self._client = client
         self._bytes_max = bulk_bytes_max
         self.holdings = Holdings(client)
         """Reads documents back."""
+        self.record = Record(client)
+
+    def fence(self, index_names: Iterable[str], epoch: int) -> None:
+        """Let no request of an earlier epoch change these indices: see `syncer.elasticsearch.indices.fence`."""
+        indices.fence(self._client, index_names, epoch)
+
+    def is_drained(self, index_name: str, epoch: int) -> bool:
+        """Whether no request of an earlier epoch is at work on an index: `syncer.elasticsearch.indices.is_drained`."""
+        return indices.is_drained(self._client, index_name, epoch)
 
     def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
         """Write documents to one target, in requests of bounded size.
@@ -102,6 +110,8 @@ class Index:
         request fails as a whole, earlier ones may have been written: to write all of them again is harmless.
         """
         outcome, tasks, size = BulkOutcome(), list[_Task](), 0
+        if deleted := [composition.id for composition in compositions if _may_delete(composition)]:
+            self.record.log(target.index_name, deleted)
         for composition in compositions:
             if outcome.has_met_pipeline:
                 break
@@ -112,8 +122,7 @@ class Index:
                 continue
             stale: list[str] = []
             # Rule: absence-is-deleted-everywhere.
-            stays = composition.is_unmoved and composition.source is not None
-            if composition.routing is not None and not stays:  # every other shard may hold a copy
+            if composition.routing is not None and _may_delete(composition):  # every other shard may hold a copy
                 shards = self.holdings.shards(target)
                 # To delete, each shard is addressed, also its own: a mapping may require a routing.
                 shard = shards.shard(composition.place.routing) if composition.source else None
@@ -184,52 +193,6 @@ class Index:
                 refused[composition.id] = rejections
         return refused
 
-    # The epoch and the last assigned version: kept here, where a restore of Postgres cannot set them back.
-
-    def read_epoch(self, installation: UUID) -> int:
-        """Return the greatest epoch that is recorded; 0 if there is none."""
-        return self._read_state("epoch", installation)
-
-    def read_assigned(self, installation: UUID) -> int:
-        """Return the greatest assigned version that is recorded; 0 if there is none."""
-        return self._read_state("assigned", installation)
-
-    def write_assigned(self, installation: UUID, version: int) -> None:
-        """Record an assigned version, unless a greater one is recorded."""
-        with suppress(elasticsearch.ConflictError):
-            self._write_state("assigned", installation, version)
-
-    def write_epoch(self, installation: UUID, epoch: int) -> None:
-        """Record the epoch; an `UnavailableError` if it, or a greater one, is recorded."""
-        try:
-            self._write_state("epoch", installation, epoch)
-        except elasticsearch.ConflictError as error:
-            problem = f"Another daemon has entered epoch {epoch}, or a later one"
-            raise UnavailableError(problem, hint="The daemon retries by itself.") from error
-
-    def forget(self, installation: UUID | str) -> None:
-        """Delete what is recorded for an installation, and the index of syncer's own if nothing else is in it."""
-        for name in ("epoch", "assigned"):
-            with suppress(elasticsearch.NotFoundError):
-                self._client.delete(index=_STATE_INDEX, id=f"{name}-{installation}", refresh=True)
-        with suppress(elasticsearch.NotFoundError):
-            if self._client.count(index=_STATE_INDEX)["count"] == 0:
-                self._client.indices.delete(index=_STATE_INDEX)
-
-    def _read_state(self, name: str, installation: UUID) -> int:
-        try:
-            record = self._client.get(index=_STATE_INDEX, id=f"{name}-{installation}")
-        except elasticsearch.NotFoundError as error:
-            if is_by_another(error):  # a proxy's 404 says nothing about the epoch
-                raise
-            return 0
-        return int(record.body["_source"][name])
-
-    def _write_state(self, name: str, installation: UUID, number: int) -> None:
-        create_own(self._client, _STATE_INDEX, {})
-        versioned: dict[str, Any] = {"version": number, "version_type": "external", "document": {name: number}}
-        self._client.index(index=_STATE_INDEX, id=f"{name}-{installation}", **versioned)
-
 
 def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:
     """Whether a request of this size was refused for its size and will be until a setting changes."""
@@ -259,6 +222,11 @@ def _operations(composition: Composition, stale: Sequence[str]) -> list[bytes]:
         return deletes or [f'{{"delete":{{{meta}}}}}\n'.encode()]
     own = f'{meta},"routing":{_quoted(routing)}' if routing else meta
     return [b"%b%b\n" % (f'{{"index":{{{own}}}}}\n'.encode(), source), *deletes]
+
+
+def _may_delete(composition: Composition) -> bool:
+    """Whether a document is deleted, or what another shard may have of it."""
+    return composition.source is None or (composition.routing is not None and not composition.is_unmoved)
 
 
 def _update_of_nothing(deleted: Composition) -> bytes:
@@ -297,7 +265,6 @@ def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcom
         return []
     matches = [_FOUND_VERSION.search(str(item.get("error", {}).get("reason", ""))) for item in failed]
     versions = [int(match[1]) if match else 0 for match in matches]
-    outcome.newer_version = max(outcome.newer_version, *(set(versions) - {composition.version}), 0)
     if any(version == composition.version or is_raised(version) for version in versions):
         outcome.unsure.append(composition)
     else:

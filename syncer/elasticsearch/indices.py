@@ -1,15 +1,16 @@
 """Physical indices: creation, settings, aliases, deletion.
 
 A physical index has two aliases: the search alias, and a write alias of its own, so that a late write never re-creates
-a dropped index. Its ``_meta`` names the document and the installation that owns it. A new index has settings that suit
-a load, until `Indices.settle` restores its own, which ``_meta`` records: it is only less often copied and shown.
+a dropped index. The name of the write alias ends with the epoch: see `fence`. Its ``_meta`` names the document and the
+installation that owns it. A new index has settings that suit a load, until `Indices.settle` restores its own, which
+``_meta`` records: it is only less often copied and shown.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
@@ -18,8 +19,8 @@ import elasticsearch
 from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import answerer, reason
-from syncer.base.errors import IndexingError
-from syncer.base.model import Target
+from syncer.base.errors import IndexingError, UnavailableError
+from syncer.base.model import WRITE_SUFFIX, Target
 from syncer.elasticsearch.client import product
 from syncer.elasticsearch.reader import Holdings, index_metadata
 from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, Effect, is_metadata_blocked, metadata_blocked
@@ -33,6 +34,7 @@ _WAITS_FOR_ONE = {"index.write.wait_for_active_shards": 1}
 _LOAD = {**_NO_COPIES, **_WAITS_FOR_ONE, "index.refresh_interval": -1}
 
 _FORBIDDEN, _NOT_FOUND = 403, 404
+_BLOCKED = "cluster_block_exception"
 _LOOK_SECONDS = 0.5
 _TRIAL_SECONDS_MAX = 600
 """How old a scratch index is, by its name, that no trial uses any more."""
@@ -65,6 +67,7 @@ class Indices:
         body: Mapping[str, Any],
         revision: int,
         installation: str,
+        epoch: int,
         takes_over: bool = False,
         before: Target | None = None,
         announce: Callable[[Target], object] = lambda _: None,
@@ -75,13 +78,14 @@ class Indices:
         installation's, and the caller ``takes_over`` what the database no longer knows after a restore, it is changed
         to match ``body``. ``announce`` is called before the index exists; ``before`` is the index to be replaced.
         """
-        target, meta = Target.of(alias, revision), {"document": document, "installation": installation}
+        target = Target.of_index(Target.of(alias, revision).index_name, epoch)
+        meta = {"document": document, "installation": installation}
         if self.is_there(target):
             if takes_over and self._meta(target.index_name).get("installation") == installation:
                 self.settle(target)
                 if self.try_change(target, body) is None:
                     return target
-            target = Target.of_index(f"{target.index_name}-{uuid4().hex[:8]}")
+            target = Target.of_index(f"{target.index_name}-{uuid4().hex[:8]}", epoch)
         announce(target)
         aliases = {"aliases": removed} if (removed := self._create(document, target, body, meta)) else {}
         settings = self._settings(target)
@@ -258,11 +262,14 @@ class Indices:
         for index_name in self.searched(alias):
             if index_name != to.index_name:
                 inherited = self._aliases(index_name)
-                inherited.pop(Target.of_index(index_name).write_alias, None)
+                for name in [name for name in inherited if is_write_alias(name, index_name)]:
+                    del inherited[name]
                 actions += [_removal(index_name, name) for name in inherited]
                 added |= inherited
         for name in self._aliases(to.index_name):
             added.pop(name, None)
+            if is_write_alias(name, to.index_name) and name != to.write_alias:
+                actions.append(_removal(to.index_name, name))
         # One call, so that every search finds exactly one of the two. It also restores a lost write alias.
         actions += [
             {"add": {"index": to.index_name, "alias": name, **properties}}
@@ -335,7 +342,7 @@ class Indices:
     def _require_unused(self, target: Target, *, but: str | None = None) -> set[str]:
         """Return the aliases of an index, if it has no others than its write alias and this one."""
         aliases = set(self._aliases(target.index_name))
-        if searched := sorted(aliases - {target.write_alias, but}):
+        if searched := sorted(a for a in aliases - {but} if not is_write_alias(a, target.index_name)):
             problem = f"{target.index_name} is searched as {', '.join(searched)}, and is not dropped"
             raise IndexingError(problem, hint="Let the alias point at another index first.")
         return aliases
@@ -395,6 +402,62 @@ class Indices:
                 for block in ("index.blocks.metadata", "index.blocks.read_only"):
                     client.indices.put_settings(index=name, settings={block: None})
                 client.indices.delete(index=name)
+
+
+def is_write_alias(name: str, index_name: str) -> bool:
+    """Whether an alias is the write alias of an index, of any epoch."""
+    return name.startswith(f"{index_name}{WRITE_SUFFIX}-")
+
+
+def fence(client: Elasticsearch, index_names: Iterable[str], epoch: int) -> None:
+    """Rename the write aliases of indices to those of an epoch, at once: requests that name others are refused then.
+
+    An index that is gone is left out, and one with a block. It takes no writes; once it does, this is to be repeated.
+
+    Raises:
+        UnavailableError: Not every node has acknowledged it.
+    """
+    # Rules: aliases-name-the-epoch, an-index-that-is-gone-does-not-prevent-the-fence.
+    patterns = [f"{name}*" for name in index_names]
+    metadata = index_metadata(client, patterns, "aliases", expand_wildcards="all") if patterns else {}
+    renamings = []
+    for name in set(index_names) & metadata.keys():
+        alias = Target.of_index(name, epoch).write_alias
+        aliases = metadata[name]["aliases"]
+        actions = [_removal(name, other) for other in aliases if is_write_alias(other, name) and other != alias]
+        if actions or alias not in aliases:
+            renamings.append([*actions, {"add": {"index": name, "alias": alias, **_WRITES}}])
+    if renamings:
+        _rename(client, renamings)
+
+
+def _rename(client: Elasticsearch, renamings: Sequence[list[dict[str, Any]]]) -> None:
+    try:
+        answer = client.indices.update_aliases(actions=[action for renaming in renamings for action in renaming])
+    except elasticsearch.ApiError as error:
+        if error.error != _BLOCKED:
+            raise
+        for renaming in renamings if len(renamings) > 1 else ():
+            _rename(client, [renaming])
+    else:
+        if not answer["acknowledged"]:
+            problem = "Not every node has acknowledged the write aliases of this epoch"
+            raise UnavailableError(problem, hint="The daemon tries again.")
+
+
+def is_drained(client: Elasticsearch, index_name: str, epoch: int) -> bool:
+    """Whether no request is at work that named a write alias of an earlier epoch when it arrived.
+
+    A node finds the index of an alias when a request arrives, and the write may wait for its thread long after that.
+    """
+    # Rule: drain-before-listing.
+    fields = "node_failures.type,nodes.*.tasks.*.description"
+    answer = client.tasks.list(actions="indices:data/write/bulk", detailed=True, filter_path=fields).body
+    if answer.get("node_failures"):
+        raise UnavailableError("Not every node tells which requests it is at work on", hint="The daemon tries again.")
+    named = re.compile(rf"\b{re.escape(index_name + WRITE_SUFFIX)}-(\d+)")
+    descriptions = [task["description"] for node in answer.get("nodes", {}).values() for task in node["tasks"].values()]
+    return all(int(number) >= epoch for text in descriptions for number in named.findall(text))
 
 
 def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import elasticsearch
@@ -36,7 +36,8 @@ OPENSEARCH_BIT = 1 << 27
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
 _HITS_MAX = 1000  # more than a document has copies: one for each shard at most
 _SHARDS_FIELDS = ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
-_SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
+_SHARD_FIELDS = ("routing.primary", "seq_no", "commit.user_data.history_uuid")
+_STATS_FIELDS = ",".join(["indices.*.uuid", *(f"indices.*.shards.*.{field}" for field in _SHARD_FIELDS)])
 _NOT_FOUND = 404
 _REFRESH = "index.refresh_interval"
 _KEPT_OPEN = "5m"
@@ -91,6 +92,34 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     def source(self) -> bytes:
         """The document as written."""
         return bytes(self.json)
+
+
+class ShardPosition(NamedTuple):
+    """How far a shard was written, in sequence numbers.
+
+    Args:
+        checkpoint: Every copy of the shard has all writes up to this one: none of them is ever undone.
+        greatest: No write has a greater one. It may be of a write that is never acknowledged.
+        history: The id of the history of the shard; another one's numbers say nothing of this one's.
+    """
+
+    checkpoint: int
+    greatest: int
+    history: str
+
+    @classmethod
+    def of(cls, copy: Mapping[str, Any]) -> ShardPosition:
+        """Return that of a copy as ``GET /INDEX/_stats`` describes it."""
+        numbers, commit = copy["seq_no"], copy.get("commit", {})
+        history = commit.get("user_data", {}).get("history_uuid", "")
+        return cls(int(numbers["global_checkpoint"]), int(numbers["max_seq_no"]), history)
+
+
+class Position(NamedTuple):
+    """How far an index was written: its id, and each shard by its number."""
+
+    uuid: str
+    shards: dict[str, ShardPosition]
 
 
 class _Total(msgspec.Struct, frozen=True):
@@ -275,18 +304,41 @@ class Holdings:
 
     def sequence_numbers(self, target: Target) -> dict[str, int]:
         """Return the last sequence number of each shard; every later write gets a greater one."""
-        name, fields = target.index_name, _SEQUENCE_FIELDS
-        stats = self._client.indices.stats(index=name, level="shards", metric="docs", filter_path=fields).body
-        shards = stats.get("indices", {}).get(name, {}).get("shards", {})
-        # A primary that is being relocated appears twice.
-        numbers = {
-            shard: max(copy["seq_no"]["max_seq_no"] for copy in copies if copy["routing"]["primary"])
-            for shard, copies in shards.items()
-            if any(copy["routing"]["primary"] and "seq_no" in copy for copy in copies)
-        }
-        if len(numbers) != self.shards(target).number:
-            raise UnavailableError(f"Not every shard of {target.index_name} has its primary", hint=_AGAIN)
-        return numbers
+        return {shard: numbers.greatest for shard, numbers in self.position(target.index_name).shards.items()}
+
+    def position(self, index_name: str) -> Position:
+        """Return how far an index was written; refuse if it lacks the primary of a shard."""
+        position = self.positions([index_name]).get(index_name)
+        if position is None or len(position.shards) != self.shards(Target.of_index(index_name)).number:
+            raise UnavailableError(f"Not every shard of {index_name} has its primary", hint=_AGAIN)
+        return position
+
+    def positions(self, index_names: Sequence[str]) -> dict[str, Position]:
+        """Return how far indices were written, as far as they are there, on the shards that have a primary."""
+        if not index_names:
+            return {}
+        # By patterns, because a missing name would be an error.
+        patterns = [f"{name}*" for name in index_names]
+        stats = self._client.indices.stats(
+            index=patterns,
+            level="shards",
+            metric="docs",
+            filter_path=_STATS_FIELDS,
+            expand_wildcards=["open", "hidden"],
+        ).body
+        positions = {}
+        for name, index in stats.get("indices", {}).items():
+            # A primary that is being relocated appears twice.
+            primaries = {
+                shard: [copy for copy in copies if copy["routing"]["primary"] and "seq_no" in copy]
+                for shard, copies in index.get("shards", {}).items()
+            }
+            shards = {
+                shard: max(ShardPosition.of(copy) for copy in copies) for shard, copies in primaries.items() if copies
+            }
+            if name in index_names:
+                positions[name] = Position(index["uuid"], shards)
+        return positions
 
     def untouched_since(self, target: Target, numbers: Mapping[str, int], *, page: int) -> Iterator[list[Place]]:
         """Yield the places of copies that were not written since the shards had these numbers, in chunks.
@@ -296,20 +348,31 @@ class Holdings:
         """
         self._refresh(target)
         for shard, number in numbers.items():
-            # Each chunk is a search of its own, so that nothing is kept open however long the caller takes.
-            last, span = -1, page
-            while last < number:
-                # With an end, since Elasticsearch would find everything up to the greatest number for each chunk.
-                end = min(number, last + span)
-                request: dict[str, Any] = {"query": {"range": {"_seq_no": {"gt": last, "lte": end}}}, "size": page}
-                request |= {"sort": [{"_seq_no": "asc"}], "_source": False, "track_total_hits": False}
-                hits = self._search(target, request, shard=shard).hits
-                if hits:
-                    yield [hit.place for hit in hits]
-                # Numbers have gaps where documents were written again.
-                is_full = len(hits) >= self._hits_allowed(target, page)
-                end, span = (hits[-1].sort[0], hits[-1].sort[0] - last) if is_full else (end, 2 * span)
-                last = end
+            yield from self._numbered(target, shard, -1, number, page=page)
+
+    def written_since(self, target: Target, numbers: Mapping[str, int], *, page: int) -> Iterator[list[str]]:
+        """Yield the ids of copies that were written since the shards had these numbers, in chunks."""
+        self.refresh(target)
+        for shard, greatest in self.sequence_numbers(target).items():
+            for places in self._numbered(target, shard, numbers[shard], greatest, page=page):
+                yield [place.id for place in places]
+
+    def _numbered(self, target: Target, shard: str, last: int, number: int, *, page: int) -> Iterator[list[Place]]:
+        """Yield the places of copies on a shard whose sequence numbers are greater than the first, up to the second."""
+        # Each chunk is a search of its own, so that nothing is kept open however long the caller takes.
+        span = page
+        while last < number:
+            # With an end, since Elasticsearch would find everything up to the greatest number for each chunk.
+            end = min(number, last + span)
+            request: dict[str, Any] = {"query": {"range": {"_seq_no": {"gt": last, "lte": end}}}, "size": page}
+            request |= {"sort": [{"_seq_no": "asc"}], "_source": False, "track_total_hits": False}
+            hits = self._search(target, request, shard=shard).hits
+            if hits:
+                yield [hit.place for hit in hits]
+            # Numbers have gaps where documents were written again.
+            is_full = len(hits) >= self._hits_allowed(target, page)
+            end, span = (hits[-1].sort[0], hits[-1].sort[0] - last) if is_full else (end, 2 * span)
+            last = end
 
     def shortcomings(
         self, target: Target, *, searched_as: str = "", has_routing: bool = True

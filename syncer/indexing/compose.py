@@ -22,8 +22,8 @@ from psycopg import sql
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DocumentError, SuspendedError
 from syncer.base.lifecycle import clock
-from syncer.base.model import Composition
-from syncer.base.postgres import FLUSHED, Connection, lock_timeout, locking, value
+from syncer.base.model import Composition, Target
+from syncer.base.postgres import Connection, lock_timeout, locking, value
 from syncer.capture import install
 from syncer.documents import registry
 from syncer.documents.queries import castable, one_line, query_of, twice
@@ -48,7 +48,7 @@ FROM syncer.document AS d WHERE d.index_name = {index_name}
 """
 _PREPARE_AFTER = f"""
 PREPARE syncer_after (text) AS
-SELECT {FLUSHED}, {registry.STATE_COLUMNS}
+SELECT {registry.STATE_COLUMNS}
 FROM (VALUES (1)) AS row LEFT JOIN syncer.document AS d ON d.index_name = $1
 """
 _AFTER = "EXECUTE syncer_after ({index_name})"
@@ -156,12 +156,12 @@ class Composer:
             self._catalogue.forget()
         return Batch(compositions=())
 
-    def confirm(self, index_name: str) -> DocumentState | None:
-        """Return the definition's state once what was built on this connection is on the primary's disk."""
+    def state_of(self, index_name: str) -> DocumentState | None:
+        """Return the definition's state now."""
         query = sql.SQL(_AFTER).format(index_name=sql.Literal(index_name))
         row = self.connection.execute(query).fetchone()
         assert row is not None  # the query always returns one row
-        return DocumentState.of(row[1:])
+        return DocumentState.of(row)
 
     def _read(self, plan: _Plan, ids: Sequence[str], bytes_max: int) -> _Snapshot:
         """Assign a version with a snapshot, and read in it, in one round trip."""
@@ -189,7 +189,7 @@ class Composer:
                 self.connection.rollback()
             raise
         (assigned,), *rows = rows
-        checked: list[Any] = next((json.loads(row[1]) for row in rows if row[0] is None), [*5 * [None], "", []])
+        checked: list[Any] = next((json.loads(row[1]) for row in rows if row[0] is None), [*6 * [None], "", []])
         *state, fingerprint, lost = checked
         built = [row for row in rows if row[0] is not None]
         return _Snapshot(int(assigned), DocumentState.of(state), fingerprint, lost, built)
@@ -222,6 +222,8 @@ class Composer:
         """Return whether a snapshot has the definition, not suspended, and its relations as they were planned for."""
         document, state = plan.document, snapshot.state
         if state is None or (state.revision, state.role) != (document.revision, document.role):
+            return False
+        if document.target != Target.of_index(document.index_name, state.epoch):
             return False
         if state.is_suspended and not resumes:
             problem = f"{document.index_name} is suspended"

@@ -14,7 +14,7 @@ Guarantees:
 - A document that is removed meanwhile is not brought back: a write that was overtaken by its removal is done again.
 - A document becomes a dead letter if it was refused alone, and again once others were taken, which the index has taken
   before. If it refuses them too, its definition is suspended; the refused are tried before it resumes.
-- A document counts as written only once Postgres has flushed what it shows.
+- A document counts as written only once the session on which it was read has outlived the write.
 """
 
 from __future__ import annotations
@@ -163,12 +163,14 @@ class Writer:
         """
         whole = Slice(index_name=index_name, ids=list(dict.fromkeys(ids)), **options)
         whole.is_judged = whole.retries
+        if whole.resumes:
+            self._retry(partial(self._restore_alias, index_name))
         self._write(whole)
         counts, report = Counter(whole.results.values()), whole.report
         if whole.resumes:
             if counts["dead_lettered"] == counts.total() > 1 and not whole.witnesses:
                 raise UnavailableError(f"{index_name} takes no documents")
-            self._index.holdings.require_usable(Target.of_index(index_name))
+            self._retry(partial(self._restore_alias, index_name))
             self._index.holdings.count(Target.of_index(index_name))  # every shard answers
         for outcome in OUTCOMES:
             setattr(report, outcome, counts[outcome])
@@ -194,6 +196,13 @@ class Writer:
                 if self._retry(partial(self._suspend, error)) or whole.resumes or isinstance(error, SuspendedError):
                     raise
                 slices.append(current)  # another revision is active by now, or another writer has suspended it
+
+    def _restore_alias(self, index_name: str) -> None:
+        """Fence an index that had a block when the epoch was entered, and check that it is usable."""
+        with self._link.used() as connection:
+            if document := registry.Catalogue().last(connection, index_name):
+                self._index.fence([index_name], registry.epoch(connection))
+                self._require_usable(document)
 
     def close(self) -> None:
         """Close the connection; the next write opens another one."""
@@ -304,13 +313,9 @@ class Writer:
         if document is None:
             return []
         connection = self._link.connection
-        # A commit may be visible before it is on disk, and a crash of Postgres can then take it back. If the connection
-        # on which the documents were read breaks, they are built again.
-        state = self._composer.confirm(document.index_name)
-        if outcome.newer_version and failover.doubt(connection, self._index, outcome.newer_version):
-            # That version was not assigned in this cluster identity; one that was is at least as new as ours.
-            self._link.close()  # the next connection enters another epoch
-            return _ids(batch.compositions)
+        # If the connection on which the documents were read breaks, a crash may have taken back what they show: they
+        # are built again.
+        state = self._composer.state_of(document.index_name)
         # After a TRUNCATE, or for a new definition, a job lists all documents, and removes others that were indexed
         # before. A listing that has begun since these were read may not treat them as orphans. If none has, they were
         # written before the job reads the sequence numbers: see `syncer.jobs.listing`.
@@ -415,6 +420,11 @@ class Writer:
 
     def _require_usable(self, document: Document) -> None:
         """Raise a `DocumentError` if the index, and not its documents, may be the reason for what is refused."""
+        try:
+            failover.require_in_use(self._link.connection, self._index)
+        except UnavailableError:  # the other database's daemon has fenced the index
+            self._link.close()
+            raise
         with at_work_for(document.name, document.revision):
             has_routing = document.dependencies.has_routing
             self._index.holdings.require_usable(document.target, has_routing=has_routing)

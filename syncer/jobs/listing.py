@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -92,6 +93,7 @@ WITH job AS (
 SELECT chunks_left FROM job
 """
 _GIVEN = "UPDATE syncer.job SET revision = $2, is_listed = true WHERE id = $1"
+_LISTED = "UPDATE syncer.job SET is_listed = true WHERE id = $1"
 _CLEANED_UP = "UPDATE syncer.job SET is_listed = true WHERE id = $1 AND state = 'cleaning_up' AND NOT is_listed"
 # A job worker's connection is set to index scans and generic plans for its chunks; a user's SELECT is planned normally.
 _PLAN_FREELY = "SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL plan_cache_mode TO DEFAULT"
@@ -128,11 +130,13 @@ def step(
     chunk: int,
     sequence_numbers: Callable[[], Mapping[str, int]] = dict,
     orphans: Callable[[Mapping[str, int]], Iterable[str]] = lambda _: (),
+    in_doubt: Callable[[Mapping[str, Any] | None], Iterable[str] | None] = lambda _: None,
 ) -> Job | None:
     """Begin a job, list more of its ids, clean up, or move it to its next state.
 
     ``document`` is the definition active for its index. ``sequence_numbers`` asks for the greatest ``_seq_no`` of each
     shard. ``orphans`` reads the ids that only Elasticsearch has, among documents unchanged since it had these numbers.
+    ``in_doubt`` reads the ids that were written since a mark; None if that cannot be told.
 
     Returns:
         The job afterwards; None if another process is at it, or it is not to be moved on.
@@ -151,6 +155,8 @@ def step(
     try:
         if job.state is JobState.CLEANING_UP:
             _clean_up(connection, job, orphans(job.sequence_numbers or {}), chunk)
+        elif job.kind is JobKind.RECOVERY:
+            _list_in_doubt(connection, job, document, in_doubt(job.mark), chunk)
         else:
             _list_ids(connection, job, document, chunk, sequence_numbers)
     finally:
@@ -214,6 +220,25 @@ def _list_ranges(connection: Connection, job: Job, document: Document, size: int
         chunks_left, is_listed = row[0], span.is_last
 
 
+def _list_in_doubt(connection: Connection, job: Job, document: Document, ids: Iterable[str] | None, chunk: int) -> None:
+    """Make chunks of what was written since the mark of a job; refresh the document if that cannot be told.
+
+    If it is interrupted, the next process lists all of them again: to write some of them twice is harmless.
+    """
+    if ids is None:
+        with connection.transaction():
+            refresh = queue.create(connection, document, JobKind.REFRESH, occasion=job.occasion)
+            if refresh is not None:
+                why = f"Job {refresh.id} takes its place: no mark tells what was written since"
+                queue.end(connection, job.id, JobState.CANCELLED, why)
+        return
+    connection.execute(_BEGIN, (job.id,))
+    for chunk_ids in _in_chunks(ids, chunk):
+        if _put_chunk(connection, job.id, chunk_ids, JobState.WRITING, everywhere=True) is None:
+            return  # cancelled meanwhile
+    connection.execute(_LISTED, (job.id,))
+
+
 def _clean_up(connection: Connection, job: Job, orphans: Iterable[str], chunk: int) -> None:
     """Make chunks of ids that only Elasticsearch has, in documents unchanged since the sequence numbers were read."""
     # A copy with a greater number was written after the job was known to be listing. Either its writer also read after
@@ -246,7 +271,8 @@ def held(
             holds = {id_ for (id_,) in connection.execute(_IN_CHUNKS, (job.id, writable))}
         else:
             holds = set(writable)
-        if job.kind.is_whole and not (job.is_listed and job.state is JobState.CLEANING_UP):
+        is_through = job.is_listed and (job.state is JobState.CLEANING_UP or not job.kind.is_whole)
+        if (job.kind.is_whole or job.kind is JobKind.RECOVERY) and not is_through:
             holds.update(orphans)
         for id_ in holds:
             holders.setdefault(id_, []).append(job.id)

@@ -34,7 +34,7 @@ UNFINISHED = "j.finished_at IS NULL"
 _JOBS = """
 SELECT j.id, j.kind, j.document, j.index_name, j.revision, j.state, j.is_listed, j.is_paused, d.suspended IS NOT NULL,
        (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c), j.occasion,
-       j.completes_load, j.sequence_numbers,
+       j.completes_load, j.sequence_numbers, j.mark,
        CASE WHEN j.is_listed OR j.state = 'cleaning_up' THEN j.documents_listed
             WHEN j.documents_expected IS NOT NULL THEN greatest(j.documents_expected, j.documents_listed) END,
        j.documents_done, j.indexed, j.deleted, j.skipped, j.dead_lettered,
@@ -79,6 +79,7 @@ class JobKind(StrEnum):
     INITIAL_LOAD = "initial_load"  # the whole document, because it was activated
     REFRESH = "refresh"  # the whole document, because something changed that names no documents, such as a TRUNCATE
     FAN_OUT = "fan_out"  # the documents that a change touches, when they are many
+    RECOVERY = "recovery"  # the documents that were written since the last mark, after a failover
     PARTIAL = "partial"  # documents with given ids, on request
 
     @property
@@ -98,7 +99,7 @@ class JobKind(StrEnum):
 
 _WHOLE = (JobKind.BACKFILL, JobKind.REFRESH, JobKind.INITIAL_LOAD)
 """In order: each does all that the ones before it do."""
-PENDING = (JobKind.INITIAL_LOAD, JobKind.REFRESH, JobKind.FAN_OUT)
+PENDING = (JobKind.INITIAL_LOAD, JobKind.REFRESH, JobKind.RECOVERY, JobKind.FAN_OUT)
 """Until such a job is done, documents may be stale."""
 
 
@@ -125,9 +126,10 @@ class Job:
     Args:
         is_listed: Whether all chunks of its state exist.
         cause: For a fan-out: how many changed rows caused it, by table.
-        occasion: For a refresh: what made it necessary.
+        occasion: For a refresh or a recovery: what made it necessary.
         completes_load: Whether the document counts as loaded once the job is done.
         sequence_numbers: The greatest ``_seq_no`` of each shard before the first document was written.
+        mark: For a recovery: the position of the index at the last mark; None if there is none.
         documents_total: Until they are listed, an estimate, or None. The cleanup adds to it.
         deleted: Documents deleted, or known to be absent.
         documents_per_second: On average since its listing began; None if nothing is being written.
@@ -147,6 +149,7 @@ class Job:
     occasion: str | None
     completes_load: bool
     sequence_numbers: dict[str, int] | None
+    mark: dict[str, Any] | None
     documents_total: int | None
     documents_done: int
     indexed: int

@@ -37,8 +37,8 @@ _LOCK_DOCUMENT_OF = """
 SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
 """
 _INSERT = """
-INSERT INTO syncer.job (kind, document, index_name, revision, completes_load, cause, occasion, changed_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, least(clock_timestamp(), to_timestamp($8::float8)))
+INSERT INTO syncer.job (kind, document, index_name, revision, completes_load, cause, occasion, changed_at, mark)
+VALUES ($1, $2, $3, $4, $5, $6, $7, least(clock_timestamp(), to_timestamp($8::float8)), $9)
 RETURNING id
 """
 # Listing cannot begin until the caller's transaction ends.
@@ -145,6 +145,22 @@ def refresh_all(connection: Connection, occasion: str, *, changed_at: float | No
     return [job for job in jobs if job is not None]
 
 
+def create_recovery(
+    connection: Connection, document: Document, mark: Mapping[str, Any] | None, occasion: str
+) -> Job | None:
+    """Create a job for what was written to an index since a mark, in the caller's transaction.
+
+    One that has not begun does it, too: its mark is at least as old. None is returned if the index is not active.
+    """
+    revision = lock_document(connection, document.index_name)
+    if revision is None:
+        return None
+    for job in unfinished(connection, document.index_name):
+        if job.kind is JobKind.RECOVERY and job.state is JobState.NEW and job.revision == revision:
+            return job
+    return find(connection, insert(connection, document, JobKind.RECOVERY, revision, occasion=occasion, mark=mark))
+
+
 def create_fan_out(
     connection: Connection, document: Document, cause: Mapping[str, Sequence[Any]], *, changed_at: float | None = None
 ) -> Job | None:
@@ -201,10 +217,12 @@ def insert(
     cause: Mapping[str, Sequence[Any]] | None = None,
     occasion: str | None = None,
     changed_at: float | None = None,
+    mark: Mapping[str, Any] | None = None,
 ) -> int:
     """Insert the row of a job in the caller's transaction, for `create` and `syncer.jobs.listing`; return its id."""
     reasons = (kind.is_whole, None if cause is None else _stored(cause), occasion)
-    values = (kind, document.name, document.index_name, revision, *reasons, changed_at)
+    stored_mark = None if mark is None else Jsonb(dict(mark))
+    values = (kind, document.name, document.index_name, revision, *reasons, changed_at, stored_mark)
     [(job_id,)] = connection.execute(_INSERT, values)
     return int(job_id)
 

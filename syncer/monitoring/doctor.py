@@ -28,23 +28,25 @@ from syncer.apply import cost
 from syncer.base import migrations, postgres
 from syncer.base.error_policy import explain
 from syncer.base.errors import SourceError, SyncerError, TopicError
-from syncer.base.model import Role, Target
+from syncer.base.model import WRITE_SUFFIX, Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.capture import install
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch import client as elastic
-from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.indices import is_write_alias
 from syncer.elasticsearch.reader import Holdings
+from syncer.elasticsearch.record import Record, version as record_version
 from syncer.elasticsearch.shortcomings import Effect, request
-from syncer.indexing import failover
+from syncer.indexing import failover, marks
 from syncer.kafka import topic
 
 ANSWER_SECONDS = 5
 """How long a server may take to be reached, and to answer."""
 _ERRORS = (psycopg.Error, KafkaException, ApiError, TransportError, SyncerError)
 """What keeps a check from being made."""
+_EPOCHS_USED = failover.EPOCHS * 9 // 10
 _READ_ONLY = f"SET default_transaction_read_only = on; SET statement_timeout = '{ANSWER_SECONDS}s'"
 
 
@@ -381,7 +383,7 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
     installation = registry.installation(deployment.schema)
     active_indices = {document.index_name for document in deployment.documents}
     active = {document.index for document in deployment.documents}
-    names = [Target.of_index("*").write_alias, *sorted(f"{index}-*" for index in active)]
+    names = [f"*{WRITE_SUFFIX}-*", *sorted(f"{index}-*" for index in active)]
     existing = deployment.server("elasticsearch").indices.get(
         index=names, expand_wildcards="all", filter_path="*.aliases,*.mappings._meta.syncer"
     )
@@ -389,7 +391,7 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
         mark = index.get("mappings", {}).get("_meta", {}).get("syncer", {})
         if mark.get("installation") != installation or name in active_indices:
             continue
-        aliases = index.get("aliases", {}).keys() - {Target.of_index(name).write_alias}
+        aliases = {alias for alias in index.get("aliases", {}) if not is_write_alias(alias, name)}
         made_for = f"{name}, made for {mark.get('document')},"
         if not aliases:
             problem = f"{made_for} is not active any more"
@@ -404,27 +406,36 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _epoch(deployment: Deployment) -> Iterator[Finding]:
-    index = Index(deployment.server("elasticsearch"))
-    for installation, epoch in deployment.schema.execute("SELECT installation, epoch FROM syncer.cluster_identity"):
-        recorded = index.read_epoch(installation)
-        if recorded < epoch:
-            path = f"/syncer-state/_doc/epoch-{installation}?version={epoch}&version_type=external_gte"
-            yield Finding(
-                f"Postgres is in epoch {epoch}, and syncer-state has recorded {recorded or 'none'}: it was "
-                "deleted, or this database is a copy",
-                request("PUT", path, {"epoch": epoch}),
-                "Not if this database is a copy: then set kafka.topic. "
-                "For a minute after the record was deleted, the answer may be 409.",
-            )
-        elif recorded > epoch and failover.is_entered(deployment.schema):
-            # The next writer finds another cluster identity than the recorded one, and enters a new epoch.
-            yield Finding(
-                f"syncer-state has recorded epoch {recorded}, and Postgres is in {epoch}: its disk was restored",
-                "UPDATE syncer.cluster_identity SET sequence = 0;",
-                "Then restart the daemons, which enter a new epoch, and run for each document: "
-                "syncer verify DOCUMENT --repair",
-                How.SQL,
-            )
+    record = Record(deployment.server("elasticsearch"))
+    mark = marks.last(deployment.schema)
+    recorded, epoch = record.read(mark.installation), mark.epoch
+    if recorded.epoch < epoch:
+        version = f"version={record_version(epoch, mark.number)}&version_type=external_gte"
+        yield Finding(
+            f"Postgres is in epoch {epoch}, and syncer-state has recorded {recorded.epoch or 'none'}: it was "
+            "deleted, or this database is a copy",
+            request(
+                "PUT",
+                f"/syncer-state/_doc/epoch-{mark.installation}?{version}",
+                {"epoch": epoch, "mark": mark.number},
+            ),
+            "Not if this database is a copy: then set kafka.topic. "
+            "For a minute after the record was deleted, the answer may be 409.",
+        )
+    elif recorded.epoch > epoch:
+        yield Finding(
+            f"syncer-state has recorded epoch {recorded.epoch}, and Postgres is in {epoch}: another database of this "
+            "installation is in use, or was until this one was restored",
+            "Stop the daemons of the other one. Those of this database take over a minute later.",
+            how=How.ADVICE,
+        )
+    if epoch >= _EPOCHS_USED:
+        yield Finding(
+            f"{failover.EPOCHS - 1 - epoch} epochs are left; each failover, restore and crash of Postgres uses one",
+            "Plan a time to begin anew: syncer migrate --anew, and then: syncer apply --take-over '*'",
+            how=How.ADVICE,
+            severity=CheckSeverity.CONSIDER,
+        )
 
 
 _SQL, _SHELL, _REQUEST, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.REQUEST, How.ADVICE, CheckSeverity.CONSIDER

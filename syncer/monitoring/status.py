@@ -64,7 +64,7 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
            'published', l.published, 'handled', h.changes
        ) AS totals,
        greatest(0, l.published - h.changes) AS topic_waiting,
-       (SELECT epoch FROM syncer.cluster_identity) AS epoch,
+       (SELECT epoch FROM syncer.installation) AS epoch,
        extract(epoch FROM h.waiting_since)::float8 AS topic_since,
        w.outbox_waiting, w.outbox_since, r.outbox_bytes, r.outbox_segments,
        (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(xact_start)), 0)::float8 FROM pg_stat_activity

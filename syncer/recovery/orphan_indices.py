@@ -11,17 +11,17 @@ from syncer.base.model import Target
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.indices import Indices
 
-_NOTE = "INSERT INTO syncer.orphan_index (index_name, write_alias) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+_NOTE = "INSERT INTO syncer.orphan_index (index_name) VALUES ($1) ON CONFLICT DO NOTHING"
 _FORGET = "DELETE FROM syncer.orphan_index WHERE index_name = $1"
 _FIND = """
-SELECT index_name, write_alias FROM syncer.orphan_index
+SELECT index_name FROM syncer.orphan_index
 WHERE index_name NOT IN (SELECT index_name FROM syncer.document) ORDER BY 1
 """
 
 
 def note(connection: Connection, target: Target) -> None:
     """Note an index that is about to be created, or is no longer active."""
-    connection.execute(_NOTE, (target.index_name, target.write_alias))
+    connection.execute(_NOTE, (target.index_name,))
 
 
 def forget(connection: Connection, target: Target) -> None:
@@ -31,8 +31,7 @@ def forget(connection: Connection, target: Target) -> None:
 
 def find(connection: Connection) -> tuple[Target, ...]:
     """Return the indices that are noted and not active."""
-    rows = connection.execute(_FIND).fetchall()
-    return tuple(Target(index_name=index_name, write_alias=write_alias) for index_name, write_alias in rows)
+    return tuple(Target.of_index(index_name) for (index_name,) in connection.execute(_FIND).fetchall())
 
 
 def drop(connection: Connection, indices: Indices, target: Target) -> None:

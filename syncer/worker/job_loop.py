@@ -10,8 +10,8 @@ Guarantees:
 - No job waits long for an unavailable index, or for one whose step fails.
 - An unexpected error fails its own job only.
 
-The job worker also tries to resume suspended documents and to write dead letters, and records the last assigned
-version: see `syncer.indexing.version`.
+The job worker also tries to resume suspended documents and to write dead letters, and takes marks: see
+`syncer.indexing.marks`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import Any
 
 import elasticsearch
 import psycopg
@@ -29,7 +30,7 @@ import structlog
 
 from syncer.base import metrics
 from syncer.base.error_policy import Action, at_work_for, decide, explain, is_of_data, kind
-from syncer.base.errors import DocumentError, IndexingError, JobError
+from syncer.base.errors import DocumentError, IndexingError, JobError, UnavailableError
 from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import GRACE_SECONDS, Stop, Stopping
 from syncer.base.model import Place, WriteReport
@@ -40,12 +41,12 @@ from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing import dead_letters, failover, version
+from syncer.indexing import dead_letters, failover, marks
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.chunks import Chunk, Chunks
-from syncer.jobs.model import Job, JobState, due, find
+from syncer.jobs.model import Job, JobKind, JobState, due, find
 from syncer.recovery import schema_watch
 
 _WAIT_SECONDS = 1.0
@@ -67,8 +68,10 @@ _LETTERS_SECONDS = 60.0
 """How often to try to write a dead letter of each index: its cause may be gone, which no change tells."""
 _STEPS = "job steps"
 """The steps of jobs, in the log and the status: one that fails does not keep chunks from being written."""
-_NOTE_SECONDS = 10.0
-"""How often to record the last version."""
+_MARK_SECONDS = 10.0
+"""How often to take a mark."""
+_PRUNE_SECONDS = 3600.0
+"""How often to delete what is too old in the log of deletes."""
 
 
 class JobWorker:
@@ -106,8 +109,8 @@ class JobWorker:
         """By index, the last dead letter that was tried: the next ones follow it in the order of ids."""
         self._deferred: dict[int, float] = {}
         """By job, when its step is to be tried again."""
-        self._looked_at = self._noted_at = self._attempted_at = 0.0
-        self._retried_at = time.monotonic()
+        self._looked_at = self._attempted_at = self._marked_at = 0.0
+        self._retried_at = self._pruned_at = time.monotonic()
         self._log = structlog.get_logger().bind(job_worker=name)
 
     def run(self, stop: Stop) -> None:
@@ -150,7 +153,7 @@ class JobWorker:
                 units_done += self._take_steps(connection)
         if not self._stop.is_requested:
             self._try_dead_letters(connection)
-        self._note_version(connection, keeps=units_done > 0 or not self._writes)
+            self._take_mark(connection)
         return 0 if units_done or self._writes else _IDLE_SECONDS
 
     def close(self, *, seconds: float | None = None) -> None:
@@ -229,6 +232,7 @@ class JobWorker:
                         chunk=self._chunk_documents,
                         sequence_numbers=partial(self._index.holdings.sequence_numbers, document.target),
                         orphans=partial(self._orphans, connection, document),
+                        in_doubt=partial(self._in_doubt, connection, document),
                     )
             except DocumentError as error:
                 suspend.suspend(connection, error)
@@ -272,6 +276,24 @@ class JobWorker:
         if unwritable:
             self._log.warning("job.orphans_left", index=document.index_name, documents=unwritable)
 
+    def _in_doubt(
+        self, connection: Connection, document: Document, mark: Mapping[str, Any] | None
+    ) -> Iterator[str] | None:
+        """Return the ids that were written or deleted since a mark, on any shard; None if that cannot be told."""
+        # Rule: drain-before-listing.
+        if not self._index.is_drained(document.index_name, registry.epoch(connection)):
+            raise UnavailableError(f"Requests of the time before the failover are at work on {document.index_name}")
+        pages = marks.written_since(self._index, document.target, mark, page=self._chunk_documents)
+
+        def ids(pages: Iterator[list[str]]) -> Iterator[str]:
+            with at_work_for(document.name, document.revision):
+                for page in pages:
+                    if self._stop.is_requested:
+                        raise Stopping
+                    yield from filter(queries.is_text, page)
+
+        return None if pages is None else ids(pages)
+
     def _handle_error(self, connection: Connection, job: Job, error: Exception) -> None:
         """Handle an error of one job so that it does not block other jobs.
 
@@ -295,7 +317,8 @@ class JobWorker:
     def _log_finished(self, job: Job) -> None:
         seconds = ((job.finished_at or job.created_at) - job.created_at).total_seconds()
         total = amount(job.documents_done, "document")
-        wrote = f"Job {job.id} ({job.reason}) wrote every document of {job.document}: {total} in {elapsed(seconds)}."
+        which = "every document" if job.kind.is_whole else "again what was written since the last mark"
+        wrote = f"Job {job.id} ({job.reason}) wrote {which} of {job.document}: {total} in {elapsed(seconds)}."
         self._log.info(
             "job.finished",
             job=job.id,
@@ -308,7 +331,7 @@ class JobWorker:
             skipped=job.skipped,
             dead_lettered=job.dead_lettered,
             seconds=round(seconds, 3),
-            timeline=wrote if job.kind.is_whole else None,
+            timeline=wrote if job.kind.is_whole or job.kind is JobKind.RECOVERY else None,
         )
 
     # What else it looks after
@@ -348,17 +371,15 @@ class JobWorker:
             if ids:
                 self._retries[index_name] = ids, self._writers.submit(index_name, ids, retries=True)
 
-    def _note_version(self, connection: Connection, *, keeps: bool) -> None:
-        """Record the last version from time to time, also where a restore of Postgres does not undo it.
-
-        That is Elasticsearch. It may hang, so it is not called while it does not answer.
-        """
+    def _take_mark(self, connection: Connection) -> None:
+        """Take a mark from time to time; now and then, delete what is too old in the log of deletes."""
         now = time.monotonic()
-        if now - self._noted_at >= _NOTE_SECONDS:
-            noted = version.note(connection)
-            if keeps:
-                self._index.write_assigned(*noted)
-            self._noted_at = now
+        if now - self._marked_at >= _MARK_SECONDS:
+            self._marked_at = now
+            marks.take(connection, self._index)
+        if now - self._pruned_at >= _PRUNE_SECONDS:
+            self._pruned_at = now
+            self._index.record.prune()
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)

@@ -328,11 +328,11 @@ class World:
         rename = f"replace({{}}, '{template.name}', '{self.name}')".format
         self.sql(
             f"""
-            UPDATE syncer.cluster_identity
-            SET installation = gen_random_uuid(), system_identifier = 0, timeline = 0, sequence = 0, epoch = 0;
+            UPDATE syncer.installation SET installation = gen_random_uuid(), epoch = 0;
+            UPDATE syncer.mark SET number = 0, positions = '{{}}';
             UPDATE syncer.job SET index_name = {rename("index_name")};
             UPDATE syncer.document
-            SET index_name = {rename("index_name")}, write_alias = {rename("write_alias")},
+            SET index_name = {rename("index_name")},
                 definition = {rename("definition::text")}::jsonb
             """
         )
@@ -346,6 +346,7 @@ class World:
                     body=document.index_body,
                     revision=document.revision,
                     installation=registry.installation(connection),
+                    epoch=registry.epoch(connection),
                 )
                 servers.indices.swap(document.index, target)
                 servers.indices.settle(target)

@@ -110,7 +110,7 @@ class Index:
         request fails as a whole, earlier ones may have been written: to write all of them again is harmless.
         """
         outcome, tasks, size = BulkOutcome(), list[_Task](), 0
-        if deleted := [composition.id for composition in compositions if _may_delete(composition)]:
+        if deleted := [composition.id for composition in compositions if self._may_delete(target, composition)]:
             self.record.log(target.index_name, deleted)
         for composition in compositions:
             if outcome.has_met_pipeline:
@@ -122,7 +122,7 @@ class Index:
                 continue
             stale: list[str] = []
             # Rule: absence-is-deleted-everywhere.
-            if composition.routing is not None and _may_delete(composition):  # every other shard may hold a copy
+            if composition.routing is not None and self._may_delete(target, composition):  # on every other shard
                 shards = self.holdings.shards(target)
                 # To delete, each shard is addressed, also its own: a mapping may require a routing.
                 shard = shards.shard(composition.place.routing) if composition.source else None
@@ -137,6 +137,14 @@ class Index:
         if tasks:
             self._send(target, tasks, outcome)
         return outcome
+
+    def _may_delete(self, target: Target, composition: Composition) -> bool:
+        """Whether a document is deleted, or what another shard may have of it."""
+        if composition.source is None:
+            return True
+        return (
+            composition.routing is not None and not composition.is_unmoved and self.holdings.shards(target).number > 1
+        )
 
     def _send(self, target: Target, tasks: Sequence[_Task], outcome: BulkOutcome) -> None:
         """Send a request, and what it refuses in halves; while no document is taken, only the first of them."""
@@ -222,11 +230,6 @@ def _operations(composition: Composition, stale: Sequence[str]) -> list[bytes]:
         return deletes or [f'{{"delete":{{{meta}}}}}\n'.encode()]
     own = f'{meta},"routing":{_quoted(routing)}' if routing else meta
     return [b"%b%b\n" % (f'{{"index":{{{own}}}}}\n'.encode(), source), *deletes]
-
-
-def _may_delete(composition: Composition) -> bool:
-    """Whether a document is deleted, or what another shard may have of it."""
-    return composition.source is None or (composition.routing is not None and not composition.is_unmoved)
 
 
 def _update_of_nothing(deleted: Composition) -> bytes:

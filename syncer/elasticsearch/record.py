@@ -28,13 +28,16 @@ _PRUNED_ID = "log"
 
 
 class Recorded(NamedTuple):
-    """The epoch in use and its last mark, as recorded; 0 if there are none.
+    """The last epoch and its last mark, as recorded; 0 if there are none.
 
-    ``silent_seconds`` is for how long this process knows that it was not renewed.
+    Args:
+        is_in_use: Whether a database has the epoch, and not only a process that meant to enter it.
+        silent_seconds: For how long this process knows that it was not renewed.
     """
 
     epoch: int = 0
     mark: int = 0
+    is_in_use: bool = False
     silent_seconds: float = 0.0
 
 
@@ -61,20 +64,20 @@ class Record:
         if renewed is None or renewed[0] != answer["_seq_no"]:
             renewed = self._renewals[installation] = (int(answer["_seq_no"]), now)
         source = answer["_source"]
-        return Recorded(int(source["epoch"]), int(source.get("mark", 0)), now - renewed[1])
+        return Recorded(int(source["epoch"]), int(source["mark"]), bool(source["is_in_use"]), now - renewed[1])
 
     def enter(self, installation: UUID, epoch: int, mark: int) -> None:
-        """Record an epoch; an `UnavailableError` if it, or a later one, is recorded."""
+        """Record that an epoch is to be entered; an `UnavailableError` if it, or a later one, is recorded."""
         try:
-            self._put(installation, epoch, mark, "external")
+            self._put(installation, epoch, mark, "external", is_in_use=False)
         except elasticsearch.ConflictError as error:
             problem = f"Another daemon has entered epoch {epoch}, or a later one"
             raise UnavailableError(problem, hint="The daemon retries by itself.") from error
 
     def renew(self, installation: UUID, epoch: int, mark: int) -> None:
-        """Record a mark, or that the epoch is still in use; do nothing if a later epoch or mark is recorded."""
+        """Record a mark, and that the epoch is in use; do nothing if a later epoch or mark is recorded."""
         with suppress(elasticsearch.ConflictError):
-            self._put(installation, epoch, mark, "external_gte")
+            self._put(installation, epoch, mark, "external_gte", is_in_use=True)
 
     def forget(self, installation: UUID | str) -> None:
         """Delete what is recorded of an installation, and the whole index if no other one is in it."""
@@ -137,10 +140,10 @@ class Record:
                 raise
             return None
 
-    def _put(self, installation: UUID, epoch: int, mark: int, version_type: str) -> None:
+    def _put(self, installation: UUID, epoch: int, mark: int, version_type: str, *, is_in_use: bool) -> None:
         create_own(self._client, STATE_INDEX, _PROPERTIES)
         versioned: dict[str, Any] = {"version": version(epoch, mark), "version_type": version_type}
-        document = {"epoch": epoch, "mark": mark}
+        document = {"epoch": epoch, "mark": mark, "is_in_use": is_in_use}
         self._client.index(index=STATE_INDEX, id=_id(installation), document=document, **versioned)
 
 

@@ -74,7 +74,6 @@ class _Remembered(NamedTuple):
 class Entered(NamedTuple):
     """The active epoch, and whether this call has begun it in a database that had another one before."""
 
-    installation: UUID
     epoch: int
     has_changed: bool
 
@@ -105,7 +104,7 @@ def enter(connection: Connection, index: Index) -> Entered:
     except BaseException:
         connection.close()
         raise
-    return Entered(remembered.installation, remembered.epoch, has_changed=False)
+    return Entered(remembered.epoch, has_changed=False)
 
 
 def require_in_use(connection: Connection, index: Index) -> None:
@@ -133,9 +132,10 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
         remembered = _read(connection)
         installation = remembered.installation
         if _is_current(remembered, recorded):
-            return Entered(installation, remembered.epoch, has_changed=False)
+            return Entered(remembered.epoch, has_changed=False)
         # Rule: an-overtaken-daemon-waits.
-        if recorded.epoch > remembered.epoch and recorded.silent_seconds < _SILENT_SECONDS:
+        is_renewed = recorded.is_in_use and recorded.silent_seconds < _SILENT_SECONDS
+        if recorded.epoch > remembered.epoch and is_renewed:
             raise _overtaken(recorded)
         # Rules: a-new-identity-has-a-greater-epoch, the-epoch-is-kept-in-elasticsearch.
         epoch, has_changed = max(remembered.epoch, recorded.epoch) + 1, remembered.epoch > 0 or recorded.epoch > 0
@@ -155,13 +155,14 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
             for document in (documents if has_changed else ())
         ]
         jobs = [job for job in recoveries if job is not None]
+    index.record.renew(installation, epoch, remembered.mark)
     if has_changed:
         log = structlog.get_logger()
         timeline = f"{_OCCASION[0].upper()}{_OCCASION[1:]}: epoch {epoch}. What was written last is written again."
         log.warning("failover.detected", epoch=epoch, jobs=[job.id for job in jobs], timeline=timeline)
         for job in jobs:
             log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.occasion)
-    return Entered(installation, epoch, has_changed)
+    return Entered(epoch, has_changed)
 
 
 def _overtaken(recorded: Recorded) -> UnavailableError:

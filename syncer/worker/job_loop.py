@@ -376,7 +376,8 @@ class JobWorker:
         now = time.monotonic()
         if now - self._marked_at >= _MARK_SECONDS:
             self._marked_at = now
-            marks.take(connection, self._index)
+            if not marks.take(connection, self._index):
+                failover.require_in_use(connection, self._index)
         if now - self._pruned_at >= _PRUNE_SECONDS:
             self._pruned_at = now
             self._index.record.prune()

@@ -283,7 +283,9 @@ class JobWorker:
         # Rule: drain-before-listing.
         if not self._index.is_drained(document.index_name, registry.epoch(connection)):
             raise UnavailableError(f"Requests of the time before the failover are at work on {document.index_name}")
-        pages = marks.written_since(self._index, document.target, mark, page=self._chunk_documents)
+        with at_work_for(document.name, document.revision):
+            self._index.holdings.require_usable(document.target, has_routing=document.dependencies.has_routing)
+            pages = marks.written_since(self._index, document.target, mark, page=self._chunk_documents)
 
         def ids(pages: Iterator[list[str]]) -> Iterator[str]:
             with at_work_for(document.name, document.revision):

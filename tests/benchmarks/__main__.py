@@ -16,7 +16,7 @@ from pathlib import Path
 
 from syncer.sandbox import Sandbox
 from syncer.sandbox.server import LASTING_JAVA
-from tests.benchmarks import bulk_work, locks, one_edit, peers, shapes, single_edits, staleness
+from tests.benchmarks import bulk_work, failovers, locks, one_edit, peers, shapes, single_edits, staleness
 from tests.benchmarks.report import Figure, Report, SkippedError, keep, say, text
 from tests.benchmarks.world import Bench
 from tests.conftest import KEPT_SANDBOX
@@ -41,9 +41,10 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "staleness-links": staleness.staleness_links,
     "locks": locks.locks,
     "shapes": shapes.shapes,
+    "failover": failovers.failover,
     "growth": bulk_work.growth,
 }
-_BY_NAME_ONLY = ("growth", "shapes", "staleness", "staleness-links")
+_BY_NAME_ONLY = ("growth", "failover", "shapes", "staleness", "staleness-links")
 
 
 def main() -> None:
@@ -89,7 +90,7 @@ def _arguments() -> argparse.Namespace:
         "--to", type=int, default=0, help="documents that growth ends with (default: ten times --posts)"
     )
     parser.add_argument("--tables", type=int, default=1400, help="tables of shapes (default: %(default)s)")
-    parser.add_argument("--beside", metavar="COMMIT", default="", help="let shapes measure this commit, too")
+    parser.add_argument("--beside", metavar="COMMIT", default="", help="shapes, failover: measure this commit, too")
     parser.add_argument("--contestants", nargs="*", default=(), help="of staleness, by name (default: all)")
     parser.add_argument("--keep", action="store_true", help="add the figures to results/ and to docs/benchmarks.md")
     asked = parser.parse_args()

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import tarfile
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from statistics import median
 
 import psycopg
 
 from tests.benchmarks.report import Figure, say
+from tests.benchmarks.trees import trees
 from tests.benchmarks.world import SCHEMAS, Bench
-from tests.support.world import REPOSITORY, World
+from tests.support.world import World
 
 _FOLDER = SCHEMAS / "shapes"
 _ROUTED = ("notes", "events")
@@ -129,27 +127,16 @@ class Tracker(World):
 
 def shapes(bench: Bench) -> Iterator[Figure]:
     """Operations and statements of a change, a plan and a status among many tables, of this and of another tree."""
-    trees = {"this tree": REPOSITORY}
-    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-        if bench.beside:
-            trees[bench.beside] = _tree_of(bench.beside, Path(folder))
-        for title, tree in trees.items():
-            with _tracker(bench, title, tree) as tracker:
-                if title == bench.beside:
-                    tracker.leave_out_refused()
-                    bench.report.remarks.append(f"{title} refuses: {', '.join(tracker.refused) or 'nothing'}")
-                yield from _measured(bench, tracker)
-    bench.report.about = f"nine documents among {bench.tables:,} tables; the programs: {', '.join(trees)}"
+    titles = []
+    for title, tree in trees(bench):
+        titles.append(title)
+        with _tracker(bench, title, tree) as tracker:
+            if title == bench.beside:
+                tracker.leave_out_refused()
+                bench.report.remarks.append(f"{title} refuses: {', '.join(tracker.refused) or 'nothing'}")
+            yield from _measured(bench, tracker)
+    bench.report.about = f"nine documents among {bench.tables:,} tables; the programs: {', '.join(titles)}"
     bench.report.remarks.append("another tree runs in this environment: its dependencies have to be the same")
-
-
-def _tree_of(commit: str, folder: Path) -> Path:
-    """A commit's files; not a work tree, which git would remember."""
-    git = shutil.which("git") or "git"
-    archive = subprocess.run([git, "archive", commit], capture_output=True, check=True, cwd=REPOSITORY)
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
-    return folder
 
 
 @contextmanager

@@ -71,12 +71,22 @@ class Standbys:
 
         def fail_over() -> None:
             self.primary.kill()
-            self._replace_data(standby)
-            self.primary.start()
-            with psycopg.connect(self.primary.address, autocommit=True) as connection:
-                connection.execute("SELECT pg_promote(true, 120)")
+            self._promote(standby)
 
         return fail_over
+
+    def keep_follower(self) -> Callable[[], None]:
+        """A replica that takes over once the primary was stopped, and lacks nothing: a planned switchover."""
+        standby = self.follow()
+        streams = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
+        wait_until(lambda: ask(self.primary, streams), what="the replica follows")
+
+        def switch_over() -> None:
+            self.primary.stop()  # not before it has sent everything
+            standby.stop()
+            self._promote(standby)
+
+        return switch_over
 
     def keep_backup(self) -> Callable[[], None]:
         """A base backup, to whose end the server is recovered."""
@@ -113,6 +123,13 @@ class Standbys:
             self.primary.start()
 
         return put_back
+
+    def _promote(self, standby: PostgresServer) -> None:
+        """Have the primary go on with the files of a replica that does not run."""
+        self._replace_data(standby)
+        self.primary.start()
+        with psycopg.connect(self.primary.address, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote(true, 120)")
 
     def _replace_data(self, source: PostgresServer) -> None:
         """Have the primary start with the files of another server, which does not run."""

@@ -69,7 +69,8 @@ class Record:
     def enter(self, installation: UUID, epoch: int, mark: int) -> None:
         """Record that an epoch is to be entered; an `UnavailableError` if it, or a later one, is recorded."""
         try:
-            self._put(installation, epoch, mark, "external", is_in_use=False)
+            # With the least version of the epoch: a database that has more marks cannot enter the same one.
+            self._put(installation, epoch, mark, version(epoch, 0), "external", is_in_use=False)
         except elasticsearch.ConflictError as error:
             problem = f"Another daemon has entered epoch {epoch}, or a later one"
             raise UnavailableError(problem, hint="The daemon retries by itself.") from error
@@ -77,7 +78,7 @@ class Record:
     def renew(self, installation: UUID, epoch: int, mark: int) -> None:
         """Record a mark, and that the epoch is in use; do nothing if a later epoch or mark is recorded."""
         with suppress(elasticsearch.ConflictError):
-            self._put(installation, epoch, mark, "external_gte", is_in_use=True)
+            self._put(installation, epoch, mark, version(epoch, mark), "external_gte", is_in_use=True)
 
     def forget(self, installation: UUID | str) -> None:
         """Delete what is recorded of an installation, and the whole index if no other one is in it."""
@@ -140,9 +141,11 @@ class Record:
                 raise
             return None
 
-    def _put(self, installation: UUID, epoch: int, mark: int, version_type: str, *, is_in_use: bool) -> None:
+    def _put(
+        self, installation: UUID, epoch: int, mark: int, number: int, version_type: str, *, is_in_use: bool
+    ) -> None:
         create_own(self._client, STATE_INDEX, _PROPERTIES)
-        versioned: dict[str, Any] = {"version": version(epoch, mark), "version_type": version_type}
+        versioned: dict[str, Any] = {"version": number, "version_type": version_type}
         document = {"epoch": epoch, "mark": mark, "is_in_use": is_in_use}
         self._client.index(index=STATE_INDEX, id=_id(installation), document=document, **versioned)
 

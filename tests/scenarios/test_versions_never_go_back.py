@@ -14,19 +14,20 @@ from syncer.base.error_policy import Action, decide
 from syncer.base.errors import IndexingError
 from syncer.base.model import EPOCH_SHIFT
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing import failover, version
+from syncer.indexing import failover, marks, version
 from tests.support.in_process import assign
 from tests.support.world import DEADLINE_SECONDS, World
 
-EPOCH = "SELECT epoch FROM syncer.cluster_identity"
+EPOCH = "SELECT epoch FROM syncer.installation"
 
 THREADS = 6
 ASSIGNS = 100
 
 
 @pytest.fixture
-def database(empty_world: World) -> World:
-    """A database with the syncer schema, in no cluster identity yet."""
+def database(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A database with the syncer schema, in no epoch yet; no other one of its installation is in use."""
+    monkeypatch.setattr(failover, "_SILENT_SECONDS", 0.0)
     empty_world.migrate()
     return empty_world
 
@@ -52,7 +53,7 @@ def assign_alone(world: World) -> int:
 
 def installation(world: World) -> UUID:
     """Whose record it is."""
-    ((id_,),) = world.sql("SELECT installation FROM syncer.cluster_identity")
+    ((id_,),) = world.sql("SELECT installation FROM syncer.installation")
     assert isinstance(id_, UUID)
     return id_
 
@@ -84,26 +85,18 @@ def test_assigns_of_many_threads_at_once_keep_the_order_of_time(database: World,
         assert assigned > greatest_ended
 
 
-def test_a_new_writer_skips_whatever_a_crash_may_have_taken_back(database: World) -> None:
-    """It steps over more numbers than all connections together can have assigned and not yet on disk."""
-    ahead = 32 * int(database.sql("SHOW max_connections")[0][0])
-    with database.connect() as connection:
-        earlier = assign(connection)
-        version.skip_unflushed(connection)
-        assert assign(connection) - earlier > ahead
-
-
 # Across cluster identities
 
-OTHER_TIMELINE = "UPDATE syncer.cluster_identity SET timeline = timeline - 1"
-OTHER_SYSTEM = "UPDATE syncer.cluster_identity SET system_identifier = system_identifier + 1"
-OTHER_SEQUENCE = "UPDATE syncer.cluster_identity SET sequence = sequence + 1"
+FAILOVER = "TRUNCATE syncer.cluster_identity"
+SET_BACK = "SELECT setval('syncer.version', 1)"
 CHANGES = {
-    "failover": OTHER_TIMELINE,
-    "dump_and_restore": OTHER_SYSTEM + "; SELECT setval('syncer.version', 1)",
-    "dump_and_restore_in_the_same_cluster": f"{OTHER_SEQUENCE}; SELECT setval('syncer.version', 1)",
-    "restore_of_an_older_epoch": OTHER_TIMELINE + ", epoch = 1; SELECT setval('syncer.version', 1)",
-    "restore_of_a_database_that_had_no_epoch": OTHER_SYSTEM + ", epoch = 0; SELECT setval('syncer.version', 1)",
+    "failover": FAILOVER,
+    "dump_and_restore": f"UPDATE syncer.cluster_identity SET database = 1; {SET_BACK}",
+    "dump_and_restore_in_the_same_database": f"UPDATE syncer.cluster_identity SET sequence = 1; {SET_BACK}",
+    "a_sequence_that_is_set_back": SET_BACK,
+    "files_that_are_put_back": f"UPDATE syncer.mark SET number = number - 1, last_version = 1; {SET_BACK}",
+    "restore_of_an_older_epoch": f"{FAILOVER}; UPDATE syncer.installation SET epoch = 1; {SET_BACK}",
+    "restore_of_a_database_that_had_no_epoch": f"{FAILOVER}; UPDATE syncer.installation SET epoch = 0; {SET_BACK}",
 }
 
 
@@ -112,12 +105,14 @@ def test_another_cluster_identity_assigns_greater_versions(database: World, inde
     """After failover or restore, each version is greater than each one before, though Postgres was set back."""
     enter(database, index)
     for _ in range(2):
-        database.sql(OTHER_TIMELINE)
+        database.sql(FAILOVER)
         assert enter(database, index).has_changed
-    earlier = assign_alone(database)
+    with database.connect() as connection:
+        earlier = max(assign(connection), assign(connection))
+        assert marks.take(connection, index, always=True)
     database.sql(change)
     entered = enter(database, index)
-    assert (entered.epoch, index.read_epoch(installation(database)), database.sql(EPOCH)) == (4, 4, [(4,)])
+    assert (entered.epoch, index.record.read(installation(database)).epoch, database.sql(EPOCH)) == (4, 4, [(4,)])
     assert assign_alone(database) > earlier
     entered_again = enter(database, index)
     assert (entered_again.epoch, entered_again.has_changed) == (4, False)
@@ -127,15 +122,15 @@ def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index
     """When Elasticsearch was set up anew and has no record, Postgres's own epoch is exceeded."""
     entered = enter(database, index)
     assert (entered.epoch, entered.has_changed, assign_alone(database) >> EPOCH_SHIFT) == (1, False, 1)
-    database.sql(f"{OTHER_TIMELINE}, installation = gen_random_uuid(), epoch = 7")
-    assert (enter(database, index).epoch, index.read_epoch(installation(database))) == (8, 8)
+    database.sql(f"{FAILOVER}; UPDATE syncer.installation SET installation = gen_random_uuid(), epoch = 7")
+    assert (enter(database, index).epoch, index.record.read(installation(database)).epoch) == (8, 8)
     assert assign_alone(database) >> EPOCH_SHIFT == 8
 
 
 def test_writers_that_find_the_change_together_enter_one_epoch(database: World, index: Index) -> None:
     """Of many writers that notice a failover at the same time one bumps the epoch, and all assign with it."""
     enter(database, index)
-    database.sql(OTHER_TIMELINE)
+    database.sql(FAILOVER)
     with ThreadPoolExecutor(THREADS) as threads:
         entered = list(threads.map(lambda _: enter(database, index), range(THREADS)))
     assert {identity.epoch for identity in entered} == {2}
@@ -146,12 +141,13 @@ def test_writers_that_find_the_change_together_enter_one_epoch(database: World, 
 def test_the_record_never_goes_back(database: World, index: Index) -> None:
     """A daemon that was suspended while others entered later epochs cannot write its own over theirs: it asks again."""
     original = installation(database)
-    index.write_epoch(original, 5)
+    index.record.enter(original, 5, 0)
     for late in (4, 5):
         with pytest.raises(IndexingError, match=f"epoch {late}, or a later one") as refused:
-            index.write_epoch(original, late)
+            index.record.enter(original, late, 7)
         assert decide(refused.value) is Action.RETRY
-    assert index.read_epoch(original) == 5
+    index.record.renew(original, 4, 7)
+    assert index.record.read(original)[:2] == (5, 0)
 
 
 def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> None:
@@ -166,11 +162,11 @@ def test_a_version_is_traced_to_its_origin(database: World, index: Index) -> Non
         assert not is_foreign(earlier)
         for foreign in (earlier + 1, earlier + 256, 1, 2 << EPOCH_SHIFT | 5, 1 << 62):
             assert is_foreign(foreign), foreign
-        assert earlier + 256 < version.least_next(connection) <= 2 << EPOCH_SHIFT | 5
-        database.sql(OTHER_TIMELINE)
+        assert earlier < version.least_next(connection) <= earlier + 256
+        database.sql(FAILOVER)
         failover.enter(connection, index)
         second = assign(connection)
         # A restore to the first epoch, which nobody has noticed yet.
-        database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {version.split(earlier)[1]})")
+        database.sql(f"{FAILOVER}; UPDATE syncer.installation SET epoch = 1; {SET_BACK}")
         assert not any(map(is_foreign, (earlier, second, earlier + 5 * 256)))
         assert is_foreign(3 << EPOCH_SHIFT | 5)

@@ -31,13 +31,13 @@ class Recorded(NamedTuple):
     """The last epoch and its last mark, as recorded; 0 if there are none.
 
     Args:
-        is_in_use: Whether a database has the epoch, and not only a process that meant to enter it.
+        entered_by: The server that is to enter the epoch; None once a database has it.
         silent_seconds: For how long this process knows that it was not renewed.
     """
 
     epoch: int = 0
     mark: int = 0
-    is_in_use: bool = False
+    entered_by: str | None = None
     silent_seconds: float = 0.0
 
 
@@ -64,13 +64,13 @@ class Record:
         if renewed is None or renewed[0] != answer["_seq_no"]:
             renewed = self._renewals[installation] = (int(answer["_seq_no"]), now)
         source = answer["_source"]
-        return Recorded(int(source["epoch"]), int(source["mark"]), bool(source["is_in_use"]), now - renewed[1])
+        return Recorded(int(source["epoch"]), int(source["mark"]), source["entered_by"], now - renewed[1])
 
-    def enter(self, installation: UUID, epoch: int, mark: int) -> None:
-        """Record that an epoch is to be entered; an `UnavailableError` if it, or a later one, is recorded."""
+    def enter(self, installation: UUID, epoch: int, server: str) -> None:
+        """Record that a server is to enter an epoch; an `UnavailableError` if it, or a later one, is recorded."""
         try:
-            # With the least version of the epoch: a database that has more marks cannot enter the same one.
-            self._put(installation, epoch, mark, version(epoch, 0), "external", is_in_use=False)
+            # Rule: an-epoch-is-recorded-once. It has no mark yet, so that it cannot seem to be a later one.
+            self._put(installation, epoch, 0, "external", entered_by=server)
         except elasticsearch.ConflictError as error:
             problem = f"Another daemon has entered epoch {epoch}, or a later one"
             raise UnavailableError(problem, hint="The daemon retries by itself.") from error
@@ -78,7 +78,7 @@ class Record:
     def renew(self, installation: UUID, epoch: int, mark: int) -> None:
         """Record a mark, and that the epoch is in use; do nothing if a later epoch or mark is recorded."""
         with suppress(elasticsearch.ConflictError):
-            self._put(installation, epoch, mark, version(epoch, mark), "external_gte", is_in_use=True)
+            self._put(installation, epoch, mark, "external_gte", entered_by=None)
 
     def forget(self, installation: UUID | str) -> None:
         """Delete what is recorded of an installation, and the whole index if no other one is in it."""
@@ -141,12 +141,10 @@ class Record:
                 raise
             return None
 
-    def _put(
-        self, installation: UUID, epoch: int, mark: int, number: int, version_type: str, *, is_in_use: bool
-    ) -> None:
+    def _put(self, installation: UUID, epoch: int, mark: int, version_type: str, *, entered_by: str | None) -> None:
         create_own(self._client, STATE_INDEX, _PROPERTIES)
-        versioned: dict[str, Any] = {"version": number, "version_type": version_type}
-        document = {"epoch": epoch, "mark": mark, "is_in_use": is_in_use}
+        versioned: dict[str, Any] = {"version": version(epoch, mark), "version_type": version_type}
+        document = {"epoch": epoch, "mark": mark, "entered_by": entered_by}
         self._client.index(index=STATE_INDEX, id=_id(installation), document=document, **versioned)
 
 

@@ -39,7 +39,7 @@ _READ = f"""
 SELECT i.installation, i.epoch, m.number,
        coalesce((c.database, c.sequence) = (o.database, o.sequence), false) AND s.last_value >= m.last_version,
        c.started_at = pg_postmaster_start_time(),
-       CASE WHEN s.is_called THEN s.last_value ELSE 0 END
+       CASE WHEN s.is_called THEN s.last_value ELSE 0 END, syncer.identity(of_start => true)
 FROM syncer.installation AS i CROSS JOIN syncer.mark AS m CROSS JOIN syncer.version AS s
 CROSS JOIN (SELECT {_IDENTITY}) AS o LEFT JOIN syncer.cluster_identity AS c ON true
 """
@@ -60,7 +60,7 @@ class _Remembered(NamedTuple):
     """What Postgres remembers of the epoch, beside the database as it runs.
 
     ``is_same`` tells that it is the database that has entered the epoch, and ``is_running_on`` that it has not been
-    restarted since. Numbers up to ``last_number`` were assigned.
+    restarted since. Numbers up to ``last_number`` were assigned. The ``server`` is as it was started.
     """
 
     installation: UUID
@@ -69,6 +69,7 @@ class _Remembered(NamedTuple):
     is_same: bool
     is_running_on: bool | None
     last_number: int
+    server: str
 
 
 class Entered(NamedTuple):
@@ -133,8 +134,8 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
         installation = remembered.installation
         if _is_current(remembered, recorded):
             return Entered(remembered.epoch, has_changed=False)
-        # Rule: an-overtaken-daemon-waits.
-        is_renewed = recorded.is_in_use and recorded.silent_seconds < _SILENT_SECONDS
+        # Rule: an-overtaken-daemon-waits. It does not wait for an epoch that its own server has failed to enter.
+        is_renewed = recorded.entered_by != remembered.server and recorded.silent_seconds < _SILENT_SECONDS
         if recorded.epoch > remembered.epoch and is_renewed:
             raise _overtaken(recorded)
         # Rules: a-new-identity-has-a-greater-epoch, the-epoch-is-kept-in-elasticsearch.
@@ -143,10 +144,13 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
             hint = "Begin anew: syncer migrate --anew, and then: syncer apply --take-over '*'"
             raise IndexingError(f"All {EPOCHS - 1} epochs are used, one for each failover or crash", hint=hint)
         # Rule: the-record-comes-first. A crash in between costs a number, and never the order.
-        index.record.enter(installation, epoch, remembered.mark)
+        index.record.enter(installation, epoch, remembered.server)
         documents = registry.documents(connection)
         # Rule: fence-before-the-job.
         index.fence([document.index_name for document in documents], epoch)
+        # Rule: a-late-fence-is-not-committed. It may have undone the fence of an epoch that was recorded meanwhile.
+        if (recorded := index.record.read(installation)).epoch != epoch:
+            raise _overtaken(recorded)
         positions = marks.last(connection).positions
         connection.execute(_REMEMBER, (epoch,))
         # Rule: the-job-is-committed-with-the-epoch.
@@ -166,7 +170,8 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
 
 
 def _overtaken(recorded: Recorded) -> UnavailableError:
-    problem = f"Another database of this installation is in use: it has entered epoch {recorded.epoch}"
+    problem = "Another database of this installation is in use, or was until this one was restored: "
+    problem += f"epoch {recorded.epoch} is recorded"
     hint = "If both are primaries after a failover, stop the daemons of the one that is not to be followed. "
     hint += f"This one is followed {_SILENT_SECONDS:.0f} s after the last daemon of the other."
     return UnavailableError(problem, hint=hint)

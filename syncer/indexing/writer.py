@@ -201,6 +201,7 @@ class Writer:
         """Fence an index that had a block when the epoch was entered, and check that it is usable."""
         with self._link.used() as connection:
             if document := registry.Catalogue().last(connection, index_name):
+                self._require_in_use()
                 self._index.fence([index_name], registry.epoch(connection))
                 self._require_usable(document)
 
@@ -420,14 +421,18 @@ class Writer:
 
     def _require_usable(self, document: Document) -> None:
         """Raise a `DocumentError` if the index, and not its documents, may be the reason for what is refused."""
-        try:
-            failover.require_in_use(self._link.connection, self._index)
-        except UnavailableError:  # the other database's daemon has fenced the index
-            self._link.close()
-            raise
+        self._require_in_use()
         with at_work_for(document.name, document.revision):
             has_routing = document.dependencies.has_routing
             self._index.holdings.require_usable(document.target, has_routing=has_routing)
+
+    def _require_in_use(self) -> None:
+        """Close the connection if a later epoch is recorded: the daemon of another database has fenced the indices."""
+        try:
+            failover.require_in_use(self._link.connection, self._index)
+        except UnavailableError:
+            self._link.close()
+            raise
 
     def _removed(self, document: Document, created: Sequence[Composition]) -> list[Composition]:
         """Return those created documents that are gone from Postgres, or belong on another shard."""

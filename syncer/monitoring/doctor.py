@@ -417,7 +417,7 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
             request(
                 "PUT",
                 f"/syncer-state/_doc/epoch-{mark.installation}?{version}",
-                {"epoch": epoch, "mark": mark.number, "is_in_use": True},
+                {"epoch": epoch, "mark": mark.number, "entered_by": None},
             ),
             "Not if this database is a copy: then set kafka.topic. "
             "For a minute after the record was deleted, the answer may be 409.",

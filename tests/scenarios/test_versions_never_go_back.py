@@ -141,10 +141,10 @@ def test_writers_that_find_the_change_together_enter_one_epoch(database: World, 
 def test_the_record_never_goes_back(database: World, index: Index) -> None:
     """A daemon that was suspended while others entered later epochs cannot write its own over theirs: it asks again."""
     original = installation(database)
-    index.record.enter(original, 5, 0)
+    index.record.enter(original, 5, "a server")
     for late in (4, 5):
         with pytest.raises(IndexingError, match=f"epoch {late}, or a later one") as refused:
-            index.record.enter(original, late, 7)
+            index.record.enter(original, late, "another one")
         assert decide(refused.value) is Action.RETRY
     index.record.renew(original, 4, 7)
     assert index.record.read(original)[:2] == (5, 0)

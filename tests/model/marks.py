@@ -1,8 +1,8 @@
-"""Marks: what is planned, and not in the code yet. A failover writes again what was written since the last mark.
+"""Marks: a failover writes again what was written since the last mark.
 
 A mark is a row in the database with numbers of Elasticsearch: each write gets a greater one. WAL is sequential, so a
 database that has the mark has whatever the documents up to these numbers show. A deleted document has no number: its id
-is in a log of deletes, which has numbers of its own. The name of the last mark is also recorded in Elasticsearch.
+is in a log of deletes, which has numbers of its own. The epoch and its last mark are also recorded in Elasticsearch.
 
 There are two documents: A, and B, whose routing leads to the near shard or to the far one. The shards share one count
 here. A write takes effect at once, but the primary of its shard may die before it is acknowledged; then it is undone,
@@ -50,7 +50,6 @@ class State(NamedTuple):
     settled: tuple[int, ...] = ()  # the changes that are, in any order
     requests: tuple[tuple[int, int], ...] = ()  # what is left to send for it: a place, and what it will show
     has_read: tuple[int, int] | None = None  # the numbers for the next mark
-    marks: int = 1
     deaths: int = _DEATHS
     setbacks: int = _SETBACKS
 
@@ -96,8 +95,8 @@ class Marks(Model[State]):
     # Connecting
 
     def _connect(self, state: State) -> Step[State]:
-        epoch, has_mark = _newest(state, "epoch")[1], ("mark", state.mark) in [commit[:2] for commit in state.wal]
-        is_as_recorded = has_mark and state.epoch <= max(1, epoch)
+        epoch = max(1, _newest(state, "epoch")[1])
+        is_as_recorded = (state.epoch, state.mark) <= (epoch, _newest(state, "mark")[1])
         if state.entering:
             mark = _newest(state, "mark")
             entered = _committed(state, "epoch", state.entering)
@@ -110,11 +109,11 @@ class Marks(Model[State]):
             connected = state._replace(is_connected=True, is_restarted=False)
             if not state.is_restarted or not self.a_restart_is_marked:
                 return "syncer connects", connected
-            name = state.marks + 1
-            marked = _committed(connected, "mark", name, *self._numbers(state))._replace(marks=name, mark=name)
-            return f"syncer connects after a restart, and takes mark {name}", marked
-        epoch = max(1, epoch, state.epoch) + 1
-        return f"epoch {epoch} is recorded", state._replace(epoch=epoch, entering=epoch)
+            number = _newest(state, "mark")[1] + 1
+            marked = _committed(connected, "mark", number, *self._numbers(state))._replace(mark=number)
+            return f"syncer connects after a restart, and takes mark {number}", marked
+        epoch = max(epoch, state.epoch) + 1
+        return f"epoch {epoch} is recorded", state._replace(epoch=epoch, mark=0, entering=epoch)
 
     # Marks
 
@@ -123,23 +122,23 @@ class Marks(Model[State]):
         return state.greatest - is_checkpoint, state.deletes
 
     def _mark(self, state: State) -> Iterator[Step[State]]:
-        name = state.marks + 1
         newest = _newest(state, "mark")
+        number = newest[1] + 1
         if newest[1] > state.mark:
             yield f"mark {newest[1]} is recorded", state._replace(mark=newest[1])
         elif self.numbers_are_read_before_the_mark:
             if state.has_read is not None:
-                marked = _committed(state, "mark", name, *state.has_read)
-                yield f"mark {name} is committed", marked._replace(has_read=None, marks=name)
-            elif state.marks < _MARKS:
+                marked = _committed(state, "mark", number, *state.has_read)
+                yield f"mark {number} is committed", marked._replace(has_read=None)
+            elif number <= _MARKS:
                 yield "numbers are read for a mark", state._replace(has_read=self._numbers(state))
         elif state.has_read is not None:
             numbers = self._numbers(state)
             wal = tuple((*commit[:2], *numbers) if commit == newest else commit for commit in state.wal)
             yield "numbers are read for the mark", state._replace(wal=wal, has_read=None)
-        elif state.marks < _MARKS:
-            marked = _committed(state, "mark", name, *self._numbers(state))
-            yield f"mark {name} is committed", marked._replace(has_read=(0, 0), marks=name)
+        elif number <= _MARKS:
+            marked = _committed(state, "mark", number, *self._numbers(state))
+            yield f"mark {number} is committed", marked._replace(has_read=(0, 0))
 
     # Writing
 

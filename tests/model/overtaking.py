@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tests.model.explorer import Model, Step, processes, put
 
 _DEATHS = 2
-_READ, _RECORDED, _FENCED, _CHECKED = range(1, 5)
+_RECORD, _FENCE, _CHECK, _COMMIT = range(4)
 
 
 class Primary(NamedTuple):
@@ -29,7 +29,7 @@ class Primary(NamedTuple):
     is_due: bool = True  # a change of it is to be handled
     job: int = -1  # the mark that the job of its epoch has, until it is done
     entering: int = 0  # the epoch that its daemon enters
-    phase: int = 0  # of that
+    steps: tuple[int, ...] = ()  # that are left for it
     numbers: int = -1  # for the next mark, if they are read
     has_checked: bool = False  # that the epoch was still the recorded one, after they were read
     lives: bool = True  # the daemon
@@ -65,16 +65,20 @@ class Overtaking(Model[State]):
 
     def canonical(self, state: State) -> State:
         # Only whether there were writes since the marks matters.
-        ranks = {-1: -1, **{n: rank for rank, n in enumerate(sorted({0, *_numbers(state)} - {-1}))}}
-        primaries = tuple(p._replace(mark=ranks[p.mark], numbers=ranks[p.numbers], job=ranks[p.job]) for p in state.primaries)
-        return state._replace(primaries=primaries, number=ranks[state.number])  # type: ignore[arg-type]
+        numbers = {number for primary in state.primaries for number in (primary.mark, primary.numbers, primary.job)}
+        ranks = {-1: -1, **{number: rank for rank, number in enumerate(sorted({0, state.number, *numbers} - {-1}))}}
+        a, b = (
+            primary._replace(mark=ranks[primary.mark], numbers=ranks[primary.numbers], job=ranks[primary.job])
+            for primary in state.primaries
+        )
+        return state._replace(primaries=(a, b), number=ranks[state.number])
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         for slot, primary, name in processes(state.primaries, "the daemon of primary"):
             if not primary.lives:
                 yield f"{name} is started", put(state, "primaries", slot, primary._replace(lives=True))
-            elif primary.phase:
-                yield self._enter(state, slot, primary, name)
+            elif primary.steps:
+                yield from self._enter(state, slot, primary, name)
             else:
                 yield from self._work(state, slot, primary, name)
                 yield from self._mark(state, slot, primary, name)
@@ -88,7 +92,10 @@ class Overtaking(Model[State]):
             if not (is_overtaken and is_renewed and self.an_overtaken_daemon_waits):
                 recorded = state.recorded if self.the_epoch_is_kept_in_elasticsearch else 0
                 epoch = max(primary.epoch, recorded) + 1
-                entering = primary._replace(entering=epoch, phase=_READ, numbers=-1, has_checked=False)
+                steps = (
+                    (_RECORD, _FENCE, _CHECK, _COMMIT) if self.the_record_comes_first else (_FENCE, _COMMIT, _RECORD)
+                )
+                entering = primary._replace(entering=epoch, steps=steps, numbers=-1, has_checked=False)
                 yield f"{name} is to enter epoch {epoch}", put(state, "primaries", slot, entering)
         if primary.is_promoted and self.a_new_identity_has_a_greater_epoch:
             return
@@ -99,35 +106,28 @@ class Overtaking(Model[State]):
         elif not is_overtaken:
             yield f"{name} restores the write alias", state._replace(alias=primary.epoch)
 
-    def _enter(self, state: State, slot: int, primary: Primary, name: str) -> Step[State]:
-        epoch, given_up = primary.entering, put(state, "primaries", slot, primary._replace(entering=0, phase=0))
-        if primary.phase == _READ:
-            recorded = put(state, "primaries", slot, primary._replace(phase=_RECORDED, is_silent=False))
-            if not self.the_record_comes_first:
-                return f"{name} is about to record epoch {epoch}", recorded
-            is_kept = self.the_epoch_is_kept_in_elasticsearch
-            if is_kept and epoch <= state.recorded - (not self.an_epoch_is_recorded_once):
-                return f"{name} finds that epoch {epoch} is recorded", given_up
-            return f"{name} records epoch {epoch}", recorded._replace(recorded=epoch, entered_by=slot)
-        if primary.phase == _RECORDED:
-            fenced = put(state, "primaries", slot, primary._replace(phase=_FENCED))._replace(alias=epoch)
-            return f"{name} fences the index", fenced
-        if primary.phase == _FENCED and self.the_record_comes_first:
-            if self.a_late_fence_is_not_committed and state.recorded != epoch:
-                return f"{name} finds another epoch recorded", given_up
-            checked = put(state, "primaries", slot, primary._replace(phase=_CHECKED))
-            return f"{name} finds its epoch recorded", checked
-        if primary.phase == _FENCED:
-            committed = primary._replace(epoch=epoch, phase=_CHECKED, is_promoted=False, job=primary.mark)
-            entered = put(state, "primaries", slot, committed)._replace(entered=state.entered + 1)
-            return f"{name} commits epoch {epoch} with a job", entered
-        if not self.the_record_comes_first:
-            return f"{name} records epoch {epoch}", given_up._replace(recorded=max(epoch, state.recorded))
-        committed = primary._replace(epoch=epoch, entering=0, phase=0, is_promoted=False, job=primary.mark)
-        entered = put(state, "primaries", slot, committed)
-        if state.recorded == epoch:
-            entered = entered._replace(entered_by=-1, entered=state.entered + 1)
-        return f"{name} commits epoch {epoch} with a job", entered
+    def _enter(self, state: State, slot: int, primary: Primary, name: str) -> Iterator[Step[State]]:
+        epoch, (step, *steps) = primary.entering, primary.steps
+        is_kept, is_once = self.the_epoch_is_kept_in_elasticsearch, self.an_epoch_is_recorded_once
+        is_late = step == _RECORD and is_kept and epoch < state.recorded + is_once
+        is_late |= step == _CHECK and self.a_late_fence_is_not_committed and epoch != state.recorded
+        going_on = primary._replace(entering=epoch if steps else 0, steps=tuple(steps))
+        if is_late:
+            given_up = put(state, "primaries", slot, primary._replace(entering=0, steps=()))
+            yield f"{name} finds epoch {state.recorded} recorded, and gives up", given_up
+        elif step == _RECORD:
+            recording = put(state, "primaries", slot, going_on._replace(is_silent=False))
+            yield f"{name} records epoch {epoch}", recording._replace(recorded=epoch, entered_by=slot if steps else -1)
+        elif step == _FENCE:
+            yield f"{name} fences the index", put(state, "primaries", slot, going_on)._replace(alias=epoch)
+        elif step == _CHECK:
+            yield f"{name} finds its epoch recorded", put(state, "primaries", slot, going_on)
+        else:
+            entered = going_on._replace(epoch=epoch, is_promoted=False, job=primary.mark)
+            committed = put(state, "primaries", slot, entered)
+            if state.recorded == epoch:
+                committed = committed._replace(entered_by=-1, entered=state.entered + 1)
+            yield f"{name} commits epoch {epoch} with a job", committed
 
     def _mark(self, state: State, slot: int, primary: Primary, name: str) -> Iterator[Step[State]]:
         """A daemon takes marks, also one that does not know yet that it was overtaken."""
@@ -136,9 +136,8 @@ class Overtaking(Model[State]):
                 read = primary._replace(numbers=state.number)
                 yield f"{name} reads the numbers", put(state, "primaries", slot, read)
         elif self.a_mark_is_of_the_recorded_epoch and not primary.has_checked:
-            is_recorded = primary.epoch == state.recorded
-            checked = primary._replace(has_checked=True) if is_recorded else primary._replace(numbers=-1)
-            if is_recorded:
+            if primary.epoch == state.recorded:
+                checked = primary._replace(has_checked=True)
                 yield f"{name} finds its epoch recorded", put(state, "primaries", slot, checked)
         else:
             marked = primary._replace(mark=primary.numbers, numbers=-1, has_checked=False)
@@ -147,7 +146,7 @@ class Overtaking(Model[State]):
     def world(self, state: State) -> Iterator[Step[State]]:
         for slot, primary, name in processes(state.primaries, "the daemon of primary"):
             if primary.lives and state.deaths:
-                dead = primary._replace(lives=False, numbers=-1, has_checked=False, entering=0, phase=0)
+                dead = primary._replace(lives=False, numbers=-1, has_checked=False, entering=0, steps=())
                 yield f"{name} dies", put(state, "primaries", slot, dead)._replace(deaths=state.deaths - 1)
                 stalled = put(state, "primaries", slot, primary._replace(is_silent=True))
                 yield f"{name} stalls for a minute", stalled._replace(deaths=state.deaths - 1)
@@ -161,10 +160,6 @@ class Overtaking(Model[State]):
     def unequal(self, state: State) -> str | None:
         followed = [slot for slot, primary in enumerate(state.primaries) if primary.epoch == state.recorded]
         return None if followed == [state.shown] else f"primary {'AB'[state.shown]} is shown, and {followed} followed"
-
-
-def _numbers(state: State) -> list[int]:
-    return [state.number, *(number for primary in state.primaries for number in (primary.mark, primary.numbers, primary.job))]
 
 
 def _written(state: State, slot: int, primary: Primary) -> State:

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.support.world import VERSIONS, World, made, sandbox_of_its_own
+from tests.support.world import World, made, sandbox_in, sandbox_of_its_own
 
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("syncer")  # no test fails by the clock of a machine that has much to do
@@ -50,7 +50,7 @@ def sandbox() -> Iterator[Sandbox]:
     """Real Postgres, Kafka and Elasticsearch."""
     kept_folder = os.environ.get(KEPT_SANDBOX)
     if kept_folder:
-        yield Sandbox(Path(kept_folder), versions=VERSIONS)
+        yield sandbox_in(Path(kept_folder))
         return
     with sandbox_of_its_own() as fresh:
         yield fresh

@@ -39,6 +39,8 @@ _LOOK_SECONDS = 0.5
 _TRIAL_SECONDS_MAX = 600
 """How old a scratch index is, by its name, that no trial uses any more."""
 _CLEANUP_TIMEOUT_SECONDS = 5.0
+_BULK_TASKS = "/_tasks?actions=indices:data/write/bulk&detailed=true"
+_BULK_TASKS += "&filter_path=node_failures.type,nodes.*.tasks.*.description"
 _ROUTING_SHARDS = "index.number_of_routing_shards"
 _WRITES = {"is_hidden": True, "is_write_index": True}
 """A write alias: Elasticsearch lets no other index, as from a restore, become the one that is written to."""
@@ -451,8 +453,8 @@ def is_drained(client: Elasticsearch, index_name: str, epoch: int) -> bool:
     A node finds the index of an alias when a request arrives, and the write may wait for its thread long after that.
     """
     # Rule: drain-before-listing.
-    fields = "node_failures.type,nodes.*.tasks.*.description"
-    answer = client.tasks.list(actions="indices:data/write/bulk", detailed=True, filter_path=fields).body
+    # client.tasks.list would issue a Python warning: the client calls the API a technical preview.
+    answer = client.perform_request("GET", _BULK_TASKS, headers={"accept": "application/json"}).body
     if answer.get("node_failures"):
         raise UnavailableError("Not every node tells which requests it is at work on", hint="The daemon tries again.")
     named = re.compile(rf"\b{re.escape(index_name + WRITE_SUFFIX)}-(\d+)")

@@ -29,7 +29,7 @@ from syncer.jobs import queue
 
 EPOCHS = 1 << 12
 """How many there are."""
-_SILENT_SECONDS = 60.0
+SILENT_SECONDS = 60.0
 """How long the record of an epoch is not renewed once no daemon of it is left."""
 _IDENTITY = """
 (SELECT oid FROM pg_database WHERE datname = current_database()) AS database,
@@ -135,7 +135,7 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
         if _is_current(remembered, recorded):
             return Entered(remembered.epoch, has_changed=False)
         # Rule: an-overtaken-daemon-waits. It does not wait for an epoch that its own server has failed to enter.
-        is_renewed = recorded.entered_by != remembered.server and recorded.silent_seconds < _SILENT_SECONDS
+        is_renewed = recorded.entered_by != remembered.server and recorded.silent_seconds < SILENT_SECONDS
         if recorded.epoch > remembered.epoch and is_renewed:
             raise _overtaken(recorded)
         # Rules: a-new-identity-has-a-greater-epoch, the-epoch-is-kept-in-elasticsearch.
@@ -173,7 +173,7 @@ def _overtaken(recorded: Recorded) -> UnavailableError:
     problem = "Another database of this installation is in use, or was until this one was restored: "
     problem += f"epoch {recorded.epoch} is recorded"
     hint = "If both are primaries after a failover, stop the daemons of the one that is not to be followed. "
-    hint += f"This one is followed {_SILENT_SECONDS:.0f} s after the last daemon of the other."
+    hint += f"This one is followed {SILENT_SECONDS:.0f} s after the last daemon of the other."
     return UnavailableError(problem, hint=hint)
 
 

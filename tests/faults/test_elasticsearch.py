@@ -49,7 +49,7 @@ _SETTINGS = {
 def server() -> Iterator[ElasticsearchServer]:
     """A narrow Elasticsearch that no other module uses."""
     with sandbox_of_its_own() as fresh:
-        fresh.elasticsearch.settings |= _SETTINGS | {"path.repo": str(fresh.elasticsearch.folder / "snapshots")}
+        fresh.elasticsearch.settings |= _SETTINGS
         fresh.elasticsearch.start()
         yield fresh.elasticsearch
 

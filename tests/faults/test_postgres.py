@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -31,8 +27,8 @@ from tests.support.breakpoints import Plan
 from tests.support.doctor import fix, is_well, look
 from tests.support.elasticsearch_proxy import Forward, Proxy
 from tests.support.network import Balancer, Pooler, SessionPooler
-from tests.support.standbys import ask, standbys
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, elsewhere, wait_until
+from tests.support.standbys import ask, commit_lazily, dump, execute, restore, standbys
+from tests.support.world import BLOG_SCHEMA, World, elsewhere, wait_until
 from tests.support.writers import fill
 
 ROLE = "syncer_worker"
@@ -76,25 +72,6 @@ def operate(world: World, statement: str) -> None:
     """What an operator does, or the superuser."""
     with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
         connection.execute(statement)
-
-
-def dump(world: World) -> str:
-    """The database as it is."""
-    program = [str(world.sandbox.postgres.bin_folder / "pg_dump"), world.dsn]
-    return subprocess.run(program, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS).stdout
-
-
-def restore(world: World, dumped: str) -> None:
-    """The database as it was, or as much of it."""
-    operate(world, f'DROP DATABASE "{world.name}" WITH (FORCE)')
-    operate(world, f'CREATE DATABASE "{world.name}"')
-    execute(world, dumped)
-
-
-def execute(world: World, dumped: str) -> None:
-    """What a dump does."""
-    psql = [str(world.sandbox.postgres.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
-    subprocess.run(psql, input=dumped, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS)
 
 
 # It refuses sessions
@@ -209,31 +186,11 @@ def crash(server: PostgresServer) -> None:
     server.start()
 
 
-def stop_walwriter(world: World) -> bool:
-    """SIGSTOP to it; False, and it goes on, if it was at work: it holds a lock then that every commit needs."""
-    query = "SELECT pid, wait_event = 'WalWriterMain' FROM pg_stat_activity WHERE backend_type = 'walwriter'"
-    ((pid, _),) = world.sql(query)
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, what="it stands")
-    ((_, is_at_rest),) = world.sql(query)
-    if not is_at_rest:
-        os.kill(pid, signal.SIGCONT)
-    return bool(is_at_rest)
-
-
-def lazily(world: World, query: str) -> None:
-    """A commit that does not wait for the disk, nor gets there until somebody waits for another one."""
-    wait_until(lambda: stop_walwriter(world), what="the walwriter stands still while it rests")
-    while world.sql("SELECT log_cnt < 8 FROM syncer.version") == [(True,)]:
-        world.sql("SELECT nextval('syncer.version')")  # an assignment that is logged would wait for all before it
-    world.sql(f"SET LOCAL synchronous_commit = off; {query}")
-
-
 def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(private_world: World, server: PostgresServer) -> None:
     """What a document shows is on disk before the change that led to it is let go of."""
     with following(private_world) as follower:
         follower.drain()
-        lazily(private_world, "UPDATE posts SET title = 'on no disk' WHERE id = 1")
+        commit_lazily(private_world, "UPDATE posts SET title = 'on no disk' WHERE id = 1")
         wait_until(lambda: follower.turn() > 0, what="the change is done")
         assert private_world.held()["1"]["title"] == "on no disk"
         crash(server)

@@ -42,7 +42,6 @@ VECTOR = {"title": {"type": "text"}, "place": {"type": "dense_vector", "dims": 2
 def server() -> Iterator[ElasticsearchServer]:
     """An Elasticsearch whose templates and settings no other module meets."""
     with sandbox_of_its_own() as own:
-        own.elasticsearch.settings |= {"path.repo": str(own.elasticsearch.folder / "snapshots")}
         own.elasticsearch.start()
         yield own.elasticsearch
 

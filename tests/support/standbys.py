@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -10,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 
 from syncer.sandbox import Sandbox, Versions
 from syncer.sandbox.cache import Account
 from syncer.sandbox.servers import PostgresServer
-from tests.support.world import wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 
 class Standbys:
@@ -164,3 +167,46 @@ def ask(server: PostgresServer, query: str) -> Any:
     with psycopg.connect(server.address, autocommit=True) as connection:
         row = connection.execute(query).fetchone()
         return None if row is None else row[0]
+
+
+# Without another server
+
+
+def dump(world: World) -> str:
+    """The database as it is."""
+    program = [str(world.sandbox.postgres.bin_folder / "pg_dump"), world.dsn]
+    return subprocess.run(program, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS).stdout
+
+
+def restore(world: World, dumped: str) -> None:
+    """The database as it was, or as much of it."""
+    with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{world.name}" WITH (FORCE)')
+        connection.execute(f'CREATE DATABASE "{world.name}"')
+    execute(world, dumped)
+
+
+def execute(world: World, dumped: str) -> None:
+    """What a dump does."""
+    psql = [str(world.sandbox.postgres.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
+    subprocess.run(psql, input=dumped, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS)
+
+
+def stop_walwriter(world: World) -> bool:
+    """SIGSTOP to it; False, and it goes on, if it was at work: it holds a lock then that every commit needs."""
+    query = "SELECT pid, wait_event = 'WalWriterMain' FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+    ((pid, _),) = world.sql(query)
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, what="it stands")
+    ((_, is_at_rest),) = world.sql(query)
+    if not is_at_rest:
+        os.kill(pid, signal.SIGCONT)
+    return bool(is_at_rest)
+
+
+def commit_lazily(world: World, query: str) -> None:
+    """A commit that does not wait for the disk, nor gets there until another commit waits."""
+    wait_until(lambda: stop_walwriter(world), what="the walwriter stands still while it rests")
+    while world.sql("SELECT log_cnt < 8 FROM syncer.version") == [(True,)]:
+        world.sql("SELECT nextval('syncer.version')")  # an assignment that is logged would wait for all before it
+    world.sql(f"SET LOCAL synchronous_commit = off; {query}")

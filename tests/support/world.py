@@ -100,12 +100,19 @@ def require_kafka() -> None:
         pytest.skip("needs Kafka")
 
 
+def sandbox_in(folder: Path) -> Sandbox:
+    """Servers in this folder, of which the search server can take snapshots."""
+    sandbox = Sandbox(folder, versions=VERSIONS)
+    sandbox.elasticsearch.settings["path.repo"] = str(sandbox.elasticsearch.folder / "snapshots")
+    return sandbox
+
+
 @contextmanager
 def sandbox_of_its_own() -> Iterator[Sandbox]:
     """Servers that no other test uses; they are to be started, and are stopped."""
     with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(Path(folder) / "servers", versions=VERSIONS)
+        sandbox = sandbox_in(Path(folder) / "servers")
         try:
             yield sandbox
         finally:

@@ -33,6 +33,7 @@ from syncer.base.errors import (
     UnavailableError,
 )
 from syncer.base.formatting import without_values
+from syncer.base.model import WRITE_SUFFIX
 
 
 class Action(Enum):
@@ -70,7 +71,7 @@ OF_DOCUMENT = frozenset(
     }
 )
 """The kinds of errors with which Elasticsearch refuses what one document holds."""
-_ALIAS_GONE = re.compile(r"no such index \[[^]]+-syncer-write\]")
+_ALIAS_GONE = re.compile(rf"no such index \[([^]]+){WRITE_SUFFIX}-\d+\]")
 
 _KAFKA_DENIED = {"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
 # A missing topic is retried: the component that starts over detects and creates it.
@@ -304,9 +305,10 @@ def explain_unqualified(error: psycopg.Error, query: str) -> ComposeError | None
 
 def explain_refusal(document: str, cause: str) -> IndexingError:
     """Explain an index that accepts no documents."""
-    if missing := re.search(r"no such index \[([^]]+?)(-syncer-write)?\]", cause):
+    alias = _ALIAS_GONE.search(cause)
+    if missing := alias or re.search(r"no such index \[([^]]+)\]", cause):
         return IndexingError(
-            f"The index {missing[1]} of {document}{', or its write alias,' if missing[2] else ''} is gone",
+            f"The index {missing[1]} of {document}{', or its write alias,' if alias else ''} is gone",
             hint="Was it deleted? To make it again and write every document, run: syncer apply",
         )
     return IndexingError(

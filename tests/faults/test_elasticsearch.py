@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -197,14 +197,14 @@ def blog(world: World) -> World:
 # A writer has read a document, and others write it before it does
 
 
-@pytest.mark.parametrize("alias", ["{alias}", "{index}-syncer-write"])
-def test_an_alias_that_is_deleted_is_given_back(blog: World, alias: str) -> None:
+@pytest.mark.parametrize("of", [World.alias_of, World.write_alias_of], ids=["search", "write"])
+def test_an_alias_that_is_deleted_is_given_back(blog: World, of: Callable[[World, str], str]) -> None:
     """`syncer apply` gives it back, and writes what was missed meanwhile."""
     daemon, index = blog.daemon(), blog.index_of()
     with blog.elasticsearch() as client, writing(blog, writers=2):
-        client.indices.delete_alias(index=index, name=alias.format(alias=blog.alias, index=index))
+        client.indices.delete_alias(index=index, name=of(blog, "blogpost"))
         blog.sql("UPDATE users SET name = 'while it is away' WHERE id = 3")
-        if alias.endswith("write"):
+        if of is World.write_alias_of:
             daemon.wait_for("document.suspended")
         applied = blog.syncer("apply", "--yes")
     assert (applied.returncode, "aliases" in applied.stdout + applied.stderr) == (0, True), applied.stderr

@@ -88,7 +88,7 @@ def make_backfill(world: World) -> None:
 
 def enter_epoch(world: World) -> None:
     """The server is another one now."""
-    world.sql("UPDATE syncer.cluster_identity SET timeline = 0")
+    world.sql("TRUNCATE syncer.cluster_identity")
 
 
 WORKER = (
@@ -106,7 +106,10 @@ JOB_WORKER = (
     Point(at=WRITE, seconds=1),
     Point(at="syncer.jobs.chunks:Chunks.finish"),
 )
-EPOCH = (Point(at="syncer.elasticsearch.bulk:Index.write_epoch", when="after"),)
+EPOCH = (
+    Point(at="syncer.elasticsearch.record:Record.enter", when="after"),
+    Point(at="syncer.elasticsearch.bulk:Index.fence", when="after"),
+)
 KILLED: dict[str, tuple[Callable[[World], None], tuple[Point, ...], dict[str, str]]] = {
     "workers": (witness, WORKER, MANY),
     "a worker that enters an epoch": (enter_epoch, EPOCH, QUICK),

@@ -164,7 +164,7 @@ def no_pipeline(world: World) -> Iterator[str]:
 def two_indices(world: World) -> Iterator[str]:
     """Another index has the write alias, as a copy under another name, and none is the one to write to."""
     copy, name = f"{world.alias}-copy", world.index_of("thing")
-    alias = {"alias": f"{name}-syncer-write", "is_hidden": True}
+    alias = {"alias": world.write_alias_of("thing"), "is_hidden": True}
     with world.elasticsearch() as client:
         client.indices.create(index=copy)
         adds = [{"add": {**alias, "index": index, "is_write_index": False}} for index in (name, copy)]
@@ -223,7 +223,7 @@ def test_a_daemon_goes_on_once_the_index_takes_documents(thing_world: World, fau
 def moved_alias(world: World, *, keeps: bool = False) -> Iterator[str]:
     """The write alias leads to another index, alone or beside its own."""
     name, other = world.index_of("thing"), f"{world.alias}-other"
-    alias = {"alias": f"{name}-syncer-write", "is_hidden": True}
+    alias = {"alias": world.write_alias_of("thing"), "is_hidden": True}
     with world.elasticsearch() as client:
         client.indices.create(index=other)
         before = {"add": {**alias, "index": name, "is_write_index": False}}

@@ -14,6 +14,8 @@ from confluent_kafka.admin._resource import ResourceType
 from pydantic import SecretStr
 
 from syncer.base.settings import PostgresSettings, Settings
+from syncer.elasticsearch import record
+from syncer.indexing import failover, marks
 from syncer.monitoring.doctor import CHECKS, CheckSeverity, Finding, examine
 from syncer.sandbox import Endpoints, Sandbox
 from tests.scenarios.test_schema_migrations import grant
@@ -85,7 +87,7 @@ def lacks(privilege: str, roles: str, part: str, severity: CheckSeverity) -> Cas
 
 ORPHAN = """PUT /@aliasx-000099 {
     "mappings": {"_meta": {"syncer": {"document": "page", "installation": "@installation"}}},
-    "aliases": {"@aliasx-000099-syncer-write": {}}
+    "aliases": {"@aliasx-000099-syncer-write-1": {}}
 }"""
 CASES = [
     Case("kafka.topic", "TOPIC cleanup.policy=compact", "compact"),
@@ -98,7 +100,7 @@ CASES = [
     Case("elasticsearch.orphans", ORPHAN, "x-000099, made for page", CONSIDER),
     Case(
         "elasticsearch.epoch",
-        "DELETE /syncer-state/_doc/epoch-@installation?version=@epoch&version_type=external_gte",
+        "DELETE /syncer-state/_doc/epoch-@installation?version=@recorded&version_type=external_gte",
         "recorded none",
     ),
     Case(
@@ -156,8 +158,10 @@ def as_role(world: World, role: str) -> Settings:
 
 def act(world: World, text: str) -> None:
     """Set a property of the topic and wait for it, send a request, or run SQL, each statement in its transaction."""
-    ((installation, epoch),) = world.sql("SELECT installation, epoch FROM syncer.cluster_identity")
-    names = {"database": world.name, "alias": world.alias, "installation": installation, "epoch": epoch}
+    with world.connect() as connection:
+        installation, epoch, number, _ = marks.last(connection)
+    recorded = record.version(epoch, number)
+    names = {"database": world.name, "alias": world.alias, "installation": installation, "recorded": recorded}
     for name, value in (names | {"index": world.index_of()}).items():
         text = text.replace(f"@{name}", str(value))
     kind, _, rest = text.partition(" ")
@@ -204,17 +208,17 @@ def test_what_is_broken_is_seen_and_fixed(world: World, case: Case) -> None:
     assert new() == []
 
 
-def test_a_disk_that_was_restored_is_seen_and_fixed(world: World) -> None:
-    """Elasticsearch has recorded a greater epoch than that of a database that believes it is the same."""
-    ((installation, epoch),) = world.sql("SELECT installation, epoch FROM syncer.cluster_identity")
+def test_another_database_of_the_installation_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elasticsearch has recorded a greater epoch; once no daemon is of it any more, this database takes over."""
+    ((installation, epoch),) = world.sql("SELECT installation, epoch FROM syncer.installation")
     assert is_well(look(world, "elasticsearch.epoch"))
-    with world.elasticsearch() as client:
-        client.index(index="syncer-state", id=f"epoch-{installation}", document={"epoch": epoch + 4}, refresh=True)
+    with world.index() as index:
+        index.record.renew(installation, epoch + 4, 1)
     (finding,) = look(world, "elasticsearch.epoch")
-    assert finding.severity is WRONG
-    fix(world, finding)
+    assert (finding.severity, "Stop the daemons of the other one" in finding.fix) == (WRONG, True)
+    monkeypatch.setattr(failover, "_SILENT_SECONDS", 0.0)
     world.backfill()
-    assert world.sql("SELECT epoch FROM syncer.cluster_identity") == [(epoch + 5,)]
+    assert world.sql("SELECT epoch FROM syncer.installation") == [(epoch + 5,)]
     assert is_well(look(world, "elasticsearch.epoch"))
 
 

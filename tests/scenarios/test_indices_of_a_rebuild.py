@@ -48,7 +48,7 @@ class Room:
     def build(self, revision: int, body: dict[str, Any] | None = None, **texts: str) -> Target:
         """An index that does not serve yet."""
         body = self.body(number_of_replicas=0) if body is None else body
-        return self.indices.create(alias=self.alias, body=body, revision=revision, **OURS | texts)
+        return self.indices.create(alias=self.alias, body=body, revision=revision, epoch=1, **OURS | texts)
 
     def create(self, revision: int, body: dict[str, Any] | None = None) -> Target:
         """An index that serves."""

@@ -139,22 +139,23 @@ def test_what_was_rolled_back_gives_its_space_back(world: World) -> None:
 
 
 FOREIGN = {
-    "alike": (1, "snapshot", "xid"),
-    "far_ahead": (1, "'900000000:900000000:'", "899999999"),
-    "rows_ahead_of_their_cursor": (1, "'5:5:'", "900000000"),
-    "of_this_cluster_and_ahead": (0, "'900000000:900000000:'", "xid"),
+    "alike": ("written_in", "snapshot", "xid"),
+    "far_ahead": ("written_in", "'900000000:900000000:'", "899999999"),
+    "rows_ahead_of_their_cursor": ("written_in", "'5:5:'", "900000000"),
+    "of_this_cluster_and_ahead": ("pg_current_xact_id()", "'900000000:900000000:'", "xid"),
 }
+"""By which transaction the cursor says that it was written, what it saw, and the transaction of the rows."""
 
 
-@pytest.mark.parametrize(("other", "saved", "xid"), FOREIGN.values(), ids=FOREIGN.keys())
-def test_a_cursor_of_another_cluster_is_not_trusted(world: World, other: int, saved: str, xid: str) -> None:
+@pytest.mark.parametrize(("written_in", "saved", "xid"), FOREIGN.values(), ids=FOREIGN.keys())
+def test_a_cursor_of_another_cluster_is_not_trusted(world: World, written_in: str, saved: str, xid: str) -> None:
     """After dump and restore elsewhere every row of the outbox is published again, once, and then all goes on."""
     with world.relay() as relay:
         insert(world, 1, 2)
         relay.run_once()
     insert(world, 3)
     world.sql(
-        f"UPDATE syncer.cursor SET system_identifier = system_identifier + {other}, snapshot = {saved};"
+        f"UPDATE syncer.cursor SET written_in = {written_in}, snapshot = {saved};"
         f"UPDATE syncer.outbox SET xid = {xid}::text::xid8"
     )
     with world.relay() as relay, transaction(world, 4) as open_:

@@ -284,6 +284,11 @@ class World:
             self.sql("SELECT index_name FROM syncer.document WHERE name = %s AND role = 'current'", document)[0][0]
         )
 
+    def write_alias_of(self, document: str = "blogpost") -> str:
+        """The alias that writers use in this epoch."""
+        with self.connect() as connection:
+            return registry.current(connection)[document].target.write_alias
+
     @property
     def settings(self) -> Settings:
         """The settings of a daemon of this world. Once `relay` has connected, they name its database."""

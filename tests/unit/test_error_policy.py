@@ -128,7 +128,7 @@ def test_only_a_server_that_does_not_answer_is_away(error: Exception, *, expecte
         *((RETRY, status, "any_exception", "") for status in (408, 429, 500, 502, 503, 504)),
         *((SUSPEND, status, "any_exception", "") for status in (401, 403)),
         # An index that takes nothing is no document's fault; one that a pipeline needs may be one document's.
-        (SUSPEND, 404, "index_not_found_exception", "no such index [a-000001-syncer-write]"),
+        (SUSPEND, 404, "index_not_found_exception", "no such index [a-000001-syncer-write-2]"),
         (DEAD_LETTER, 404, "index_not_found_exception", "no such index [.enrich-b]"),
         (SUSPEND, 400, "index_closed_exception", ""),
         (SUSPEND, 503, "unavailable_shards_exception", ""),

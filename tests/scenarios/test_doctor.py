@@ -216,7 +216,7 @@ def test_another_database_of_the_installation_is_seen(world: World, monkeypatch:
         index.record.renew(installation, epoch + 4, 1)
     (finding,) = look(world, "elasticsearch.epoch")
     assert (finding.severity, "Stop the daemons of the other one" in finding.fix) == (WRONG, True)
-    monkeypatch.setattr(failover, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(failover, "SILENT_SECONDS", 0.0)
     world.backfill()
     assert world.sql("SELECT epoch FROM syncer.installation") == [(epoch + 5,)]
     assert is_well(look(world, "elasticsearch.epoch"))

@@ -27,7 +27,7 @@ ASSIGNS = 100
 @pytest.fixture
 def database(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A database with the syncer schema, in no epoch yet; no other one of its installation is in use."""
-    monkeypatch.setattr(failover, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(failover, "SILENT_SECONDS", 0.0)
     empty_world.migrate()
     return empty_world
 

@@ -146,7 +146,7 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
         # Rule: the-record-comes-first. A crash in between costs a number, and never the order.
         index.record.enter(installation, epoch, remembered.server)
         documents = registry.documents(connection)
-        # Rule: fence-before-the-job.
+        # Rule: fence-before-listing. See also `syncer.worker.job_loop`.
         index.fence([document.index_name for document in documents], epoch)
         # Rule: a-late-fence-is-not-committed. It may have undone the fence of an epoch that was recorded meanwhile.
         if (recorded := index.record.read(installation)).epoch != epoch:

@@ -210,7 +210,7 @@ class Writer:
         self._link.close()
 
     def _opened(self) -> Connection:
-        """Open a connection in the current cluster identity, before a version is assigned on it."""
+        """Open a connection in the epoch in use, before a version is assigned on it."""
         connection = self._connect()
         connection.prepare_threshold = None  # as the composer needs it, from the start
         failover.enter(connection, self._index)

@@ -280,7 +280,7 @@ class JobWorker:
         self, connection: Connection, document: Document, mark: Mapping[str, Any] | None
     ) -> Iterator[str] | None:
         """Return the ids that were written or deleted since a mark, on any shard; None if that cannot be told."""
-        # Rule: drain-before-listing.
+        # Rules: drain-before-listing, fence-before-listing. An index without its alias suspends the document.
         if not self._index.is_drained(document.index_name, registry.epoch(connection)):
             raise UnavailableError(f"Requests of the time before the failover are at work on {document.index_name}")
         with at_work_for(document.name, document.revision):

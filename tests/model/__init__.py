@@ -3,6 +3,7 @@
     explorer              visits all states of a model, breadth first, and finds the shortest path to a wrong one
 
     writing               the version rule: receive, assign, read, write                worker, indexing, elasticsearch
+    moving                a document that changes its shard                             documents, elasticsearch
     routing               from a changed row to the documents that show it              capture, lineage, documents
     relaying              from the outbox to the topic                                  relay, capture
     progressing           what counts as handled, whatever Kafka loses                  capture, relay, kafka, worker
@@ -10,7 +11,10 @@
     fanning               fan-outs, and the changes that join them                      jobs
     reindexing            a new definition, a new index, the alias                      apply, documents, elasticsearch
     suspending            a document that is suspended, and the next revision           documents, indexing, apply
-    cluster_identities    crash, failover, restore: versions never go back              indexing
+    sessions              a failover while a worker lives on                            worker
+    marks                 what a failover has taken back is written again               indexing, elasticsearch, jobs
+    fencing               late requests of an earlier epoch change nothing              elasticsearch, indexing
+    overtaking            two primaries that live: one is followed                      indexing, elasticsearch
 
 The last column names the packages that keep the rules. Run the models with ``python -m tests.model``;
 docs/protocol.md explains them and lists their rules.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.model.cleaning_up import CleaningUp
-from tests.model.cluster_identities import ClusterIdentities
 from tests.model.explorer import Model, explore
 from tests.model.fanning import Fanning
 from tests.model.fencing import Fencing
@@ -25,7 +24,7 @@ from tests.model.suspending import Suspending
 from tests.model.writing import Writing
 
 MODELS: tuple[type[Model[Any]], ...] = (
-    *(Writing, Moving, Routing, Relaying, CleaningUp, Fanning, Reindexing, Suspending, ClusterIdentities, Progressing),
+    *(Writing, Moving, Routing, Relaying, CleaningUp, Fanning, Reindexing, Suspending, Progressing),
     *(Sessions, Marks, Fencing, Overtaking),
 )
 RULES = {rule.replace("_", "-"): (model, rule) for model in MODELS for rule in model.rules}

@@ -1,10 +1,10 @@
-"""Fencing: what is planned, and not in the code yet. After a failover, late requests of the time before change nothing.
+"""Fencing: after a failover, late requests of the time before change nothing.
 
 A request names the write alias of its index, whose name ends with the epoch. A node resolves the alias when the request
 arrives; the write may wait for its thread long after that, and the request may arrive long after it was sent. A daemon
-that enters an epoch renames the aliases of all active indices (the fence), and commits the epoch with a job. The job
-waits for what was resolved before (the drain), and then writes what was written since the last mark:
-see `tests.model.marks`.
+that enters an epoch renames the aliases of all active indices (the fence), and commits the epoch with a job. An index
+with a block is left out: its document is suspended, and fenced when it resumes. The job waits for the fence and for
+what was resolved before (the drain), and then writes what was written since the last mark: see `tests.model.marks`.
 
 There is one document. Its definition may get a new index, which replaces the old one. Another primary of the same
 installation may record an epoch meanwhile; `tests.model.overtaking` covers what it does.
@@ -20,6 +20,7 @@ from tests.model.explorer import Model, Step, put
 _OLD, _NEW = range(2)  # the indices
 _GONE = 0  # the alias of an index that does not exist
 _EPOCH = 10
+_FREE, _BLOCKED, _FREE_AGAIN = range(3)
 
 
 class Database(NamedTuple):
@@ -55,6 +56,7 @@ class State(NamedTuple):
     sent: tuple[int, ...] = ()  # the indices that the worker waits for; none if it does not write
     apply: int = 0  # the epoch of the session that has created an index
     has_changed: bool = False
+    block: int = _FREE  # of the old index
     troubles: int = 1
 
 
@@ -62,10 +64,10 @@ class Fencing(Model[State]):
     """What was sent in an earlier epoch is refused, or done before the job looks for what is in doubt."""
 
     initial = State()
-    bounds = "1 change, an index that replaces another, a failover, or an epoch of another primary"
+    bounds = "1 change, an index that replaces another, a block, a failover, or an epoch of another primary"
 
     aliases_name_the_epoch: bool
-    fence_before_the_job: bool
+    fence_before_listing: bool
     drain_before_listing: bool
     an_index_is_activated_in_the_epoch_of_its_alias: bool
     an_index_that_is_gone_does_not_prevent_the_fence: bool
@@ -76,7 +78,10 @@ class Fencing(Model[State]):
         requests = sorted(sent._replace(version=ranks[sent.version]) for sent in state.requests)
         copies = tuple((ranks[version], value) for version, value in state.copies)
         state = state._replace(requests=tuple(requests), copies=copies)
-        return state if state.troubles else state._replace(wal=state.wal[-1:])
+        if state.troubles:
+            return state
+        block = _FREE if state.block == _FREE_AGAIN and not self._refusing(state) else state.block
+        return state._replace(wal=state.wal[-1:], block=block)
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         for slot, request in enumerate(state.requests):
@@ -85,42 +90,51 @@ class Fencing(Model[State]):
         if state.is_set_back or state.recorded > database.epoch or state.fenced:
             yield from self._enter(state)
             return
-        if not state.sent and database.is_due:
+        is_suspended = state.block == _BLOCKED or bool(self._refusing(state))
+        if not state.sent and database.is_due and not is_suspended:
             yield self._send(state)
         elif state.sent and not any(request.version // _EPOCH == database.epoch for request in state.requests):
             yield "the change is saved as handled", _committed(state, is_due=False)._replace(sent=())
-        if database.has_job and not (self.drain_before_listing and _undrained(state)):
+        is_fenced = not is_suspended or not self.fence_before_listing
+        if database.has_job and is_fenced and not (self.drain_before_listing and _undrained(state)):
             yield self._write_in_doubt(state)
+        if state.block == _BLOCKED:
+            yield "the block is removed", state._replace(block=_FREE_AGAIN)
+        elif is_suspended:
+            yield "the document is resumed, and its aliases are renamed", self._renamed(state, database.epoch)
         yield from self._rebuild(state)
+
+    @staticmethod
+    def _refusing(state: State) -> list[int]:
+        """The active indices whose aliases are not those of the epoch."""
+        database = state.wal[-1]
+        pairs = enumerate(zip(database.active, state.aliases, strict=True))
+        return [index for index, (active, alias) in pairs if active and alias not in (_GONE, database.epoch)]
 
     # Entering an epoch
 
+    @staticmethod
+    def _renamed(state: State, epoch: int) -> State:
+        is_active = state.wal[-1].active
+        is_left_out = [alias == _GONE or not is_active[index] for index, alias in enumerate(state.aliases)]
+        is_left_out[_OLD] |= state.block == _BLOCKED
+        pairs = zip(is_left_out, state.aliases, strict=True)
+        return state._replace(aliases=tuple(alias if left_out else epoch for left_out, alias in pairs))
+
     def _enter(self, state: State) -> Iterator[Step[State]]:
         database = state.wal[-1]
-        epoch = abs(state.fenced) or max(database.epoch, state.recorded) + 1
-        lacks_index = any(
-            active and alias == _GONE for active, alias in zip(database.active, state.aliases, strict=True)
-        )
-        if not state.fenced and lacks_index and not self.an_index_that_is_gone_does_not_prevent_the_fence:
-            return
-        renamed = tuple(
-            epoch if active and alias != _GONE else alias
-            for active, alias in zip(database.active, state.aliases, strict=True)
-        )
-        entered = _committed(state, epoch=epoch, has_job=True)._replace(
-            is_set_back=False, recorded=epoch, fenced=0, sent=()
-        )
-        if self.fence_before_the_job and not state.fenced:
-            fenced = state._replace(recorded=epoch, aliases=renamed, fenced=epoch)
+        pairs = zip(database.active, state.aliases, strict=True)
+        lacks_index = any(active and alias == _GONE for active, alias in pairs)
+        if state.fenced:
+            entered = _committed(state, epoch=state.fenced, has_job=True)
+            yield (
+                f"epoch {state.fenced} and its job are committed",
+                entered._replace(is_set_back=False, recorded=state.fenced, fenced=0, sent=()),
+            )
+        elif not lacks_index or self.an_index_that_is_gone_does_not_prevent_the_fence:
+            epoch = max(database.epoch, state.recorded) + 1
+            fenced = self._renamed(state, epoch)._replace(recorded=epoch, fenced=epoch)
             yield f"epoch {epoch} is recorded, and the aliases are renamed", fenced
-        elif self.fence_before_the_job:
-            yield f"epoch {epoch} and its job are committed", entered
-        elif not state.fenced:
-            yield f"epoch {epoch} and its job are committed", entered._replace(fenced=-epoch)
-        else:
-            yield "the aliases are renamed", state._replace(aliases=renamed, fenced=0)
-            if database.has_job:
-                yield self._write_in_doubt(state)
 
     def _write_in_doubt(self, state: State) -> Step[State]:
         database, copies = state.wal[-1], list(state.copies)
@@ -142,6 +156,9 @@ class Fencing(Model[State]):
     def _deliver(self, state: State, slot: int, request: Request) -> Step[State]:
         name, alias = "the old index" if request.number == _OLD else "the new index", state.aliases[request.number]
         without = state._replace(requests=(*state.requests[:slot], *state.requests[slot + 1 :]))
+        if request.number == _OLD and state.block == _BLOCKED:
+            is_awaited = request.version // _EPOCH == state.wal[-1].epoch
+            return f"{request.value} meets a block", without._replace(sent=()) if is_awaited else without
         if request.is_resolved:
             if alias == _GONE or request.version <= state.copies[request.number][0]:
                 return f"{request.value} is rejected by {name}", without
@@ -176,6 +193,8 @@ class Fencing(Model[State]):
         if not state.has_changed:
             changed = _committed(state, value=1, is_due=True)
             yield "the document changes", changed._replace(has_changed=True, sent=())
+        if state.block == _FREE and state.requests and state.troubles:  # otherwise it would change nothing
+            yield "the old index gets a block", state._replace(block=_BLOCKED)
         if state.troubles:
             cut = state._replace(is_set_back=True, sent=(), apply=0, fenced=0, troubles=0)
             for end in range(1, len(state.wal) + 1):
@@ -186,12 +205,8 @@ class Fencing(Model[State]):
         database = state.wal[-1]
         if state.is_set_back or state.fenced or state.recorded > database.epoch:
             return None
-        refusing = [
-            alias
-            for active, alias in zip(database.active, state.aliases, strict=True)
-            if active and alias not in (_GONE, database.epoch)
-        ]
-        return "an active index refuses the writes of the epoch in use" if refusing else None
+        is_refused = state.block == _FREE and self._refusing(state)
+        return "an active index refuses the writes of the epoch in use" if is_refused else None
 
     def unequal(self, state: State) -> str | None:
         database = state.wal[-1]

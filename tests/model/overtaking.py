@@ -53,7 +53,7 @@ class Overtaking(Model[State]):
     """Of two primaries that live, one is followed at a time, and the documents show what that one has."""
 
     initial = State()
-    bounds = f"2 primaries with a daemon each, deaths of daemons: {_DEATHS}, marks at any time"
+    bounds = f"2 primaries with a daemon each, deaths or stalls of daemons: {_DEATHS}, marks at any time"
 
     a_new_identity_has_a_greater_epoch: bool
     the_epoch_is_kept_in_elasticsearch: bool

@@ -3,8 +3,6 @@
 Kafka shares the changes, so a worker knows more than the database: how far it has received, and which changes it has
 resolved. Here, each change is a fan-out: resolving it commits a job. A failover keeps the first commits, in the order
 of the WAL, and cuts every session. The topic keeps its records.
-
-Today, every document is refreshed after a failover, which hides what goes wrong here. A rule must not rely on that.
 """
 
 from __future__ import annotations

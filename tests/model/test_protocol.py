@@ -28,12 +28,11 @@ def test_no_rule_is_idle(name: str) -> None:
 
 
 def test_the_page_explains_every_rule_and_no_other() -> None:
-    """Each with the module that keeps it, which exists, or planned; the figures may be from an earlier run."""
+    """Each with the module that keeps it, which exists; the figures may be from an earlier run."""
     page = PAGE.read_text("utf-8")
     for model in MODELS:
         assert f"| {model.name} | {model.about} | {model.bounds} |" in page
-    rows = re.findall(
-        r"^\| \*\*.+\*\* \(`(.+)`\) \| (?:`(.+?)`|\*assumed\*|\*planned\*) \| .+ \| \d+ steps \|$", page, re.MULTILINE
-    )
+    row = r"^\| \*\*.+\*\* \(`(.+)`\) \| (?:`(.+?)`|\*assumed\*) \| .+ \| \d+ steps \|$"
+    rows = re.findall(row, page, re.MULTILINE)
     assert [name for name, _ in rows] == [*RULES]
     assert [kept_by for _, kept_by in rows if kept_by and not importlib.util.find_spec(kept_by)] == []

@@ -187,7 +187,7 @@ def crash(server: PostgresServer) -> None:
 
 
 def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(private_world: World, server: PostgresServer) -> None:
-    """What a document shows is on disk before the change that led to it is let go of."""
+    """What was written since the last mark is written again: nothing else tells that the commit is gone."""
     with following(private_world) as follower:
         follower.drain()
         commit_lazily(private_world, "UPDATE posts SET title = 'on no disk' WHERE id = 1")

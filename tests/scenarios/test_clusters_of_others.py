@@ -431,6 +431,7 @@ def test_what_forbids_syncers_own_index_is_named(world: World) -> None:
     with world.elasticsearch() as client:
         client.indices.delete(index="syncer-state")
         client.indices.put_index_template(name="own", index_patterns=["syncer-s*"], priority=902, data_stream={})
+        world.sql("TRUNCATE syncer.cluster_identity")
         try:
             refused = world.syncer("backfill", "blogpost")
         finally:

@@ -283,15 +283,17 @@ def test_a_request_that_arrived_before_the_fence_is_waited_for(blog: World) -> N
         late = client.options(request_timeout=600)
         held_up: dict[str, Any] = {"wait_for_active_shards": "all", "timeout": "10m"}
         answer = pool.submit(partial(late.bulk, index=target.write_alias, operations=operations, **held_up))
-        wait_until(lambda: not index.is_drained(target.index_name, epoch + 1), what="the request has arrived")
-        blog.sql(LOSE_IDENTITY)
-        with blog.job_worker(index) as job_worker, blog.connect() as connection:
-            job_worker.run_once()
-            assert recorded(blog).epoch == epoch + 1
-            assert index.is_drained(target.index_name, epoch)
-            [job] = [job for job in model.unfinished(connection) if job.document == "user"]
-            assert job.state is JobState.NEW
-        client.indices.put_settings(index=target.index_name, settings={"index.number_of_replicas": 0})
+        try:
+            wait_until(lambda: not index.is_drained(target.index_name, epoch + 1), what="the request has arrived")
+            blog.sql(LOSE_IDENTITY)
+            with blog.job_worker(index) as job_worker, blog.connect() as connection:
+                job_worker.run_once()
+                assert recorded(blog).epoch == epoch + 1
+                assert index.is_drained(target.index_name, epoch)
+                [job] = [job for job in model.unfinished(connection) if job.document == "user"]
+                assert job.state is JobState.NEW
+        finally:
+            client.indices.put_settings(index=target.index_name, settings={"index.number_of_replicas": 0})
         assert [item["index"]["status"] for item in answer.result()["items"]] == [201]
         wait_until(lambda: index.is_drained(target.index_name, epoch + 1), what="the request is done")
     assert len(blog.differences("user")) == 1

@@ -232,8 +232,8 @@ def step(
     if is_changed:
         queries.require_unique(connection, desired)
     # The rows of a dump may come without the identity that they had.
-    if current is None or indices.owned_elsewhere(desired.index, active.installation) == current.target:
-        return _first_step(indices, desired, active, takes_over=takes_over)
+    if current is None or indices.owned_elsewhere(desired.index, active.installation) == current.index_name:
+        return _first_step(indices, desired, active, registry.epoch(connection), takes_over=takes_over)
     if current.index != desired.index:
         raise DefinitionError(
             f"{desired.name}: the index cannot be changed from {current.index} to {desired.index}",
@@ -272,7 +272,9 @@ def step(
     return Step(document=document, change=change, previous=current, abandoned=abandoned)
 
 
-def _first_step(indices: Indices, desired: Document, active: ActiveDefinitions, *, takes_over: bool) -> Step:
+def _first_step(
+    indices: Indices, desired: Document, active: ActiveDefinitions, epoch: int, *, takes_over: bool
+) -> Step:
     """Decide what to do about a definition that is not active."""
     foreign = indices.owned_elsewhere(desired.index, active.installation) if takes_over else None
     if foreign is None:
@@ -281,7 +283,7 @@ def _first_step(indices: Indices, desired: Document, active: ActiveDefinitions, 
     return Step(
         document=anew(desired, desired.revision + 1),
         change=PlannedChange.REBUILD,
-        previous=dataclasses.replace(desired, target=foreign),
+        previous=dataclasses.replace(desired, target=Target.of_index(foreign, epoch)),
         reason="another installation of syncer created its index",
         abandoned=active.building.get(desired.name),
         takes_over=True,

@@ -291,11 +291,11 @@ class Indices:
             raise IndexingError(blocked.problem, hint=hint) from error
         return {} if answer.meta.status == _NOT_FOUND else dict(answer.body[index_name]["aliases"])
 
-    def owned_elsewhere(self, alias: str, installation: str) -> Target | None:
-        """Return the only index behind an alias, if another installation of syncer created it."""
+    def owned_elsewhere(self, alias: str, installation: str) -> str | None:
+        """Return the name of the only index behind an alias, if another installation of syncer created it."""
         names = self.searched(alias)
         is_other = len(names) == 1 and self._meta(names[0]).get("installation", installation) != installation
-        return Target.of_index(names[0]) if is_other else None
+        return names[0] if is_other else None
 
     def require_own(self, targets: Iterable[Target], installation: str) -> None:
         """Refuse indices that another installation of syncer created."""

@@ -268,15 +268,19 @@ class Indices:
                     del inherited[name]
                 actions += [_removal(index_name, name) for name in inherited]
                 added |= inherited
-        for name in self._aliases(to.index_name):
+        aliases = self._aliases(to.index_name)
+        for name in aliases:
             added.pop(name, None)
-            if is_write_alias(name, to.index_name) and name != to.write_alias:
-                actions.append(_removal(to.index_name, name))
+        write_aliases = [name for name in aliases if is_write_alias(name, to.index_name)]
+        # A caller may have stalled: it does not undo the fence of a later epoch.
+        if all(_epoch(name) <= _epoch(to.write_alias) for name in write_aliases):
+            actions += [_removal(to.index_name, name) for name in write_aliases if name != to.write_alias]
+            added[to.write_alias] = _WRITES
         # One call, so that every search finds exactly one of the two. It also restores a lost write alias.
-        actions += [
-            {"add": {"index": to.index_name, "alias": name, **properties}}
-            for name, properties in {**added, to.write_alias: _WRITES}.items()
-        ]
+        for name, properties in added.items():
+            actions.append({"add": {"index": to.index_name, "alias": name, **properties}})
+        if actions:
+            self._client.indices.update_aliases(actions=actions)
         self._client.indices.update_aliases(actions=actions)
 
     def _aliases(self, index_name: str) -> dict[str, Any]:
@@ -409,6 +413,10 @@ class Indices:
 def is_write_alias(name: str, index_name: str) -> bool:
     """Whether an alias is the write alias of an index, of any epoch."""
     return name.startswith(f"{index_name}{WRITE_SUFFIX}-")
+
+
+def _epoch(write_alias: str) -> int:
+    return int(write_alias.rpartition("-")[2])
 
 
 def fence(client: Elasticsearch, index_names: Iterable[str], epoch: int) -> None:

@@ -163,6 +163,17 @@ def test_a_swap_takes_the_alias_from_every_other_index_and_can_be_repeated(room:
     assert room.indices.searched(room.alias) == [third.index_name]
 
 
+@pytest.mark.parametrize("epochs", [(2, 2), (9, 9), (10, 9), (0, 1)], ids=str)
+def test_a_swap_does_not_undo_the_fence_of_a_later_epoch(room: Room, epochs: tuple[int, int]) -> None:
+    """A command that stalled while an epoch was entered points searches at the index, and leaves its write alias."""
+    fenced, decided_in = epochs
+    built = room.build(1)
+    room.index.fence([built.index_name], fenced)
+    room.indices.swap(room.alias, Target.of_index(built.index_name, decided_in))
+    aliases = room.client.indices.get_alias(index=built.index_name).body[built.index_name]["aliases"]
+    assert aliases.keys() == {room.alias, Target.of_index(built.index_name, max(epochs)).write_alias}
+
+
 def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
     """It points at an index of another database or of none, or is an index itself."""
     built = room.build(1)

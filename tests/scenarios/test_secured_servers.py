@@ -165,8 +165,9 @@ def let_in_elasticsearch(it: Guarded) -> None:
 
 
 def test_each_duty_does_its_work_over_tls(guarded: Guarded) -> None:
-    """Relay and workers follow changes, a fan-out and a TRUNCATE; operators and readers do their work."""
+    """Relay and workers follow a failover, changes, a fan-out and a TRUNCATE; operators and readers do their work."""
     it, world = guarded, guarded.world
+    world.sql("DELETE FROM syncer.cluster_identity")  # as a failover does: the worker enters another epoch
     relay = world.daemon("--only", "relay", environment={**it.environment("relay"), "SYNCER_LOG_LEVEL": "debug"})
     workers = world.daemon("--only", "workers", environment={**it.environment("worker"), "SYNCER_LOG_LEVEL": "debug"})
     world.sql(f"INSERT INTO users (id, name, email) VALUES (1, '{VALUE}', '{VALUE}')")
@@ -176,6 +177,7 @@ def test_each_duty_does_its_work_over_tls(guarded: Guarded) -> None:
     world.wait_until_level()
     world.sql(f"UPDATE users SET name = '{VALUE} too' WHERE id = 1")
     world.wait_until_level()
+    workers.wait_for("failover.detected")
     workers.wait_for("job.finished")
     connected = world.sql(
         "SELECT usename, bool_and(ssl), bool_or(client_dn IS NOT NULL) "

@@ -14,8 +14,7 @@ from confluent_kafka.admin._resource import ResourceType
 from pydantic import SecretStr
 
 from syncer.base.settings import PostgresSettings, Settings
-from syncer.elasticsearch import record
-from syncer.indexing import failover, marks
+from syncer.indexing import failover
 from syncer.monitoring.doctor import CHECKS, CheckSeverity, Finding, examine
 from syncer.sandbox import Endpoints, Sandbox
 from tests.scenarios.test_schema_migrations import grant
@@ -158,9 +157,8 @@ def as_role(world: World, role: str) -> Settings:
 
 def act(world: World, text: str) -> None:
     """Set a property of the topic and wait for it, send a request, or run SQL, each statement in its transaction."""
-    with world.connect() as connection:
-        installation, epoch, number, _ = marks.last(connection)
-    recorded = record.version(epoch, number)
+    version = "SELECT installation, epoch << 40 | number FROM syncer.installation, syncer.mark"
+    ((installation, recorded),) = world.sql(version)
     names = {"database": world.name, "alias": world.alias, "installation": installation, "recorded": recorded}
     for name, value in (names | {"index": world.index_of()}).items():
         text = text.replace(f"@{name}", str(value))

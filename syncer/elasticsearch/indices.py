@@ -281,7 +281,6 @@ class Indices:
             actions.append({"add": {"index": to.index_name, "alias": name, **properties}})
         if actions:
             self._client.indices.update_aliases(actions=actions)
-        self._client.indices.update_aliases(actions=actions)
 
     def _aliases(self, index_name: str) -> dict[str, Any]:
         """Return the aliases of an index with their properties; none if it is gone."""

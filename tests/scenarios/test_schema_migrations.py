@@ -45,7 +45,7 @@ def migrations(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shown(text: str) -> dict[str, list[str]]:
     """The tables that a person reads in a migration, and their columns."""
-    tables = re.findall(r"^CREATE TABLE (syncer\.\w+) \($(.*?)^\)", text, re.DOTALL | re.MULTILINE)
+    tables = re.findall(r"^CREATE (?:UNLOGGED )?TABLE (syncer\.\w+) \($(.*?)^\)", text, re.DOTALL | re.MULTILINE)
     return {table: re.findall(r"^ {4}([a-z]\w*) ", body, re.MULTILINE) for table, body in tables}
 
 

@@ -80,6 +80,10 @@ class UnavailableError(IndexingError):
     """A shard or a node of Elasticsearch is unavailable."""
 
 
+class OvertakenError(UnavailableError):
+    """Another database of this installation is in use: nothing of this one is written until it is not."""
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class DocumentError(SyncerError):
     """A definition has to be suspended; the others continue. The revision was still active after the failure."""

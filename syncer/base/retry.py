@@ -76,14 +76,16 @@ def retry(
     pause: Callable[[float], None],
     component: str,
     reset: Callable[[], object] = lambda: None,
+    but: tuple[type[Exception], ...] = (),
 ) -> _Result:
-    """Repeat an action until it succeeds or fails with a non-retryable error.
+    """Repeat an action until it succeeds or fails with a non-retryable error, or one of those that the caller handles.
 
     Args:
         action: Must be safe to repeat.
         pause: How to wait; may raise `Stopping`.
         component: Its name in the log and the status.
         reset: Called after an error, so that the next attempt starts anew.
+        but: Errors that the caller handles.
     """
     backoff = Backoff()
     try:
@@ -95,7 +97,7 @@ def retry(
                 raise
             except Exception as error:
                 reset()
-                if decide(error) is not Action.RETRY:
+                if decide(error) is not Action.RETRY or isinstance(error, but):
                     raise
                 failed(component, error, seconds=monotonic() - began)
                 pause(backoff.next_seconds())

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import structlog
 
-from syncer.base.errors import IndexingError, UnavailableError
+from syncer.base.errors import IndexingError, OvertakenError
 from syncer.base.model import is_raised
 from syncer.base.postgres import Connection, row
 from syncer.documents import registry
@@ -86,7 +86,7 @@ def enter(connection: Connection, index: Index) -> Entered:
     is closed if this fails.
 
     Raises:
-        UnavailableError: Another database of this installation is in use. Try again later.
+        OvertakenError: Another database of this installation is in use. Try again later.
     """
     try:
         # Without a lock, since its server may hang. An epoch that is recorded after this is in Postgres too, or no
@@ -109,7 +109,7 @@ def enter(connection: Connection, index: Index) -> Entered:
 
 
 def require_in_use(connection: Connection, index: Index) -> None:
-    """Raise an `UnavailableError` if a later epoch than the database's is recorded."""
+    """Raise an `OvertakenError` if a later epoch than the database's is recorded."""
     remembered = _read(connection)
     recorded = index.record.read(remembered.installation)
     if recorded.epoch > remembered.epoch:
@@ -169,12 +169,12 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
     return Entered(epoch, has_changed)
 
 
-def _overtaken(recorded: Recorded) -> UnavailableError:
+def _overtaken(recorded: Recorded) -> OvertakenError:
     problem = "Another database of this installation is in use, or was until this one was restored: "
     problem += f"epoch {recorded.epoch} is recorded"
     hint = "If both are primaries after a failover, stop the daemons of the one that is not to be followed. "
     hint += f"This one is followed {SILENT_SECONDS:.0f} s after the last daemon of the other."
-    return UnavailableError(problem, hint=hint)
+    return OvertakenError(problem, hint=hint)
 
 
 def is_forgotten(connection: Connection, index: Index) -> bool:

@@ -45,7 +45,7 @@ from syncer.base.error_policy import (
     is_of_data,
     kind,
 )
-from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
+from syncer.base.errors import DocumentError, OvertakenError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, Target, WriteReport
 from syncer.base.postgres import Connection, Link, bounded
@@ -157,6 +157,7 @@ class Writer:
 
         Raises:
             Stopping: The writer was told to stop. It is safe to repeat.
+            OvertakenError: Another database of this installation is in use.
             DocumentError: The definition is suspended by now. What was written before is valid.
             IndexingError: It ``resumes``, and the index takes no documents, or the SELECT fails for all of them.
             Exception: An error that the policy classifies as FATAL.
@@ -430,7 +431,7 @@ class Writer:
         """Close the connection if a later epoch is recorded: the daemon of another database has fenced the indices."""
         try:
             failover.require_in_use(self._link.connection, self._index)
-        except UnavailableError:
+        except OvertakenError:
             self._link.close()
             raise
 
@@ -521,7 +522,8 @@ class Writer:
             raise DocumentError.of(refusal, document.name, document.revision, ids=ids) from error
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
-        return retry(action, pause=self._pause, component=self._name)
+        # A component whose database is not in use lets go of what is in hand: a partition may be another daemon's.
+        return retry(action, pause=self._pause, component=self._name, but=(OvertakenError,))
 
 
 def _ids(compositions: Sequence[Composition]) -> list[str]:

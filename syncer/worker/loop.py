@@ -34,6 +34,7 @@ from syncer.base.postgres import Connection, Link
 from syncer.base.retry import recovered, repeat, retry
 from syncer.base.settings import WorkerSettings
 from syncer.elasticsearch.bulk import Index
+from syncer.indexing import failover
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.worker.resolve import Resolver
@@ -73,7 +74,8 @@ class Worker:
         self._stop = Stop()
         self._batches: deque[ChangeBatch] = deque()
         self._numbers = count(1)
-        self._link = Link(connect)
+        self._connect, self._index = connect, index
+        self._link = Link(self._opened)
         self._source = source(self._link, self._pause)
         self._writers = WriterPool(
             connect=connect, index=index, pause=self._pause, name=name, flow=FlowControl(settings)
@@ -86,6 +88,12 @@ class Worker:
             name=name,
         )
         self._log = structlog.get_logger().bind(worker=name)
+
+    def _opened(self) -> Connection:
+        """Open a connection in the epoch in use. A worker whose database is not in use takes no partition."""
+        connection = self._connect()
+        failover.enter(connection, self._index)
+        return connection
 
     def run(self, stop: Stop) -> None:
         """Handle changes until told to stop; what is in hand is finished first."""

@@ -217,7 +217,7 @@ def test_a_clean_restart_costs_nothing(private_blog: World, servers: Standbys) -
     assert (after.epoch, after.mark, number_of_mark(private_blog)) == (before.epoch, mark + 1, mark + 1)
 
 
-@pytest.mark.parametrize("private_blog", [False], indirect=True, ids=["without Kafka"])
+@pytest.mark.parametrize("private_blog", [False, True], indirect=True, ids=["without Kafka", "with Kafka"])
 def test_two_primaries_do_not_take_turns(private_blog: World, servers: Standbys) -> None:
     """The promoted one is followed; the daemon of the other says so, and takes over once that one's has ended."""
     world, epoch = private_blog, recorded(private_blog).epoch

@@ -129,6 +129,7 @@ class ActiveDefinitions:
         captured: The captured tables, by relation; of those in ``lost``, the triggers are gone.
         orphan_indices: Indices left behind by commands that died.
         installation: This database's id; empty before `syncer migrate`.
+        epoch: The epoch in use.
     """
 
     documents: dict[str, Document] = field(default_factory=dict)
@@ -138,6 +139,7 @@ class ActiveDefinitions:
     lost: frozenset[str] = frozenset()
     orphan_indices: tuple[Target, ...] = ()
     installation: str = ""
+    epoch: int = 0
 
     def state(self) -> tuple[object, ...]:
         """Return which revisions are active for which indices, loaded and suspended or not: to notice a change."""
@@ -157,6 +159,7 @@ def read_active(connection: Connection) -> ActiveDefinitions:
         lost=frozenset(install.lost(connection, captured)),
         orphan_indices=orphan_indices.find(connection),
         installation=registry.installation(connection),
+        epoch=registry.epoch(connection),
     )
 
 
@@ -233,7 +236,7 @@ def step(
         queries.require_unique(connection, desired)
     # The rows of a dump may come without the identity that they had.
     if current is None or indices.owned_elsewhere(desired.index, active.installation) == current.index_name:
-        return _first_step(indices, desired, active, registry.epoch(connection), takes_over=takes_over)
+        return _first_step(indices, desired, active, takes_over=takes_over)
     if current.index != desired.index:
         raise DefinitionError(
             f"{desired.name}: the index cannot be changed from {current.index} to {desired.index}",
@@ -272,9 +275,7 @@ def step(
     return Step(document=document, change=change, previous=current, abandoned=abandoned)
 
 
-def _first_step(
-    indices: Indices, desired: Document, active: ActiveDefinitions, epoch: int, *, takes_over: bool
-) -> Step:
+def _first_step(indices: Indices, desired: Document, active: ActiveDefinitions, *, takes_over: bool) -> Step:
     """Decide what to do about a definition that is not active."""
     foreign = indices.owned_elsewhere(desired.index, active.installation) if takes_over else None
     if foreign is None:
@@ -283,7 +284,7 @@ def _first_step(
     return Step(
         document=anew(desired, desired.revision + 1),
         change=PlannedChange.REBUILD,
-        previous=dataclasses.replace(desired, target=Target.of_index(foreign, epoch)),
+        previous=dataclasses.replace(desired, target=Target.of_index(foreign, active.epoch)),
         reason="another installation of syncer created its index",
         abandoned=active.building.get(desired.name),
         takes_over=True,

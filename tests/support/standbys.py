@@ -175,7 +175,10 @@ def ask(server: PostgresServer, query: str) -> Any:
 def dump(world: World) -> str:
     """The database as it is."""
     program = [str(world.sandbox.postgres.bin_folder / "pg_dump"), world.dsn]
-    return subprocess.run(program, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS).stdout
+    dumped = subprocess.run(program, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS).stdout
+    return dumped.replace(
+        "SET transaction_timeout = 0;\n", ""
+    )  # pg_dump is the newest, and servers are of all versions
 
 
 def restore(world: World, dumped: str) -> None:

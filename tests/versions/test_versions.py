@@ -50,6 +50,7 @@ SCENARIOS = (
     "tests/scenarios/test_documents_with_routing.py",
     "tests/scenarios/test_locks.py",
     "tests/faults/test_elasticsearch.py",
+    "tests/faults/test_failovers.py",
     "tests/faults/test_processes.py",
 )
 _SECONDS = 1800

@@ -205,21 +205,20 @@ def _require_reset(settings: PostgresSettings) -> None:
     Another client would get syncer's settings and locks, and syncer its prepared statements.
     """
     # The session that was returned last is handed out, as a rule. Of a pooler that rotates them, this cannot tell.
-    for _ in range(_POOLER_ATTEMPTS):
-        with _opened(settings, "pooler") as earlier:
-            process = _process(earlier)
-            earlier.execute("SELECT pg_catalog.set_config('syncer.is_left', 'yes', false)", prepare=False)
-        with _opened(settings, "pooler") as later:
-            is_same_process = _process(later) == process
-            if row(later, "SELECT pg_catalog.current_setting('syncer.is_left', true)") == ("yes",):
-                later.execute("DISCARD ALL", prepare=False)
+    process = 0
+    for _ in range(2 * _POOLER_ATTEMPTS):
+        with _opened(settings, "pooler") as session:
+            if row(session, "SELECT pg_catalog.current_setting('syncer.is_left', true)") == ("yes",):
+                session.execute("DISCARD ALL", prepare=False)
                 raise SourceError(
                     "Postgres is behind a pooler that does not reset a session before another client gets it",
                     hint="PgBouncer: server_reset_query = DISCARD ALL. Odyssey: pool_discard yes. Or let\n"
                     "SYNCER_POSTGRES_DSN name the server itself.",
                 )
-        if is_same_process:
-            return
+            previous, process = process, _process(session)
+            if process == previous:
+                return
+            session.execute("SELECT pg_catalog.set_config('syncer.is_left', 'yes', false)", prepare=False)
 
 
 def _process(connection: Connection) -> int:

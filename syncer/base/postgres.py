@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Any
 
@@ -23,6 +23,7 @@ import psycopg
 from psycopg import RawCursor, sql
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 from psycopg.types.string import TextLoader
 
@@ -326,14 +327,18 @@ def without_blocking(
             time.sleep(_PAUSE_SECONDS)
 
 
+RESOLVE_AS_WRITTEN = "SET LOCAL search_path TO DEFAULT"
+RESOLVE_AS_PINNED = f"SET LOCAL search_path = {SESSION['search_path']}"
+
+
 @contextmanager
 def names_as_written(connection: Connection) -> Iterator[None]:
     """Resolve unqualified names by the role's search_path inside the block: for SQL that a person wrote."""
     with connection.transaction():
-        connection.execute("SET LOCAL search_path TO DEFAULT")
+        connection.execute(RESOLVE_AS_WRITTEN)
         yield
         # The block may be part of a longer transaction.
-        connection.execute(f"SET LOCAL search_path = {SESSION['search_path']}")
+        connection.execute(RESOLVE_AS_PINNED)
 
 
 LOCK_SECONDS_MAX = 0.5
@@ -353,6 +358,9 @@ def lock_timeout(seconds: float, *, local: bool = False) -> sql.Composed:
 def locking(lock: Sequence[str]) -> sql.Composed:
     """Return the statement that takes the locks of `snapshot`; empty if there are none to take."""
     return sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE" if lock else "").format(sql.SQL(", ").join(map(sql.SQL, lock)))
+
+
+_BEGIN = "BEGIN ISOLATION LEVEL {}"
 
 
 @contextmanager
@@ -380,7 +388,8 @@ def snapshot(
         psycopg.errors.LockNotAvailable: A relation is being altered for longer than that.
     """
     mode = sql.SQL("READ COMMITTED" if stores else "REPEATABLE READ, READ ONLY")
-    begin: list[sql.Composable] = [sql.SQL("SET TRANSACTION ISOLATION LEVEL {}").format(mode)]
+    is_nested = connection.info.transaction_status is not TransactionStatus.IDLE
+    begin: list[sql.Composable] = [sql.SQL("SET TRANSACTION ISOLATION LEVEL {}" if is_nested else _BEGIN).format(mode)]
     if lock:
         begin += [lock_timeout(lock_seconds or LOCK_SECONDS_MAX, local=True), locking(lock)]
     if statement_seconds:
@@ -389,7 +398,7 @@ def snapshot(
     has_begun = False
     while not has_begun:
         try:
-            with connection.transaction():
+            with connection.transaction() if is_nested else _ending(connection):
                 # One round trip; several statements cannot be prepared.
                 connection.execute(sql.SQL("; ").join(begin), prepare=False)
                 has_begun = True
@@ -397,6 +406,21 @@ def snapshot(
         except psycopg.errors.LockNotAvailable:
             if has_begun or lock_seconds:
                 raise
+
+
+@contextmanager
+def _ending(connection: Connection) -> Iterator[None]:
+    """End the transaction that the block begins, as `psycopg.Connection.transaction` does."""
+    try:
+        yield
+    except psycopg.Rollback:
+        connection.rollback()
+    except BaseException:
+        with suppress(psycopg.Error):  # the connection may be lost
+            connection.rollback()
+        raise
+    else:
+        connection.commit()
 
 
 @contextmanager

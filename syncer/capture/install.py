@@ -26,16 +26,18 @@ from syncer.base.postgres import Connection, lock_timeout, value, without_blocki
 from syncer.capture import triggers
 from syncer.capture.triggers import Capture
 
-# A relation and every table that may hold its rows: partitions of every level, or tables that inherit.
+# Relations, each with every table that may hold its rows: partitions of every level, or tables that inherit.
 _MEMBERS = """
-WITH RECURSIVE member (oid) AS (
-    SELECT $1::oid
+WITH RECURSIVE member (top, oid) AS (
+    SELECT oid, oid FROM unnest($1::oid[]) AS oid
     UNION
-    SELECT i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
+    SELECT m.top, i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
 )
-SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relkind::text, c.relpersistence::text
-FROM member AS m JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
-ORDER BY c.oid <> $1, 1
+SELECT first_value(name) OVER (PARTITION BY top ORDER BY c.oid <> top), t.relkind = 'p',
+       name, n.nspname::text, c.relkind::text, c.relpersistence::text
+FROM member JOIN pg_class AS t ON t.oid = top JOIN pg_class AS c ON c.oid = member.oid
+JOIN pg_namespace AS n ON n.oid = c.relnamespace CROSS JOIN format('%I.%I', n.nspname, c.relname) AS name
+ORDER BY t.relkind <> 'v', 1, c.oid <> top, 3
 """
 _CATALOGUE = "a system catalogue", "No trigger sees its rows change. Keep what you need of it in a table."
 # By schema, kind and persistence, as the catalogue has them. Apart: a schema may be named "m".
@@ -128,15 +130,17 @@ ORDER BY 1
 _FORMER_OWNERS = """
 SELECT a.grantee::regrole::text
 FROM pg_proc AS f CROSS JOIN aclexplode(f.proacl) AS a
-WHERE f.oid = to_regproc($1) AND a.grantee NOT IN (0, f.proowner)
+WHERE f.oid = to_regproc({}) AND a.grantee NOT IN (0, f.proowner)
   AND a.grantee <> (SELECT relowner FROM pg_class WHERE oid = to_regclass({}))
 """
-_HAS_BODY = f"""
-SELECT EXISTS (SELECT FROM pg_proc AS p
-               WHERE p.oid = to_regproc($1) AND p.prosrc = $2 AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
-                 AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($3)
-                                 AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE'))
-                 AND NOT EXISTS (SELECT FROM ({_FORMER_OWNERS.format("$3")}) AS former))
+_OUTDATED = f"""
+SELECT o.relation FROM unnest($1::text[], $2::text[], $3::text[]) AS o (relation, function, body)
+WHERE NOT EXISTS (SELECT FROM pg_proc AS p
+                  WHERE p.oid = to_regproc(o.function) AND p.prosrc = o.body
+                    AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
+                    AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass(o.relation)
+                                    AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE'))
+                    AND NOT EXISTS (SELECT FROM ({_FORMER_OWNERS.format("o.function", "o.relation")}) AS former))
 """
 _OWNER = "SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass($1)"
 # The table's triggers, also if it had another name when it got them; and the triggers that call its function, also if
@@ -149,10 +153,12 @@ WHERE tgparentid = 0
   AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
 ORDER BY 1, 2
 """
+_EXISTING = "SELECT relation FROM unnest($1::text[]) AS relation WHERE to_regclass(relation) IS NOT NULL ORDER BY 1"
 _COLUMNS = """
-SELECT a.attname::text, CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END
-FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
+SELECT relation, a.attname::text, CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END
+FROM unnest($1::text[]) AS relation JOIN pg_attribute AS a ON a.attrelid = to_regclass(relation)
+JOIN pg_type AS t ON t.oid = a.atttypid
+WHERE a.attnum > 0 AND NOT a.attisdropped
 """
 _UNCAPTURED = """
 SELECT relation FROM unnest({relations}::text[]) AS relation
@@ -177,31 +183,29 @@ SET routing = excluded.routing, watched = excluded.watched, files = coalesce(c.f
 """.format(relation="$1")
 
 
-def require_capturable(connection: Connection, oid: int, file: str) -> None:
+def require_capturable(connection: Connection, oids: Collection[int], file: str) -> None:
     """Refuse a relation whose changes cannot be captured.
 
     Raises:
         DefinitionError: With the reason, and the action to take.
     """
-    members = connection.execute(_MEMBERS, (oid,)).fetchall()
-    relation, _, kind, _ = members[0]
-    for name, *properties in members:
+    for relation, is_partitioned, name, *properties in connection.execute(_MEMBERS, (list(oids),)).fetchall():
         for obstacle, hint in (
             reasons[key] for reasons, key in zip(_REFUSED, properties, strict=True) if key in reasons
         ):
             is_partition = f"a partitioned table, and its partition {name} is " if name != relation else ""
             raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{obstacle}", hint=hint.format(name))
-    if kind != "p" and len(members) > 1:
-        raise DefinitionError(
-            f"{file} reads {relation}, which is a table that others inherit from",
-            hint=f"A table that inherits later has no trigger. Make {relation} a partitioned table; or part them:\n"
-            f"ALTER TABLE {members[1][0]} NO INHERIT {relation}",
-        )
+        if name != relation and not is_partitioned:
+            raise DefinitionError(
+                f"{file} reads {relation}, which is a table that others inherit from",
+                hint=f"A table that inherits later has no trigger. Make {relation} a partitioned table; or part them:\n"
+                f"ALTER TABLE {name} NO INHERIT {relation}",
+            )
 
 
-def exists(connection: Connection, relation: str) -> bool:
-    """Whether there is such a table."""
-    return bool(value(connection, "SELECT to_regclass($1) IS NOT NULL", (relation,)))
+def existing(connection: Connection, relations: Collection[str]) -> list[str]:
+    """The tables of these that there are."""
+    return [relation for (relation,) in connection.execute(_EXISTING, (list(relations),))]
 
 
 def captured(connection: Connection) -> dict[str, Capture]:
@@ -261,10 +265,12 @@ def uncaptured_query(relations: Collection[str]) -> sql.Composed:
     return sql.SQL(_UNCAPTURED).format(relations=sql.Literal(sorted(relations)))
 
 
-def is_current(connection: Connection, capture: Capture) -> bool:
-    """Whether a table's function is what this program would create for the table as it is now."""
-    function = triggers.function(capture.relation).as_string()
-    return bool(value(connection, _HAS_BODY, (function, _body(connection, capture), capture.relation)))
+def outdated(connection: Connection, captures: Collection[Capture]) -> list[str]:
+    """The tables of these whose function is not what this program would create for the table as it is now."""
+    bodies = _bodies(connection, captures)
+    functions = [triggers.function(relation).as_string() for relation in bodies]
+    parameters = [*bodies], functions, [*bodies.values()]
+    return [relation for (relation,) in connection.execute(_OUTDATED, parameters)]
 
 
 def install(
@@ -286,11 +292,11 @@ def install(
     relation, function = capture.relation, triggers.function(capture.relation).as_string()
     installed = captured(connection).get(relation)
     if installed is not None:
-        existing = {column for column, _ in connection.execute(_COLUMNS, (relation,))}
+        columns = {column for _, column, _ in connection.execute(_COLUMNS, ([relation],))}
         capture = replace(
             capture,
-            routing=capture.routing | (installed.routing & existing),
-            watched=capture.watched | {columns & existing for columns in installed.watched},
+            routing=capture.routing | (installed.routing & columns),
+            watched=capture.watched | {watched & columns for watched in installed.watched},
         )
     has_triggers = not lost(connection, [relation])
     sees_more = (
@@ -326,10 +332,11 @@ def narrow(connection: Connection, capture: Capture) -> None:
 
 def _replace_function(connection: Connection, capture: Capture) -> None:
     owner = str(value(connection, _OWNER, (capture.relation,)))
-    connection.execute(triggers.create_function(_body(connection, capture), capture.relation, owner))
+    body = _bodies(connection, [capture])[capture.relation]
+    connection.execute(triggers.create_function(body, capture.relation, owner))
     function = triggers.function(capture.relation)
     parameters = (function.as_string(), capture.relation)
-    for (former,) in connection.execute(_FORMER_OWNERS.format("$2"), parameters).fetchall():
+    for (former,) in connection.execute(_FORMER_OWNERS.format("$1", "$2"), parameters).fetchall():
         revoke = sql.SQL("REVOKE EXECUTE ON FUNCTION {}() FROM {}").format(function, sql.SQL(former))
         connection.execute(revoke)
 
@@ -339,11 +346,16 @@ def _record(connection: Connection, capture: Capture) -> None:
     connection.execute(_PUT, (capture.relation, sorted(capture.routing), watched))
 
 
-def _body(connection: Connection, capture: Capture) -> str:
-    """The body of a table's function."""
-    types: triggers.Types = dict(connection.execute(_COLUMNS, (capture.relation,)).fetchall())
+def _bodies(connection: Connection, captures: Collection[Capture]) -> dict[str, str]:
+    """The body of each table's function."""
+    types: dict[str, dict[str, str]] = {capture.relation: {} for capture in captures}
+    for relation, column, type_ in connection.execute(_COLUMNS, ([*types],)):
+        types[relation][column] = type_
     version = connection.info.server_version
-    return triggers.body(capture, types, server_version=version).as_string(connection)
+    return {
+        capture.relation: triggers.body(capture, types[capture.relation], server_version=version).as_string(connection)
+        for capture in captures
+    }
 
 
 def disable(connection: Connection, relation: str, *, timeout_seconds: float, waiting: Callable[[str], None]) -> None:

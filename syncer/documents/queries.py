@@ -24,9 +24,9 @@ from psycopg import sql
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import ComposeError, DocumentError
 from syncer.base.model import Place, is_utf8
-from syncer.base.postgres import Connection, bounded, copied, value
+from syncer.base.postgres import Connection, copied, value
 from syncer.documents.registry import Document
-from syncer.documents.snapshot import reading
+from syncer.documents.snapshot import Tries, reading
 from syncer.lineage.routes import unique_keys
 
 _DOCUMENTS = """
@@ -131,9 +131,9 @@ class IdRange:
         return self.through is None
 
 
-def count(connection: Connection, document: Document) -> int:
-    """Return the number of documents of the SELECT."""
-    with reading(connection, document):
+def count(connection: Connection, document: Document, *, seconds: float) -> int:
+    """Return the number of documents of the SELECT, if it is counted in time."""
+    with reading(connection, document, statement_seconds=seconds):
         return int(str(value(connection, query_of(_COUNT, document))))
 
 
@@ -320,25 +320,25 @@ def some_ids(connection: Connection, document: Document, limit: int) -> list[str
     return [row[0] for row in connection.execute(query_of(_SOME_IDS, document), (limit,))]
 
 
-def sampled_ids(connection: Connection, select: str, *, seconds: float) -> list[str]:
+def sampled_ids(tries: Tries, select: str) -> list[str]:
     """Return ids from the whole of a SELECT, the same ones each time; the first ones if that fails or takes too long.
 
     There is none if no document can be read in time.
     """
-    return _ids(connection, select, (_SOME_IDS, _FIRST_IDS), seconds, limit=SAMPLE_MAX)
+    return _ids(tries, select, (_SOME_IDS, _FIRST_IDS), limit=SAMPLE_MAX)
 
 
-def greatest_id(connection: Connection, select: str, *, seconds: float) -> str | None:
+def greatest_id(tries: Tries, select: str) -> str | None:
     """Return the greatest id of a SELECT, or another if that takes too long; None if there is none in time."""
-    return next(iter(_ids(connection, select, (_GREATEST_ID, _FIRST_IDS), seconds, limit=1)), None)
+    return next(iter(_ids(tries, select, (_GREATEST_ID, _FIRST_IDS), limit=1)), None)
 
 
-def _ids(connection: Connection, select: str, templates: Sequence[str], seconds: float, *, limit: int) -> list[str]:
+def _ids(tries: Tries, select: str, templates: Sequence[str], *, limit: int) -> list[str]:
     for template in templates:
         query = sql.SQL(template).format(select=sql.SQL(select))
         try:
-            with bounded(connection, seconds=seconds):
-                return [row[0] for row in connection.execute(query, (limit,))]
+            with tries.bounded():
+                return [row[0] for row in tries.connection.execute(query, (limit,))]
         except psycopg.Error as error:
             if not (isinstance(error, psycopg.errors.QueryCanceled) or is_of_data(error)):
                 raise

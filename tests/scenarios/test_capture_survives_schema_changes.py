@@ -128,7 +128,7 @@ def test_a_routing_column_may_get_another_type(things: World) -> None:
         (capture,) = plan(things).captures  # a function depends on types
         install(things)
         with things.connect() as connection:
-            assert capture_install.is_current(connection, capture)
+            assert capture_install.outdated(connection, [capture]) == []
         application.execute("UPDATE things SET place = 5")
         assert written(things) == [(RELATION, "U", image(1, 6), image(1))]
     assert plan(things).captures == ()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -14,7 +16,8 @@ from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview
 from syncer.apply.trial import Trial
 from syncer.base.model import Target
-from syncer.documents import queries, registry
+from syncer.documents import analyze, queries, registry
+from syncer.documents.definition import Definition
 from syncer.elasticsearch.bulk import Index
 from syncer.monitoring.doctor import CheckSeverity
 from tests.support import doctor
@@ -499,3 +502,33 @@ def test_a_function_that_names_another_without_its_schema_is_explained(blog: Wor
     assert "ALTER FUNCTION inlined(…) SET search_path = …;" in problem
     blog.sql("ALTER FUNCTION slug(text) SET search_path = public")
     assert problems(blog, "slugs", select) == []
+
+
+SIZES = (
+    "SELECT u.id AS _id, u.name FROM users AS u",
+    "SELECT p.id AS _id, u.name FROM posts AS p JOIN users AS u ON u.id = p.user_id",
+    """SELECT p.id AS _id, u.name, (SELECT jsonb_agg(c.comment ORDER BY c.id) FROM comments AS c
+       JOIN users AS a ON a.name = c.name WHERE c.post_id = p.id) AS said,
+       (SELECT count(*) FROM posts AS s WHERE s.user_id = u.id) AS n
+       FROM posts AS p JOIN users AS u ON u.id = p.user_id""",
+)
+
+
+def test_an_analysis_sends_as_many_statements_for_many_tables_as_for_one(blog: World) -> None:
+    """It asks once for all tables, columns and ways to documents."""
+    sent: list[object] = []
+
+    class Counting(psycopg.RawCursor[Any]):
+        def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
+            sent.append(query)
+            return super().execute(query, *arguments, **options)
+
+    counts = []
+    with blog.connect() as connection:
+        connection.cursor_factory = Counting
+        for select in SIZES:
+            sent.clear()
+            asked = Definition(name="d", index="d", select=select, index_body={}, affects={}, folder=Path("d"))
+            analyze.analyse(connection, asked)
+            counts.append(len(sent))
+    assert counts[0] == counts[1] == counts[2] < 25

@@ -75,12 +75,24 @@ WITH RECURSIVE tree (oid, attached_by) AS (
 )
 """
 # The attaching transaction shows that a partition was detached for a moment; TRUNCATE gives it a new file. So does an
-# ALTER TABLE that rewrites a column. A trigger that was disabled for a while has another catalogue row.
+# ALTER TABLE that rewrites a column, which then has another catalogue row; so has a trigger that was disabled for a
+# while. All is read in one snapshot: no file is seen without the columns that were altered with it.
 _FILES = f"""{_TREE}
-SELECT array(SELECT format('%s %s %s', t.oid, t.attached_by, pg_relation_filenode(t.oid)) FROM tree AS t ORDER BY t.oid)
+SELECT array(SELECT format('%s %s %s', t.oid, t.attached_by, nullif(p.relfilenode, 0))
+             FROM tree AS t JOIN pg_class AS p USING (oid) ORDER BY t.oid)
     || array(SELECT format('%s %s', g.oid, g.xmin)
              FROM tree AS t JOIN pg_trigger AS g ON g.tgrelid = t.oid JOIN pg_proc AS p ON p.oid = g.tgfoid
              WHERE p.pronamespace = 'syncer'::regnamespace ORDER BY g.oid)
+    || (SELECT format('columns %s', jsonb_object_agg(a.attnum, a.xmin)) FROM pg_attribute AS a
+        WHERE a.attrelid = to_regclass({{relation}}) AND a.attnum > 0 AND (a.attname = ANY ({{routing}})
+              OR EXISTS (SELECT FROM jsonb_array_elements({{watched}}) AS names WHERE names ? a.attname::text)))
+"""
+# An ordinary table whose watched columns are as they were: its own trigger sees a TRUNCATE, and nothing else that gives
+# it a file changes what a document reads. Of a partition, a TRUNCATE may be unseen.
+_IS_AS_IT_WAS = """
+SELECT FROM pg_class AS p
+WHERE p.oid = e.oid AND p.oid = to_regclass(m.relation) AND p.relkind = 'r' AND e.is_file
+  AND EXISTS (SELECT FROM unnest(m.before) AS entry WHERE entry LIKE 'columns %' AND entry = ANY (m.files))
 """
 # A partition that has its first file, of no page, is as it was created, or its rows were deleted: if detached, maybe
 # since then. But only VACUUM takes pages from a file.
@@ -101,14 +113,16 @@ WITH present AS (
 ), noted AS (
     SELECT m.relation FROM moved AS m WHERE EXISTS (
         SELECT FROM (SELECT entry, split_part(entry, ' ', 1)::oid AS oid, entry LIKE '% % %' AS is_file
-                     FROM unnest(m.before || m.files) AS entry GROUP BY 1 HAVING count(*) = 1) AS e
-        WHERE NOT EXISTS ({_IS_EMPTY}) AND (e.is_file OR EXISTS (SELECT FROM pg_trigger AS g WHERE g.oid = e.oid)))
+                     FROM unnest(m.before || m.files) AS entry WHERE entry NOT LIKE 'columns %'
+                     GROUP BY 1 HAVING count(*) = 1) AS e
+        WHERE NOT EXISTS ({_IS_EMPTY}) AND NOT EXISTS ({_IS_AS_IT_WAS})
+          AND (e.is_file OR EXISTS (SELECT FROM pg_trigger AS g WHERE g.oid = e.oid)))
 ), written AS (
     INSERT INTO syncer.outbox (segment, relation, operation)
     SELECT s.last_value, n.relation, 'N' FROM noted AS n, syncer.outbox_segment AS s
 )
 SELECT relation FROM noted ORDER BY 1
-""".format(relation="c.relation")
+""".format(relation="c.relation", routing="c.routing", watched="c.watched")
 _ROW, _TRUNCATE = 29, 32
 """``tgtype`` of a trigger after INSERT, UPDATE or DELETE of each row, and of one after TRUNCATE."""
 # A partition without the trigger has lost it, and so has a table that inherits: it was not there at the installation. A
@@ -180,7 +194,7 @@ _PUT = f"""
 INSERT INTO syncer.capture AS c (relation, routing, watched, files) VALUES ($1, $2, $3, ({_FILES}))
 ON CONFLICT (relation) DO UPDATE
 SET routing = excluded.routing, watched = excluded.watched, files = coalesce(c.files, excluded.files)
-""".format(relation="$1")
+""".format(relation="$1", routing="$2::text[]", watched="$3::jsonb")
 
 
 def require_capturable(connection: Connection, oids: Collection[int], file: str) -> None:
@@ -250,9 +264,9 @@ def arm(connection: Connection) -> dict[str, str]:
 def note(connection: Connection) -> list[str]:
     """Have documents refreshed whose tables have other files, partitions or triggers than before.
 
-    That is a partition that was attached or detached with rows, dropped, or truncated by itself; a table of any
-    kind that was rewritten, possibly with other values, as by ALTER TABLE … TYPE … USING; and a trigger that was
-    disabled for a while, or dropped and created. VACUUM FULL, CLUSTER and TRUNCATE look the same.
+    That is a partition that was attached or detached with rows, dropped, or truncated by itself; a table that was
+    rewritten with a watched column altered, as by ALTER TABLE … TYPE … USING; and a trigger that was disabled for a
+    while, or dropped and created. Of a partition, any new file counts: VACUUM FULL looks like a TRUNCATE.
 
     Each becomes a change in the outbox, as if the table had been truncated. If several daemons run, at most one records
     each. Returns the tables that it has noted.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -32,7 +31,7 @@ from tests.support.doctor import fix, is_well, look
 from tests.support.elasticsearch_proxy import Forward, Proxy
 from tests.support.network import Balancer, Pooler, SessionPooler
 from tests.support.standbys import ask, standbys
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, elsewhere, wait_until
+from tests.support.world import BLOG_SCHEMA, World, elsewhere, wait_until
 from tests.support.writers import fill
 
 ROLE = "syncer_worker"
@@ -78,23 +77,11 @@ def operate(world: World, statement: str) -> None:
         connection.execute(statement)
 
 
-def dump(world: World) -> str:
-    """The database as it is."""
-    program = [str(world.sandbox.postgres.bin_folder / "pg_dump"), world.dsn]
-    return subprocess.run(program, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS).stdout
-
-
 def restore(world: World, dumped: str) -> None:
     """The database as it was, or as much of it."""
     operate(world, f'DROP DATABASE "{world.name}" WITH (FORCE)')
     operate(world, f'CREATE DATABASE "{world.name}"')
-    execute(world, dumped)
-
-
-def execute(world: World, dumped: str) -> None:
-    """What a dump does."""
-    psql = [str(world.sandbox.postgres.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
-    subprocess.run(psql, input=dumped, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS)
+    world.restore(dumped)
 
 
 # It refuses sessions
@@ -147,14 +134,14 @@ def test_a_database_that_is_being_restored_is_waited_for(private_world: World) -
     """The daemon meets it half full, and keeps out of the way until all of it is there."""
     daemon = private_world.daemon()
     private_world.wait_until_level()
-    dumped = dump(private_world)
+    dumped = private_world.dump()
     private_world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
     private_world.wait_until_level()
     half = dumped.index("COPY syncer.cursor")
     restrict = "".join(row for row in dumped.splitlines(keepends=True) if row.startswith("\\restrict"))
     restore(private_world, dumped[:half])
     wait_for_trouble(daemon, "no syncer schema")
-    execute(private_world, restrict + dumped[half:])
+    private_world.restore(restrict + dumped[half:])
     require_holds(private_world)
     require_quiet(daemon, lines=10)
     assert daemon.stop() == 0
@@ -297,7 +284,7 @@ def test_a_database_that_knows_of_no_document(empty_world: World, *, is_migrated
     fill(world)
     if is_migrated:
         world.migrate()
-    dump_before = dump(world)
+    dump_before = world.dump()
     world.migrate()
     world.apply()
     world.sql(MANY_NUMBERS)
@@ -470,7 +457,7 @@ def test_the_next_address_is_used(sandbox: Sandbox, endpoints: Endpoints, tmp_pa
                 ask(standby, "SELECT pg_promote(true, 120)")
                 world.sql("UPDATE users SET name = 'the primary is gone'")
                 require_holds(world)
-                assert world.syncer("verify").returncode == 0
+                world.prints("verify")
             assert daemon.stop() == 0
     dead = ",".join(f"http://127.0.0.1:{port}" for port in (1, 2, 3))
     for _ in range(10):  # each begins with a node by lot

@@ -268,8 +268,7 @@ def test_an_alias_that_cannot_move_stops_a_rebuild_before_the_load(world: World)
     filtered = {"nested": {"path": "comments", "query": {"match_all": {}}}}
     with world.elasticsearch() as client:
         client.indices.put_alias(index=index, name=alias, filter=filtered)
-        body = world.document_folder / "index.json"
-        body.write_text(body.read_text().replace('"type": "nested"', '"type": "object"'))
+        world.edit_file('"type": "nested"', '"type": "object"', file="index.json")
         refused = world.syncer("apply", "--yes")
         assert (refused.returncode, f"The alias {alias} cannot move" in refused.stderr) == (1, True), refused.stderr
         assert world.index_of() == index
@@ -366,8 +365,7 @@ def test_one_blocked_index_stops_no_command_for_others(world: World, block: dict
     with world.elasticsearch() as client:
         client.indices.put_settings(index=other, settings=block)
         try:
-            edit = world.document_folder / "select.sql"
-            edit.write_text(edit.read_text().replace("p.body,", "upper(p.body) AS body,"))
+            world.edit_file("p.body,", "upper(p.body) AS body,")
             planned = json.loads(world.syncer("plan", "--json").stdout)["documents"]
             applied, verified = world.syncer("apply", "--yes"), world.syncer("verify", "blogpost")
             counts = json.loads(world.syncer("status", "--json").stdout)
@@ -496,9 +494,7 @@ def test_what_only_a_new_index_cures_leads_to_one(world: World) -> None:
     world.backfill()
     (finding,) = look(world, "elasticsearch.settings")
     assert DERIVED[0] in finding.found
-    body = json.loads((world.document_folder / "index.json").read_text())
-    body["settings"][DERIVED[0]] = DERIVED[2]
-    (world.document_folder / "index.json").write_text(json.dumps(body))
+    world.edit_index(lambda body: body["settings"].update({DERIVED[0]: DERIVED[2]}))
     assert f'"{DERIVED[0]}": {json.dumps(DERIVED[2])}. Then run: syncer apply' in finding.fix
     applied = world.syncer("apply", "--yes")
     assert (applied.returncode, world.differences()) == (0, []), applied.stderr

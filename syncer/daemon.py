@@ -157,11 +157,7 @@ def _current(settings: Settings, name: str) -> Connection:
 
 
 class _Threads:
-    """The components of one daemon, each in a named thread.
-
-    Args:
-        stop: Requested when one of them fails.
-    """
+    """The components of one daemon, each in a named thread; if one of them fails, a stop is requested."""
 
     def __init__(self, stop: Stop) -> None:
         self.failures: list[BaseException] = []

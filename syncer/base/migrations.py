@@ -155,7 +155,9 @@ def postponed(connection: Connection) -> list[str]:
 
 
 def require_current(connection: Connection) -> None:
-    """Check that the schema is one that this program can use, and whole.
+    """Check that the schema is one that this program can use.
+
+    Nothing of it was dropped or altered, and the triggers could write every change.
 
     Raises:
         SourceError: The schema is missing, emptied or broken, or belongs to another version.
@@ -174,15 +176,6 @@ def require_current(connection: Connection) -> None:
             f"The syncer schema is older than this program: {', '.join(missing)} not applied",
             hint="Run: syncer migrate",
         )
-    require_whole(connection)
-
-
-def require_whole(connection: Connection) -> None:
-    """Check that nothing of the schema was dropped or altered, and that the triggers could write every change.
-
-    Raises:
-        SourceError: It is broken.
-    """
     shape = _shape(connection)
     [(missing, added)] = connection.execute(_DAMAGE, (shape,))
     if not missing and not added and not _has_rows(connection, "cluster_identity", default=True):

@@ -431,14 +431,10 @@ def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
 
 
 def copied(connection: Connection, query: sql.Composable) -> Generator[tuple[bytes | None, ...]]:
-    """Stream the rows of a query; its columns must be text or ``json``. The result is never whole in memory.
+    """Stream the rows of a query without parameters, whose columns must be text or ``json``; never whole in memory.
 
     Faster than a cursor: Postgres continues while the client is busy, and plans for the whole result instead of its
-    first rows.
-
-    Args:
-        connection: In use until the iterator is exhausted or closed.
-        query: A query without parameters.
+    first rows. The connection is in use until the iterator is exhausted or closed.
     """
     command = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(query)
     with connection.cursor() as cursor, cursor.copy(command) as copy:

@@ -33,13 +33,11 @@ def bare(empty_world: World) -> World:
 
 def drafted(world: World, name: str, *arguments: str) -> None:
     """`init` drafts a document, `plan` accepts it, and it is put active."""
-    ended = world.syncer("init", *arguments, "--name", name)
-    assert ended.returncode == 0, ended.stderr
+    world.prints("init", *arguments, "--name", name)
     folder = world.config / "documents" / name
     (folder / "document.yaml").write_text(f"index: {world.alias_of(name)}\n")
     world.documents = (name,)
-    planned = world.syncer("plan", "--json")
-    assert planned.returncode == 0, planned.stdout + planned.stderr
+    world.prints("plan", "--json")
     world.migrate()
     world.apply()
 

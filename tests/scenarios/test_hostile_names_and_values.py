@@ -66,8 +66,7 @@ def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
     execute("CREATE SCHEMA {schema}; CREATE TABLE {one} (id int, {columns}, PRIMARY KEY (id))")
     execute('CREATE TABLE {other} ("%s" int REFERENCES {one}, no int, """" text, PRIMARY KEY ("%s", no))')
     table, with_ = one.as_string(), other.as_string()
-    drafted = world.syncer("init", "--table", table, "--with", with_, "--name", "posts")
-    assert drafted.returncode == 0, drafted.stderr
+    world.prints("init", "--table", table, "--with", with_, "--name", "posts")
     (world.config / "documents" / "posts" / "document.yaml").write_text(f"index: {world.alias_of('posts')}\n")
     world.documents = ("posts",)
     world.migrate()
@@ -160,8 +159,7 @@ def test_names_that_syncer_uses_itself(empty_world: World) -> None:
         world.define(table, select, {"enabled": False})
     world.migrate()
     world.sql("INSERT INTO fields VALUES (1, 'one'); INSERT INTO d VALUES (1, 'two')")
-    planned = world.syncer("plan")
-    assert planned.returncode == 0, planned.stdout + planned.stderr
+    world.prints("plan")
     world.apply()
     with world.index() as index, world.relay() as relay, world.worker(index) as worker:
         world.sql(
@@ -170,8 +168,7 @@ def test_names_that_syncer_uses_itself(empty_world: World) -> None:
         world.drain(relay, worker)
         for table in world.documents:
             assert world.held(table) == world.expected(table)
-            verified = world.syncer("verify", table, "--json")
-            assert verified.returncode == 0, verified.stdout
+            world.prints("verify", table, "--json")
 
 
 def test_a_database_that_is_not_in_utf8_is_refused(empty_world: World) -> None:

@@ -67,6 +67,8 @@ WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND t.typname = ANY ($2)
 _FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
 _EQUAL = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+)\)*(?:::[^=<>]*)? = |= \(*(?:{0})\.("[^"]+"|\w+)'
 """A column of a table by its alias, as a side of an equality; perhaps cast."""
+_CONTAINS = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+) @> ARRAY\['
+"""The same of an array that contains an element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +217,8 @@ def _lacking(
         [(relation, is_partitioned, pages)] = connection.execute(_TABLE, (node["Schema"], node["Relation Name"]))
         # A condition above the partitions names their table.
         aliases = {node["Alias"], node["Alias"].rpartition("_")[0] if is_partitioned else node["Alias"]}
-        equal = re.compile(_EQUAL.format("|".join(map(re.escape, aliases))))
+        names = "|".join(map(re.escape, aliases))
+        equal = re.compile(_EQUAL.format(names))
         sides = {condition: equal.findall(condition) for condition in conditions if equal.search(condition)}
         columns = list(dict.fromkeys(column for pairs in sides.values() for pair in pairs for column in pair if column))
         condition = " AND ".join(sides)
@@ -230,7 +233,9 @@ def _lacking(
             if indexed != expression:
                 condition = "_id, once select.sql makes it so: Postgres cannot index the text of an instant or a date"
         how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
-        if columns:
+        if contained := re.findall(_CONTAINS.format(names), " ".join(conditions)):
+            yield f"CREATE INDEX {how}ON {relation} USING gin ({contained[0]});", f"elements of {contained[0]}"
+        elif columns:
             yield f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});", condition
 
 

@@ -69,8 +69,8 @@ FROM unnest($1::text[]) AS asked (relation) JOIN pg_index AS i ON i.indrelid = a
 WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
 """
 # A non-deterministic collation treats different texts as equal, so its columns get no type name. A changed row has no
-# value for a virtual generated column. As JSON, it also loses an array's lower bound and details of composite values.
-# The values of a domain are those of its base type.
+# value for a virtual generated column. As JSON, it also loses details of composite values. The values of a domain are
+# those of its base type. An array is told by its last two characters.
 _TYPES = """
 WITH RECURSIVE type (relation, name, oid, collated) AS (
     SELECT asked.relation, attname, atttypid, attcollation
@@ -80,9 +80,11 @@ WITH RECURSIVE type (relation, name, oid, collated) AS (
     SELECT y.relation, y.name, t.typbasetype, y.collated
     FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'
 )
-SELECT y.relation, y.name::text, CASE WHEN c.collisdeterministic IS FALSE THEN '' WHEN t.typtype = 'e' THEN 'enum'
-                          ELSE format_type(y.oid, -1) END
-FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd' AND t.typcategory NOT IN ('A', 'C')
+SELECT y.relation, y.name::text,
+       CASE WHEN c.collisdeterministic IS FALSE THEN CASE t.typcategory WHEN 'A' THEN '[]' ELSE '' END
+            WHEN t.typtype = 'e' THEN 'enum' ELSE format_type(y.oid, -1) END
+FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd' AND t.typcategory <> 'C'
+                                AND (t.typcategory <> 'A' OR format_type(y.oid, -1) LIKE '%[]')
 LEFT JOIN pg_collation AS c ON c.oid = y.collated
 """
 

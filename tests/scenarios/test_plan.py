@@ -290,6 +290,25 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
     require_helpful(blog, "pair", made.statement)
 
 
+def test_a_missing_index_on_the_elements_of_an_array_is_named(blog: World) -> None:
+    """A GIN index finds the rows whose array has an element; the statement can be run, and helps."""
+    blog.sql(
+        """CREATE TABLE tags (id int PRIMARY KEY, name text);
+        CREATE TABLE sheets (id int PRIMARY KEY, tag_ids int[], note text);
+        INSERT INTO tags SELECT i, 't' || i FROM generate_series(1, 6000) AS i;
+        INSERT INTO sheets SELECT i, ARRAY[i], repeat('x', 500) FROM generate_series(1, 6000) AS i;
+        ANALYZE tags, sheets"""
+    )
+    blog.define(
+        "sheet",
+        """SELECT s.id AS _id, (SELECT jsonb_agg(t.name ORDER BY t.id) FROM tags AS t
+        WHERE t.id = ANY (s.tag_ids)) AS tags FROM sheets AS s""",
+    )
+    (missing,) = look(blog, "sheet").missing_indexes
+    assert missing.statement == "CREATE INDEX CONCURRENTLY ON public.sheets USING gin (tag_ids);"
+    require_helpful(blog, "sheet", missing.statement)
+
+
 @pytest.mark.parametrize(
     ("type_", "text"),
     [

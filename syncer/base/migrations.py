@@ -222,17 +222,13 @@ def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float 
         NotReadyError: The restore is not complete.
     """
     connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
-    try:
-        if value(connection, _IS_WHOLE):
-            return connection
-    except BaseException:
-        connection.close()
-        raise
-    connection.close()
-    raise NotReadyError(
-        "The database has no syncer schema, or not all of it: it is waited for",
-        hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
-    )
+    with postgres.closed_on_error(connection):
+        if not value(connection, _IS_WHOLE):
+            raise NotReadyError(
+                "The database has no syncer schema, or not all of it: it is waited for",
+                hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
+            )
+    return connection
 
 
 def applied(connection: Connection) -> dict[str, str]:

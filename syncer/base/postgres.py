@@ -140,7 +140,7 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
             shares its sessions among clients.
     """
     connection = _opened(settings, name)
-    try:
+    with closed_on_error(connection):
         version = connection.info.server_version
         encoding = connection.info.parameter_status("server_encoding")
         require_supported(version, encoding, database=connection.info.dbname)
@@ -151,14 +151,21 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
         if connection.execute(_BEGIN_SESSION, (Jsonb(session), connection.info.backend_pid)).rowcount == 0:
             # Behind a pooler, the process is another than libpq was told.
             connection.execute(_BEGIN_SESSION, (Jsonb(session), _own_process(connection, settings)))
-    except BaseException:
-        connection.close()
-        raise
     answered("postgres")
     connection.adapters.register_loader("json", _BytesLoader)
     for type_ in ("text", "varchar", "bpchar", "name", '"char"'):
         connection.adapters.register_loader(type_, _AnyTextLoader)
     return connection
+
+
+@contextmanager
+def closed_on_error(connection: Connection) -> Iterator[None]:
+    """Close a connection if the block fails, which decides whether it may be used."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _opened(settings: PostgresSettings, name: str) -> Connection:

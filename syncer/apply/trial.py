@@ -172,8 +172,8 @@ def _require_tried(document: Document, rejections: list[Rejection]) -> None:
 def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str]]:
     """Return the sample, and why the SELECT fails on other documents, by id.
 
-    The first request is for one document, and each for eight times as many as the one before, or as many as fit if they
-    are like those before. After a failure it begins with one document again, to find the one at fault.
+    The first request is for one document, and each for 16 times as many as the one before, if they fit when they are
+    like those. After a failure it begins with one document again, to find the one at fault.
     """
     with closing(Tries(connection, seconds=SECONDS_MAX)) as tries:
         ids = queries.sampled_ids(tries, document.dependencies.canonical_select)
@@ -188,7 +188,7 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
                     total = sum(len(row.source) for row in sample.values())
                     if total >= BYTES_MAX:
                         break
-                    ids, size = ids[size:], min(size * 8, 1 + (BYTES_MAX - total) * len(sample) // max(total, 1))
+                    ids, size = ids[size:], min(size * 16, 1 + (BYTES_MAX - total) * len(sample) // max(total, 1))
             break
         except DocumentError as error:
             message = _message(error)

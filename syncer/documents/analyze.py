@@ -74,10 +74,9 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         )
     relations, id_type = {read.name: read.relation for read in probed.reads}, probed.columns["_id"]
     affects = _affects(connection, definition, relations.values())
-    unique_keys = routes.unique_keys(connection, *relations.values())
-    column_types = routes.column_types(connection, *relations.values())
-    keys = {name: unique_keys[relation] for name, relation in relations.items()}
-    types = {name: column_types[relation] for name, relation in relations.items()}
+    keys_of, types_of = routes.keys_and_types(connection, relations.values())
+    keys = {name: keys_of[relation] for name, relation in relations.items()}
+    types = {name: types_of[relation] for name, relation in relations.items()}
     graph = read_graph(probed.tree, types, probed.views, probed.equalities) if probed.tree else Graph()
     root = root_key = None
     if len(graph.ids) == 1 and isinstance(id_ := graph.ids[0], exp.Column):

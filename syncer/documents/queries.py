@@ -27,7 +27,7 @@ from syncer.base.model import Place, is_utf8
 from syncer.base.postgres import Connection, copied, value
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import Tries, reading
-from syncer.lineage.routes import unique_keys
+from syncer.lineage.routes import keys_and_types
 
 _DOCUMENTS = """
 SELECT d._id::text, '{{' || array_to_string(ARRAY[{fields}]::text[], ',') || '}}', {routing} FROM
@@ -149,7 +149,7 @@ def twice(
 ) -> ComposeError:
     """Return the error for a SELECT whose ids are not unique, such as these."""
     root, key = document.dependencies.root, document.dependencies.root_key
-    if root and key and frozenset({key}) not in unique_keys(connection, root)[root]:
+    if root and key and frozenset({key}) not in keys_and_types(connection, [root])[0][root]:
         return ComposeError(
             f"The SELECT of {document.name} returns {which} more than once: {root}.{key} is no longer unique",
             hint="Its primary key or unique index is gone. Remove the rows that are there twice, and add it again, as\n"

@@ -63,7 +63,7 @@ GROUP BY y.position
 """
 
 _UNIQUE_KEYS = """
-SELECT asked.relation, array(SELECT a.attname::text FROM pg_attribute AS a
+SELECT asked.relation, NULL, NULL, array(SELECT a.attname::text FROM pg_attribute AS a
              WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1]))
 FROM unnest($1::text[]) AS asked (relation) JOIN pg_index AS i ON i.indrelid = asked.relation::regclass
 WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
@@ -82,11 +82,12 @@ WITH RECURSIVE type (relation, name, oid, collated) AS (
 )
 SELECT y.relation, y.name::text,
        CASE WHEN c.collisdeterministic IS FALSE THEN CASE t.typcategory WHEN 'A' THEN '[]' ELSE '' END
-            WHEN t.typtype = 'e' THEN 'enum' ELSE format_type(y.oid, -1) END
+            WHEN t.typtype = 'e' THEN 'enum' ELSE format_type(y.oid, -1) END, NULL
 FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd' AND t.typcategory <> 'C'
                                 AND (t.typcategory <> 'A' OR format_type(y.oid, -1) LIKE '%[]')
 LEFT JOIN pg_collation AS c ON c.oid = y.collated
 """
+_KEYS_AND_TYPES = f"({_UNIQUE_KEYS}) UNION ALL ({_TYPES})"
 
 
 def changed_rows(connection: Connection, *tables: tuple[str, Collection[str]]) -> list[str]:
@@ -191,17 +192,19 @@ def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
     return path.id, path.hops
 
 
-def unique_keys(connection: Connection, *relations: str) -> dict[str, frozenset[frozenset[str]]]:
-    """Return the sets of columns that are unique, by table."""
-    keys: dict[str, set[frozenset[str]]] = {relation: set() for relation in relations}
-    for relation, columns in connection.execute(_UNIQUE_KEYS, (list(relations),)):
-        keys[relation].add(frozenset(columns))
-    return {relation: frozenset(sets) for relation, sets in keys.items()}
+Keys = dict[str, set[frozenset[str]]]
+"""The sets of columns that are unique, by table."""
+Types = dict[str, dict[str, str]]
+"""The types of the columns that can lead to documents, by table; ``enum`` stands for every enum."""
 
 
-def column_types(connection: Connection, *relations: str) -> dict[str, dict[str, str]]:
-    """Return the types of the columns that can lead to documents, by table; ``enum`` stands for every enum."""
-    types: dict[str, dict[str, str]] = {relation: {} for relation in relations}
-    for relation, name, type_ in connection.execute(_TYPES, (list(relations),)):
-        types[relation][name] = type_
-    return types
+def keys_and_types(connection: Connection, relations: Collection[str]) -> tuple[Keys, Types]:
+    """Return what the catalogue says of these tables."""
+    keys: Keys = {relation: set() for relation in relations}
+    types: Types = {relation: {} for relation in relations}
+    for relation, name, type_, key in connection.execute(_KEYS_AND_TYPES, (list(relations),)):
+        if key is None:
+            types[relation][name] = type_
+        else:
+            keys[relation].add(frozenset(key))
+    return keys, types

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from syncer.monitoring.doctor import CHECKS
+from tests.faults.harness import following
 from tests.support.world import BLOG_SCHEMA, NOT_PARSED, REPOSITORY, World, wait_until
 
 BLOG = """
@@ -74,8 +75,8 @@ def test_the_first_hour(empty_world: World) -> None:
 def drifted(world: World) -> World:
     """A world whose index was edited by hand: post 2 lost, 4 changed for good, and one put in."""
     world.sql(BLOG)
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
-        world.drain(relay, worker)
+    with following(world) as follower:
+        follower.drain()
     with world.elasticsearch() as client:
         changed = {**world.expected()["4"], "title": "edited by hand"}
         client.delete(index=world.alias, id="2")

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from tests.faults import harness
 from tests.support.in_process import following
 from tests.support.world import NOT_PARSED, World, wait_until
 
@@ -71,15 +72,15 @@ def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
     world.documents = ("posts",)
     world.migrate()
     world.apply()
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+    with harness.following(world) as follower:
         execute("INSERT INTO {one} (id, {names}) SELECT n, {values} FROM generate_series(1, 3) AS n")
         execute("INSERT INTO {other} SELECT 1, n, '%s' FROM generate_series(1, 2) AS n")
-        world.drain(relay, worker)
+        follower.drain()
         assert len(world.held("posts")) == 3
         execute("""UPDATE {one} SET "per%cent" = 'x' WHERE id = 2; DELETE FROM {other} WHERE no = 1""")
-        world.drain(relay, worker)
+        follower.drain()
         execute("TRUNCATE {one} CASCADE")
-        world.drain(relay, worker)
+        follower.drain()
     assert world.held("posts") == {}
 
 
@@ -89,17 +90,16 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
     tables = "CREATE TABLE notes (id text PRIMARY KEY, body text, data jsonb)"
     fields = {"data": {"enabled": False, "type": "object"}}
     follow_only(world, tables, "SELECT n.id AS _id, n.body, n.data FROM notes AS n\n", fields)
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+    with harness.following(world) as follower:
         for number, id_ in enumerate(IDS):
             body = PAYLOADS[number % len(PAYLOADS)]
             world.sql("INSERT INTO notes VALUES (%s, %s, %s)", id_, body, json.dumps({body: [body]}))
-        world.drain(relay, worker)
+        follower.drain()
         assert world.held("note").keys() == set(IDS)
         for id_ in ("a/b", "a\nb", "%s", "'; DROP TABLE users; --"):
-            explained = world.syncer("explain", "note", id_, "--json")
-            assert json.loads(explained.stdout)["is_equal"], explained.stderr
+            world.prints("explain", "note", id_, "--json")
         world.sql("DELETE FROM notes WHERE length(id) < 400")
-        world.drain(relay, worker)
+        follower.drain()
     assert len(world.held("note")) == 1
 
 
@@ -161,11 +161,11 @@ def test_names_that_syncer_uses_itself(empty_world: World) -> None:
     world.sql("INSERT INTO fields VALUES (1, 'one'); INSERT INTO d VALUES (1, 'two')")
     world.prints("plan")
     world.apply()
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+    with harness.following(world) as follower:
         world.sql(
             "UPDATE fields SET label = 'changed'; DELETE FROM of_texts WHERE id = 3; UPDATE of_pairs SET parent = 2"
         )
-        world.drain(relay, worker)
+        follower.drain()
         for table in world.documents:
             assert world.held(table) == world.expected(table)
             world.prints("verify", table, "--json")

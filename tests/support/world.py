@@ -654,19 +654,6 @@ class World:
             f"\n--- {daemon.log_file.name}\n{daemon.log_file.read_text()[-3000:]}" for daemon in self.daemons
         )
 
-    def drain(self, relay: Relay, worker: Worker) -> None:
-        """Run relay, worker and job worker until every document equals its SELECT and every record is handled."""
-
-        def turn() -> bool:
-            if self.uses_kafka:
-                relay.run_once()
-            worker.run_once()
-            job_worker.run_once()
-            return not self.differences() and self.is_handled()
-
-        with self.index() as index, self.job_worker(index) as job_worker:
-            wait_until(turn, what="every document equals its SELECT, and every record is handled")
-
     def is_handled(self) -> bool:
         """Whether every change that was read from the outbox is handled."""
         with self.connect() as connection:

@@ -193,11 +193,7 @@ def _cast(connection: Connection, casts: sql.Composed, ids: list[str]) -> list[s
 def next_range(connection: Connection, document: Document, after: str | None, *, rows: int) -> IdRange:
     """Return the range of the next so many rows after an id; None stands for the beginning.
 
-    Args:
-        connection: To Postgres. Within a snapshot, the range has these rows in it.
-        document: The definition.
-        after: The last id of the range before.
-        rows: How many rows of the root table the range has at most.
+    Within a snapshot, the range has at most so many rows of the root table in it.
     """
     dependencies = document.dependencies
     if after is None and not (
@@ -278,14 +274,8 @@ def in_range(
 ) -> Generator[dict[str, Row]]:
     """Yield the documents of a range of ids in the caller's snapshot, by id, in chunks, in no order.
 
-    The result is never whole in memory.
-
-    Args:
-        connection: In use until the iterator is exhausted or closed.
-        document: The definition.
-        span: The range.
-        page: The maximum number of documents in a chunk.
-        bytes_max: A chunk also ends when it reaches this size.
+    The result is never whole in memory: a chunk has at most ``page`` documents, and ends when it reaches ``bytes_max``.
+    The connection is in use until the iterator is exhausted or closed.
 
     Raises:
         ComposeError: The SELECT returns an id more than once.

@@ -206,7 +206,6 @@ class Probe:
         tree: The same, parsed; None if it, or a view that it reads, cannot be parsed at the place ``unread``.
         columns: Its columns in order, with their types, without type modifiers; the base type of a domain, whose checks
             would run as the role that casts.
-        reads: What it reads, by table.
         views: The canonical query of each view that it reads, parsed; ``view_names`` are quoted where SQL needs it.
         equalities: Operators ``=`` outside pg_catalog from which edges follow, as SQL names them, by the parser's name.
         functions: The user-defined functions that it calls, also from functions, with their argument types.

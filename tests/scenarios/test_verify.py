@@ -18,6 +18,7 @@ from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
 from syncer.verify.diff import Cause, DriftKind
 from syncer.verify.explain import InIndex, State, explain
+from tests.faults.harness import following
 from tests.support.routing import document, verified
 from tests.support.world import NOT_PARSED, World
 
@@ -329,10 +330,11 @@ def test_a_change_is_followed_from_the_outbox_to_the_index(blog: World) -> None:
     assert (state.state, state.says) == (State.BUSY, "Different; earlier changes are not handled.")
     assert [difference.path for difference in state.differences] == ["user.name"]
     assert explained(blog, "4").state is State.EQUAL
-    with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
+    with blog.relay() as relay:
         relay.run_once()
         assert explained(blog, seconds=0).state is State.BUSY
-        blog.handle(worker)
+    with following(blog) as follower:
+        follower.handle()
     assert explained(blog).state is State.EQUAL
     assert blog.prints("explain", "blogpost", "2").startswith("Equal to its SELECT.\n")
 

@@ -658,12 +658,3 @@ class World:
         """Whether every change that was read from the outbox is handled."""
         with self.connect() as connection:
             return progress.handled(connection) == progress.newest(connection)
-
-    def handle(self, worker: Worker) -> None:
-        """Turn a worker until every record is handled: a document may be equal to its SELECT before its last one is."""
-
-        def turn() -> bool:
-            worker.run_once()
-            return self.is_handled()
-
-        wait_until(turn, what="every record is handled")

@@ -98,12 +98,12 @@ def _connect(settings: Settings, name: str) -> Connection:
     """
     connection = migrations.connected(settings.postgres, name=name, idle_seconds_max=IDLE_SECONDS)
     expected = settings.kafka.installation
-    if expected and registry.installation(connection) != expected:
-        connection.close()
-        raise SourceError(
-            "The database at postgres.dsn is another one than when this daemon started",
-            hint="Start the daemon again. If `syncer migrate` was run anew, run `syncer apply` first.",
-        )
+    with postgres.closed_on_error(connection):
+        if expected and registry.installation(connection) != expected:
+            raise SourceError(
+                "The database at postgres.dsn is another one than when this daemon started",
+                hint="Start the daemon again. If `syncer migrate` was run anew, run `syncer apply` first.",
+            )
     return connection
 
 
@@ -152,16 +152,13 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
 def _current(settings: Settings, name: str) -> Connection:
     """A connection to a schema of this version, for what runs before the servers have answered."""
     connection = migrations.connected(settings.postgres, name=name)
-    migrations.require_current(connection)
+    with postgres.closed_on_error(connection):
+        migrations.require_current(connection)
     return connection
 
 
 class _Threads:
-    """The components of one daemon, each in a named thread.
-
-    Args:
-        stop: Requested when one of them fails.
-    """
+    """The components of one daemon, each in a named thread; if one of them fails, a stop is requested."""
 
     def __init__(self, stop: Stop) -> None:
         self.failures: list[BaseException] = []

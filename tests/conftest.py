@@ -8,7 +8,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from elasticsearch import Elasticsearch
 
+from syncer.elasticsearch.client import open_client
 from syncer.sandbox import Endpoints, Sandbox
 from tests.support.world import World, made, sandbox_in, sandbox_of_its_own
 
@@ -60,6 +62,13 @@ def sandbox() -> Iterator[Sandbox]:
 def endpoints(sandbox: Sandbox) -> Endpoints:
     """Where the three servers answer."""
     return sandbox.start()
+
+
+@pytest.fixture
+def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
+    """A plain client."""
+    with open_client(endpoints.elasticsearch_url, request_timeout=60) as client:
+        yield client
 
 
 @pytest.fixture

@@ -25,12 +25,13 @@ from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection, bounded, value
 from syncer.documents import queries
 from syncer.documents.registry import Document, TableUse
+from syncer.documents.snapshot import Tries
 from syncer.drafts.rules import KEY_TEXTS
 
 SAMPLE_ROWS = 20
 """How many rows of a table are tried."""
 SECONDS_MAX = 2.0
-"""How long one query may run; after that, no other row is tried."""
+"""How long one query may run, and `Tries` share a snapshot; after that, no other row is tried."""
 _FEW_PAGES = 200
 """A query that reads fewer needs no index, nor does a smaller table."""
 _APART_PAGES_MAX = 1_000_000
@@ -66,6 +67,8 @@ WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND t.typname = ANY ($2)
 _FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
 _EQUAL = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+)\)*(?:::[^=<>]*)? = |= \(*(?:{0})\.("[^"]+"|\w+)'
 """A column of a table by its alias, as a side of an equality; perhaps cast."""
+_CONTAINS = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+) @> ARRAY\['
+"""The same of an array that contains an element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,36 +115,32 @@ def rows(connection: Connection, relation: str, columns: Collection[str]) -> lis
     return [row for row in connection.execute(statement) if is_utf8(row[0])]
 
 
-def of_changes(
-    connection: Connection, document: str, use: TableUse
-) -> Iterator[tuple[str, Cost | None, list[MissingIndex]]]:
+def of_changes(tries: Tries, document: str, use: TableUse) -> Iterator[tuple[str, Cost | None, list[MissingIndex]]]:
     """Try the queries from changed rows of a table to a document on rows that it has; `measure` each."""
-    tries = rows(connection, use.relation, use.routing) if use.affected else []
+    images = rows(tries.connection, use.relation, use.routing) if use.affected else []
     for query in use.affected:
         distinct = f"SELECT DISTINCT * FROM ({query}) AS touched"
-        most = _leading_most(connection, distinct, tries)
-        yield query, *measure(connection, sql.SQL(distinct), most, document=document, change_of=use.relation)
+        most = _leading_most(tries, distinct, images)
+        yield query, *measure(tries, sql.SQL(distinct), most, document=document, change_of=use.relation)
 
 
-def _leading_most(
-    connection: Connection, query: str, tries: Sequence[tuple[object, ...]]
-) -> Sequence[tuple[object, ...]]:
+def _leading_most(tries: Tries, query: str, images: Sequence[tuple[object, ...]]) -> Sequence[tuple[object, ...]]:
     """Return the one of these changed rows that a query leads to the most documents from; all if that fails."""
     comparison = sql.SQL(_MOST).format(query=sql.SQL(query.replace("$1::jsonb", "tried.image")))
     try:
-        with bounded(connection, seconds=SECONDS_MAX):
-            most = connection.execute(comparison, ([image for (image,) in tries],)).fetchone()
+        with tries.bounded():
+            most = tries.connection.execute(comparison, ([image for (image,) in images],)).fetchone()
     except psycopg.Error as error:
         if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
             raise
-        return tries
-    return [tries[most[0] - 1]] if most else tries
+        return images
+    return [images[most[0] - 1]] if most else images
 
 
 def measure(
-    connection: Connection,
+    tries: Tries,
     query: sql.Composable,
-    tries: Sequence[tuple[object, ...]],
+    samples: Sequence[tuple[object, ...]],
     *,
     document: str,
     change_of: str = "",
@@ -149,11 +148,11 @@ def measure(
     """Return what a query costs, and the indexes that it lacks if it is slow; None if there is nothing to try."""
     costs: list[Cost] = []
     began = clock()
-    parameters = tries[0] if tries else ()
+    parameters = samples[0] if samples else ()
     try:
-        with bounded(connection, seconds=SECONDS_MAX):
-            for parameters in tries:
-                root = (plan := _explain(connection, query, parameters, ", ANALYZE, TIMING OFF, BUFFERS"))["Plan"]
+        with tries.bounded():
+            for parameters in samples:
+                root = (plan := _explain(tries.connection, query, parameters, ", ANALYZE, TIMING OFF, BUFFERS"))["Plan"]
                 documents, pages = int(root["Actual Rows"]), root["Shared Hit Blocks"] + root["Shared Read Blocks"]
                 is_slow = pages >= max(_FEW_PAGES, documents * _PAGES_PER_DOCUMENT)
                 costs.append(Cost(documents=documents, seconds=plan["Execution Time"] / 1000, is_slow=is_slow))
@@ -162,7 +161,7 @@ def measure(
     except psycopg.Error as error:
         if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
             raise
-        expected = int(_explain(connection, query, parameters)["Plan"]["Plan Rows"])
+        expected = int(_explain(tries.connection, query, parameters)["Plan"]["Plan Rows"])
         failure = str(error.diag.message_primary) if is_of_data(error) else ""
         costs = [Cost(documents=expected, seconds=None, is_slow=not failure, failure=failure)]
     cost = max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)
@@ -171,11 +170,12 @@ def measure(
     missing = partial(
         MissingIndex, document=document, change_of=change_of, documents=cost.documents, seconds=cost.seconds
     )
-    lacking = _lacking(connection, query, tries[0])
+    tries.close()
+    lacking = _lacking(tries.connection, query, samples[0])
     return cost, [missing(statement=statement, condition=condition) for statement, condition in lacking]
 
 
-def apart_max(connection: Connection, document: Document, id_: str) -> int | None:
+def apart_max(tries: Tries, document: Document, id_: str) -> int | None:
     """Try up to how many documents are built with fewer pages if each is looked up by itself; None if that fails.
 
     That is so where Postgres computes a subquery or view for all documents before it joins it to some.
@@ -184,8 +184,8 @@ def apart_max(connection: Connection, document: Document, id_: str) -> int | Non
     for apart in (0, 1):
         query = queries.query_of(queries.BUILD, replace(document, apart_max=apart), documents=1)
         try:
-            with bounded(connection, seconds=SECONDS_MAX):
-                plan = _explain(connection, query, ([id_],), ", ANALYZE, TIMING OFF, BUFFERS")["Plan"]
+            with tries.bounded():
+                plan = _explain(tries.connection, query, ([id_],), ", ANALYZE, TIMING OFF, BUFFERS")["Plan"]
         except psycopg.Error as error:
             if is_of_data(error):
                 return None
@@ -217,7 +217,8 @@ def _lacking(
         [(relation, is_partitioned, pages)] = connection.execute(_TABLE, (node["Schema"], node["Relation Name"]))
         # A condition above the partitions names their table.
         aliases = {node["Alias"], node["Alias"].rpartition("_")[0] if is_partitioned else node["Alias"]}
-        equal = re.compile(_EQUAL.format("|".join(map(re.escape, aliases))))
+        names = "|".join(map(re.escape, aliases))
+        equal = re.compile(_EQUAL.format(names))
         sides = {condition: equal.findall(condition) for condition in conditions if equal.search(condition)}
         columns = list(dict.fromkeys(column for pairs in sides.values() for pair in pairs for column in pair if column))
         condition = " AND ".join(sides)
@@ -232,7 +233,9 @@ def _lacking(
             if indexed != expression:
                 condition = "_id, once select.sql makes it so: Postgres cannot index the text of an instant or a date"
         how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
-        if columns:
+        if contained := re.findall(_CONTAINS.format(names), " ".join(conditions)):
+            yield f"CREATE INDEX {how}ON {relation} USING gin ({contained[0]});", f"elements of {contained[0]}"
+        elif columns:
             yield f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});", condition
 
 

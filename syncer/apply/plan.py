@@ -179,13 +179,14 @@ def assemble(
         *(document for document in active.building.values() if document not in (*abandoned, *removed)),
     ]
     needed = {capture.relation: capture for capture in captures(connection, documents)}
+    outdated = install.outdated(connection, needed.values())
     return Plan(
         active=active,
         steps=steps,
         captures=tuple(
             capture
             for relation, capture in needed.items()
-            if relation not in active.captured or relation in active.lost or not install.is_current(connection, capture)
+            if relation not in active.captured or relation in active.lost or relation in outdated
         ),
         released=tuple(sorted(active.captured.keys() - needed.keys())),
         forgotten=tuple(forgotten),
@@ -201,14 +202,15 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
         for relation, use in document.dependencies.tables.items():
             # Rule: every-table-is-captured.
             uses_of_table.setdefault(relation, []).append(use)
-    for relation, uses in sorted(uses_of_table.items()):
-        if install.exists(connection, relation):  # else only suspended documents, or some to be withdrawn, read it
-            yield Capture(
-                relation=relation,
-                routing=frozenset().union(*(use.routing for use in uses)),
-                watched=frozenset(lead.watched for use in uses for lead in use.leads)
-                | {use.places for use in uses if use.places},
-            )
+    # Of the others, only suspended documents, or some to be withdrawn, are made.
+    for relation in install.existing(connection, uses_of_table):
+        uses = uses_of_table[relation]
+        yield Capture(
+            relation=relation,
+            routing=frozenset().union(*(use.routing for use in uses)),
+            watched=frozenset(lead.watched for use in uses for lead in use.leads)
+            | {use.places for use in uses if use.places},
+        )
 
 
 def step(

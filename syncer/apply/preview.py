@@ -6,7 +6,7 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from syncer.base.postgres import Connection
 from syncer.documents import definition, queries
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Document, TableUse
+from syncer.documents.snapshot import Tries
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 
@@ -225,10 +226,11 @@ class _Previewed:
         apart_max = None
         with suppress(*_REFUSALS):
             select = step.document.dependencies.canonical_select
-            # Of the smallest ids, a merge of two sorted sides would read the least.
-            id_ = queries.greatest_id(self.connection, select, seconds=cost.SECONDS_MAX)
-            if id_ is not None and is_utf8(id_):
-                apart_max = cost.apart_max(self.connection, step.document, id_)
+            with closing(Tries(self.connection, seconds=cost.SECONDS_MAX)) as tries:
+                # Of the smallest ids, a merge of two sorted sides would read the least.
+                id_ = queries.greatest_id(tries, select)
+                if id_ is not None and is_utf8(id_):
+                    apart_max = cost.apart_max(tries, step.document, id_)
         document = step.document if apart_max is None else replace(step.document, apart_max=apart_max)
         return replace(step, document=document)
 
@@ -240,11 +242,12 @@ class _Previewed:
             with self.refusals(document.name):
                 tried = trial.attempt(self.connection, self.index, self.indices, step)
                 problems += tried.problems
-                samples = [([id_],) for id_ in list(tried.sample)[:_BUILDS]]
+            tries = Tries(self.connection, seconds=cost.SECONDS_MAX)
+            with self.refusals(document.name), closing(tries):
+                samples = [([id_],) for id_ in list(tried.sample)[:_BUILDS]] if tried else []
                 build = queries.query_of(queries.BUILD, document, documents=1)
-                self.missing += cost.measure(self.connection, build, samples, document=document.name)[1]
-            with self.refusals(document.name):
-                tables = [self._table(document, use) for _, use in sorted(document.dependencies.tables.items())]
+                self.missing += cost.measure(tries, build, samples, document=document.name)[1]
+                tables = [self._table(tries, document, use) for _, use in sorted(document.dependencies.tables.items())]
         for table in tables:
             for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
                 message = (
@@ -267,10 +270,10 @@ class _Previewed:
             problems=tuple(sorted(problems, key=lambda problem: list(PlanSeverity).index(problem.severity))),
         )
 
-    def _table(self, document: Document, use: TableUse) -> TablePreview:
+    def _table(self, tries: Tries, document: Document, use: TableUse) -> TablePreview:
         """Try the queries from changed rows of a table on rows that it has."""
         affects = []
-        for query, measured, missing in cost.of_changes(self.connection, document.name, use):
+        for query, measured, missing in cost.of_changes(tries, document.name, use):
             self.missing += missing
             affects.append(AffectsQuery(query=query, cost=measured))
         return TablePreview(

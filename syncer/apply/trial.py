@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import islice
 
 from psycopg import errors as pg
+from psycopg.types.json import Jsonb
 
 from syncer.apply.plan import NEEDS_INDEX, Step
 from syncer.base.error_policy import ITEM_FAILED, Action, decide_item, is_of_data
@@ -24,11 +25,11 @@ from syncer.base.errors import DocumentError, IndexingError
 from syncer.base.formatting import amount, shortened, shown_id, without_values
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition
-from syncer.base.postgres import SESSION, Connection, bounded
+from syncer.base.postgres import SESSION, Connection
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
-from syncer.documents.snapshot import reading
+from syncer.documents.snapshot import Tries, reading
 from syncer.elasticsearch.bulk import Index, Rejection
 from syncer.elasticsearch.indices import Indices
 from syncer.elasticsearch.reader import Copy
@@ -60,7 +61,7 @@ _SETTINGS = {
     ),
 }
 """The settings to try, with other values than syncer's, and what to write instead of what depends on them."""
-_SET = "SELECT pg_catalog.set_config($1, $2, true), pg_catalog.set_config($3, $4, true)"
+_SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.jsonb_each_text($1)"
 _INSTANT = re.compile(r"\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d){0,2}( BC)?")
 
 # Postgres calls them as the role that plans or casts, whatever the SELECT names. A superuser needs no such way.
@@ -124,8 +125,8 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     sample, failures = _build(connection, document)
     count = None
     try:
-        with suppress(pg.QueryCanceled), bounded(connection, seconds=_COUNT_SECONDS_MAX):
-            count = queries.count(connection, document)
+        with suppress(pg.QueryCanceled):
+            count = queries.count(connection, document, seconds=_COUNT_SECONDS_MAX)
     except DocumentError as error:
         if (message := _message(error)) not in failures.values():
             failures[""] = message
@@ -171,21 +172,23 @@ def _require_tried(document: Document, rejections: list[Rejection]) -> None:
 def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str]]:
     """Return the sample, and why the SELECT fails on other documents, by id.
 
-    The first request is for one document, and each for twice as many as the one before: the limit is exceeded by
-    little. After a failure it begins with one document again, to find the one at fault.
+    The first request is for one document, and each for 16 times as many as the one before, if they fit when they are
+    like those. After a failure it begins with one document again, to find the one at fault.
     """
-    ids = queries.sampled_ids(connection, document.dependencies.canonical_select, seconds=SECONDS_MAX)
+    with closing(Tries(connection, seconds=SECONDS_MAX)) as tries:
+        ids = queries.sampled_ids(tries, document.dependencies.canonical_select)
     size, began = 1, clock()
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
     while ids:
         try:
-            with suppress(pg.QueryCanceled), bounded(connection, seconds=SECONDS_MAX), reading(connection, document):
-                while ids and sum(len(row.source) for row in sample.values()) < BYTES_MAX:
-                    if clock() - began >= SECONDS_MAX:
-                        break
+            with suppress(pg.QueryCanceled), reading(connection, document, statement_seconds=SECONDS_MAX):
+                while ids and clock() - began < SECONDS_MAX:
                     sample |= queries.rows(connection, document, ids[:size])
-                    ids, size = ids[size:], size * 2
+                    total = sum(len(row.source) for row in sample.values())
+                    if total >= BYTES_MAX:
+                        break
+                    ids, size = ids[size:], min(size * 16, 1 + (BYTES_MAX - total) * len(sample) // max(total, 1))
             break
         except DocumentError as error:
             message = _message(error)
@@ -281,17 +284,26 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
 
 def _depending(connection: Connection, document: Document, ids: list[str]) -> Iterator[tuple[str, set[str]]]:
     """Yield the fields of these documents that differ with another value of a setting, in one snapshot."""
-    tries = [(setting, value) for setting, (values, _) in _SETTINGS.items() for value in values]
+    # Several at once to begin with: as a rule, nothing depends on any.
+    tries = [
+        {setting: values[turn] for setting, (values, _) in _SETTINGS.items() if turn < len(values)}
+        for turn in range(max(len(values) for values, _ in _SETTINGS.values()))
+    ]
     while tries:
         # Beside writers, two snapshots differ as well. If the SELECT fails under a setting, the rest has another one.
-        with suppress(DocumentError), bounded(connection, seconds=SECONDS_MAX), reading(connection, document):
-            pinned, last_tried = dict[tuple[str, str], str](), tries[0][0]
+        with suppress(DocumentError), reading(connection, document, statement_seconds=SECONDS_MAX):
+            pinned = _fields(queries.rows(connection, document, ids))
             while tries:
-                setting, value = tries.pop(0)
-                pinned = pinned or _fields(queries.rows(connection, document, ids))
-                connection.execute(_SET, (last_tried, SESSION[last_tried], setting, value))
-                built, last_tried = _fields(queries.rows(connection, document, ids)), setting
-                yield setting, {key[1] for key, content in pinned.items() if built.get(key, content) != content}
+                values, *later = tries
+                alone = [{setting: value} for setting, value in values.items()] if len(values) > 1 else []
+                tries = [*alone, *later]
+                connection.execute(_SET, (Jsonb({name: SESSION[name] for name in _SETTINGS} | values),))
+                built = _fields(queries.rows(connection, document, ids))
+                differing = {key[1] for key, content in pinned.items() if built.get(key, content) != content}
+                if not alone:
+                    yield next(iter(values)), differing
+                elif not differing:
+                    tries = later
 
 
 def _fields(rows: Mapping[str, Row]) -> dict[tuple[str, str], str]:

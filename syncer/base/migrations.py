@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 
 from psycopg import sql
@@ -126,12 +127,12 @@ def migrate(
             connection.execute("DROP SCHEMA syncer CASCADE")
         missing = _missing(recorded)
         if recorded and has_other_daemons(connection):
-            missing = dict(takewhile(lambda file: not _is_post(file[0]), missing.items()))
+            missing = dict(takewhile(lambda file: ".post." not in file[0], missing.items()))
         if missing:
             connection.execute(_CREATE)
         for name, content in missing.items():
             connection.execute(content)
-            connection.execute(_RECORD, (name, hashlib.sha256(content).hexdigest()))
+            connection.execute(_RECORD, (name, _checksum(content)))
         if missing:
             connection.execute(_RECORD_OBJECTS, (_shape(connection),))
         else:
@@ -154,7 +155,9 @@ def postponed(connection: Connection) -> list[str]:
 
 
 def require_current(connection: Connection) -> None:
-    """Check that the schema is one that this program can use, and whole.
+    """Check that the schema is one that this program can use.
+
+    Nothing of it was dropped or altered, and the triggers could write every change.
 
     Raises:
         SourceError: The schema is missing, emptied or broken, or belongs to another version.
@@ -168,20 +171,11 @@ def require_current(connection: Connection) -> None:
         )
     if not recorded:
         raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
-    if missing := [name for name in _missing(recorded) if not _is_post(name)]:
+    if missing := [name for name in _missing(recorded) if ".post." not in name]:
         raise SourceError(
             f"The syncer schema is older than this program: {', '.join(missing)} not applied",
             hint="Run: syncer migrate",
         )
-    require_whole(connection)
-
-
-def require_whole(connection: Connection) -> None:
-    """Check that nothing of the schema was dropped or altered, and that the triggers could write every change.
-
-    Raises:
-        SourceError: It is broken.
-    """
     shape = _shape(connection)
     [(missing, added)] = connection.execute(_DAMAGE, (shape,))
     for table in ("installation", "mark"):
@@ -229,17 +223,13 @@ def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float 
         NotReadyError: The restore is not complete.
     """
     connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
-    try:
-        if value(connection, _IS_WHOLE):
-            return connection
-    except BaseException:
-        connection.close()
-        raise
-    connection.close()
-    raise NotReadyError(
-        "The database has no syncer schema, or not all of it: it is waited for",
-        hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
-    )
+    with postgres.closed_on_error(connection):
+        if not value(connection, _IS_WHOLE):
+            raise NotReadyError(
+                "The database has no syncer schema, or not all of it: it is waited for",
+                hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
+            )
+    return connection
 
 
 def applied(connection: Connection) -> dict[str, str]:
@@ -264,21 +254,23 @@ def _missing(applied: Mapping[str, str]) -> dict[str, bytes]:
     Raises:
         SourceError: One was applied that this program has in another form, or does not have and cannot work beside.
     """
-    files = {file.stem: file.read_bytes() for file in sorted(base_settings.shipped("migrations").glob("*.sql"))}
-    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    relevant = {name: checksum for name, checksum in applied.items() if name in checksums or not _is_pre(name)}
+    checksums = {name: _checksum(content) for name, content in files().items()}
+    relevant = {name: checksum for name, checksum in applied.items() if name in checksums or ".pre." not in name}
     if foreign := [name for name, checksum in relevant.items() if checksums.get(name) != checksum]:
         raise SourceError(
             f"The database was migrated by another version of syncer: {', '.join(foreign)} is unknown here or differs",
             hint="Install the version of syncer that migrated it. If that was a development version, whose schema\n"
             f"cannot be upgraded, start over: syncer migrate --anew && {_TAKE_OVER}",
         )
-    return {name: content for name, content in files.items() if name not in applied}
+    return {name: content for name, content in files().items() if name not in applied}
 
 
-def _is_pre(name: str) -> bool:
-    return ".pre." in name
+@cache  # a daemon looks every few seconds whether all are applied
+def files() -> dict[str, bytes]:
+    """Return the migrations of this program by name, in their order."""
+    return {file.stem: file.read_bytes() for file in sorted(base_settings.shipped("migrations").glob("*.sql"))}
 
 
-def _is_post(name: str) -> bool:
-    return ".post." in name
+@cache
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Any
 
@@ -23,6 +23,7 @@ import psycopg
 from psycopg import RawCursor, sql
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 from psycopg.types.string import TextLoader
 
@@ -139,7 +140,7 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
             shares its sessions among clients.
     """
     connection = _opened(settings, name)
-    try:
+    with closed_on_error(connection):
         version = connection.info.server_version
         encoding = connection.info.parameter_status("server_encoding")
         require_supported(version, encoding, database=connection.info.dbname)
@@ -150,14 +151,21 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
         if connection.execute(_BEGIN_SESSION, (Jsonb(session), connection.info.backend_pid)).rowcount == 0:
             # Behind a pooler, the process is another than libpq was told.
             connection.execute(_BEGIN_SESSION, (Jsonb(session), _own_process(connection, settings)))
-    except BaseException:
-        connection.close()
-        raise
     answered("postgres")
     connection.adapters.register_loader("json", _BytesLoader)
     for type_ in ("text", "varchar", "bpchar", "name", '"char"'):
         connection.adapters.register_loader(type_, _AnyTextLoader)
     return connection
+
+
+@contextmanager
+def closed_on_error(connection: Connection) -> Iterator[None]:
+    """Close a connection if the block fails, which decides whether it may be used."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _opened(settings: PostgresSettings, name: str) -> Connection:
@@ -205,21 +213,20 @@ def _require_reset(settings: PostgresSettings) -> None:
     Another client would get syncer's settings and locks, and syncer its prepared statements.
     """
     # The session that was returned last is handed out, as a rule. Of a pooler that rotates them, this cannot tell.
-    for _ in range(_POOLER_ATTEMPTS):
-        with _opened(settings, "pooler") as earlier:
-            process = _process(earlier)
-            earlier.execute("SELECT pg_catalog.set_config('syncer.is_left', 'yes', false)", prepare=False)
-        with _opened(settings, "pooler") as later:
-            is_same_process = _process(later) == process
-            if row(later, "SELECT pg_catalog.current_setting('syncer.is_left', true)") == ("yes",):
-                later.execute("DISCARD ALL", prepare=False)
+    process = 0
+    for _ in range(2 * _POOLER_ATTEMPTS):
+        with _opened(settings, "pooler") as session:
+            if row(session, "SELECT pg_catalog.current_setting('syncer.is_left', true)") == ("yes",):
+                session.execute("DISCARD ALL", prepare=False)
                 raise SourceError(
                     "Postgres is behind a pooler that does not reset a session before another client gets it",
                     hint="PgBouncer: server_reset_query = DISCARD ALL. Odyssey: pool_discard yes. Or let\n"
                     "SYNCER_POSTGRES_DSN name the server itself.",
                 )
-        if is_same_process:
-            return
+            previous, process = process, _process(session)
+            if process == previous:
+                return
+            session.execute("SELECT pg_catalog.set_config('syncer.is_left', 'yes', false)", prepare=False)
 
 
 def _process(connection: Connection) -> int:
@@ -316,14 +323,18 @@ def without_blocking(
             time.sleep(_PAUSE_SECONDS)
 
 
+RESOLVE_AS_WRITTEN = "SET LOCAL search_path TO DEFAULT"
+RESOLVE_AS_PINNED = f"SET LOCAL search_path = {SESSION['search_path']}"
+
+
 @contextmanager
 def names_as_written(connection: Connection) -> Iterator[None]:
     """Resolve unqualified names by the role's search_path inside the block: for SQL that a person wrote."""
     with connection.transaction():
-        connection.execute("SET LOCAL search_path TO DEFAULT")
+        connection.execute(RESOLVE_AS_WRITTEN)
         yield
         # The block may be part of a longer transaction.
-        connection.execute(f"SET LOCAL search_path = {SESSION['search_path']}")
+        connection.execute(RESOLVE_AS_PINNED)
 
 
 LOCK_SECONDS_MAX = 0.5
@@ -343,6 +354,9 @@ def lock_timeout(seconds: float, *, local: bool = False) -> sql.Composed:
 def locking(lock: Sequence[str]) -> sql.Composed:
     """Return the statement that takes the locks of `snapshot`; empty if there are none to take."""
     return sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE" if lock else "").format(sql.SQL(", ").join(map(sql.SQL, lock)))
+
+
+_BEGIN = "BEGIN ISOLATION LEVEL {}"
 
 
 @contextmanager
@@ -370,7 +384,8 @@ def snapshot(
         psycopg.errors.LockNotAvailable: A relation is being altered for longer than that.
     """
     mode = sql.SQL("READ COMMITTED" if stores else "REPEATABLE READ, READ ONLY")
-    begin: list[sql.Composable] = [sql.SQL("SET TRANSACTION ISOLATION LEVEL {}").format(mode)]
+    is_nested = connection.info.transaction_status is not TransactionStatus.IDLE
+    begin: list[sql.Composable] = [sql.SQL("SET TRANSACTION ISOLATION LEVEL {}" if is_nested else _BEGIN).format(mode)]
     if lock:
         begin += [lock_timeout(lock_seconds or LOCK_SECONDS_MAX, local=True), locking(lock)]
     if statement_seconds:
@@ -379,7 +394,7 @@ def snapshot(
     has_begun = False
     while not has_begun:
         try:
-            with connection.transaction():
+            with connection.transaction() if is_nested else _ending(connection):
                 # One round trip; several statements cannot be prepared.
                 connection.execute(sql.SQL("; ").join(begin), prepare=False)
                 has_begun = True
@@ -390,6 +405,21 @@ def snapshot(
 
 
 @contextmanager
+def _ending(connection: Connection) -> Iterator[None]:
+    """End the transaction that the block begins, as `psycopg.Connection.transaction` does."""
+    try:
+        yield
+    except psycopg.Rollback:
+        connection.rollback()
+    except BaseException:
+        with suppress(psycopg.Error):  # the connection may be lost
+            connection.rollback()
+        raise
+    else:
+        connection.commit()
+
+
+@contextmanager
 def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
     """As `snapshot`, with a timeout: a statement that runs longer raises psycopg.errors.QueryCanceled."""
     with snapshot(connection, statement_seconds=seconds):
@@ -397,14 +427,10 @@ def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
 
 
 def copied(connection: Connection, query: sql.Composable) -> Generator[tuple[bytes | None, ...]]:
-    """Stream the rows of a query; its columns must be text or ``json``. The result is never whole in memory.
+    """Stream the rows of a query without parameters, whose columns must be text or ``json``; never whole in memory.
 
     Faster than a cursor: Postgres continues while the client is busy, and plans for the whole result instead of its
-    first rows.
-
-    Args:
-        connection: In use until the iterator is exhausted or closed.
-        query: A query without parameters.
+    first rows. The connection is in use until the iterator is exhausted or closed.
     """
     command = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(query)
     with connection.cursor() as cursor, cursor.copy(command) as copy:

@@ -26,16 +26,18 @@ from syncer.base.postgres import Connection, lock_timeout, value, without_blocki
 from syncer.capture import triggers
 from syncer.capture.triggers import Capture
 
-# A relation and every table that may hold its rows: partitions of every level, or tables that inherit.
+# Relations, each with every table that may hold its rows: partitions of every level, or tables that inherit.
 _MEMBERS = """
-WITH RECURSIVE member (oid) AS (
-    SELECT $1::oid
+WITH RECURSIVE member (top, oid) AS (
+    SELECT oid, oid FROM unnest($1::oid[]) AS oid
     UNION
-    SELECT i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
+    SELECT m.top, i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
 )
-SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relkind::text, c.relpersistence::text
-FROM member AS m JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
-ORDER BY c.oid <> $1, 1
+SELECT first_value(name) OVER (PARTITION BY top ORDER BY c.oid <> top), t.relkind = 'p',
+       name, n.nspname::text, c.relkind::text, c.relpersistence::text
+FROM member JOIN pg_class AS t ON t.oid = top JOIN pg_class AS c ON c.oid = member.oid
+JOIN pg_namespace AS n ON n.oid = c.relnamespace CROSS JOIN format('%I.%I', n.nspname, c.relname) AS name
+ORDER BY t.relkind <> 'v', 1, c.oid <> top, 3
 """
 _CATALOGUE = "a system catalogue", "No trigger sees its rows change. Keep what you need of it in a table."
 # By schema, kind and persistence, as the catalogue has them. Apart: a schema may be named "m".
@@ -73,12 +75,24 @@ WITH RECURSIVE tree (oid, attached_by) AS (
 )
 """
 # The attaching transaction shows that a partition was detached for a moment; TRUNCATE gives it a new file. So does an
-# ALTER TABLE that rewrites a column. A trigger that was disabled for a while has another catalogue row.
+# ALTER TABLE that rewrites a column, which then has another catalogue row; so has a trigger that was disabled for a
+# while. All is read in one snapshot: no file is seen without the columns that were altered with it.
 _FILES = f"""{_TREE}
-SELECT array(SELECT format('%s %s %s', t.oid, t.attached_by, pg_relation_filenode(t.oid)) FROM tree AS t ORDER BY t.oid)
+SELECT array(SELECT format('%s %s %s', t.oid, t.attached_by, nullif(p.relfilenode, 0))
+             FROM tree AS t JOIN pg_class AS p USING (oid) ORDER BY t.oid)
     || array(SELECT format('%s %s', g.oid, g.xmin)
              FROM tree AS t JOIN pg_trigger AS g ON g.tgrelid = t.oid JOIN pg_proc AS p ON p.oid = g.tgfoid
              WHERE p.pronamespace = 'syncer'::regnamespace ORDER BY g.oid)
+    || (SELECT format('columns %s', jsonb_object_agg(a.attnum, a.xmin)) FROM pg_attribute AS a
+        WHERE a.attrelid = to_regclass({{relation}}) AND a.attnum > 0 AND (a.attname = ANY ({{routing}})
+              OR EXISTS (SELECT FROM jsonb_array_elements({{watched}}) AS names WHERE names ? a.attname::text)))
+"""
+# An ordinary table whose watched columns are as they were: its own trigger sees a TRUNCATE, and nothing else that gives
+# it a file changes what a document reads. Of a partition, a TRUNCATE may be unseen.
+_IS_AS_IT_WAS = """
+SELECT FROM pg_class AS p
+WHERE p.oid = e.oid AND p.oid = to_regclass(m.relation) AND p.relkind = 'r' AND e.is_file
+  AND EXISTS (SELECT FROM unnest(m.before) AS entry WHERE entry LIKE 'columns %' AND entry = ANY (m.files))
 """
 # A partition that has its first file, of no page, is as it was created, or its rows were deleted: if detached, maybe
 # since then. But only VACUUM takes pages from a file.
@@ -99,14 +113,16 @@ WITH present AS (
 ), noted AS (
     SELECT m.relation FROM moved AS m WHERE EXISTS (
         SELECT FROM (SELECT entry, split_part(entry, ' ', 1)::oid AS oid, entry LIKE '% % %' AS is_file
-                     FROM unnest(m.before || m.files) AS entry GROUP BY 1 HAVING count(*) = 1) AS e
-        WHERE NOT EXISTS ({_IS_EMPTY}) AND (e.is_file OR EXISTS (SELECT FROM pg_trigger AS g WHERE g.oid = e.oid)))
+                     FROM unnest(m.before || m.files) AS entry WHERE entry NOT LIKE 'columns %'
+                     GROUP BY 1 HAVING count(*) = 1) AS e
+        WHERE NOT EXISTS ({_IS_EMPTY}) AND NOT EXISTS ({_IS_AS_IT_WAS})
+          AND (e.is_file OR EXISTS (SELECT FROM pg_trigger AS g WHERE g.oid = e.oid)))
 ), written AS (
     INSERT INTO syncer.outbox (segment, relation, operation)
     SELECT s.last_value, n.relation, 'N' FROM noted AS n, syncer.outbox_segment AS s
 )
 SELECT relation FROM noted ORDER BY 1
-""".format(relation="c.relation")
+""".format(relation="c.relation", routing="c.routing", watched="c.watched")
 _ROW, _TRUNCATE = 29, 32
 """``tgtype`` of a trigger after INSERT, UPDATE or DELETE of each row, and of one after TRUNCATE."""
 # A partition without the trigger has lost it, and so has a table that inherits: it was not there at the installation. A
@@ -128,15 +144,17 @@ ORDER BY 1
 _FORMER_OWNERS = """
 SELECT a.grantee::regrole::text
 FROM pg_proc AS f CROSS JOIN aclexplode(f.proacl) AS a
-WHERE f.oid = to_regproc($1) AND a.grantee NOT IN (0, f.proowner)
+WHERE f.oid = to_regproc({}) AND a.grantee NOT IN (0, f.proowner)
   AND a.grantee <> (SELECT relowner FROM pg_class WHERE oid = to_regclass({}))
 """
-_HAS_BODY = f"""
-SELECT EXISTS (SELECT FROM pg_proc AS p
-               WHERE p.oid = to_regproc($1) AND p.prosrc = $2 AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
-                 AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($3)
-                                 AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE'))
-                 AND NOT EXISTS (SELECT FROM ({_FORMER_OWNERS.format("$3")}) AS former))
+_OUTDATED = f"""
+SELECT o.relation FROM unnest($1::text[], $2::text[], $3::text[]) AS o (relation, function, body)
+WHERE NOT EXISTS (SELECT FROM pg_proc AS p
+                  WHERE p.oid = to_regproc(o.function) AND p.prosrc = o.body
+                    AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
+                    AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass(o.relation)
+                                    AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE'))
+                    AND NOT EXISTS (SELECT FROM ({_FORMER_OWNERS.format("o.function", "o.relation")}) AS former))
 """
 _OWNER = "SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass($1)"
 # The table's triggers, also if it had another name when it got them; and the triggers that call its function, also if
@@ -149,10 +167,12 @@ WHERE tgparentid = 0
   AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
 ORDER BY 1, 2
 """
+_EXISTING = "SELECT relation FROM unnest($1::text[]) AS relation WHERE to_regclass(relation) IS NOT NULL ORDER BY 1"
 _COLUMNS = """
-SELECT a.attname::text, CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END
-FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
-WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
+SELECT relation, a.attname::text, CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END
+FROM unnest($1::text[]) AS relation JOIN pg_attribute AS a ON a.attrelid = to_regclass(relation)
+JOIN pg_type AS t ON t.oid = a.atttypid
+WHERE a.attnum > 0 AND NOT a.attisdropped
 """
 _UNCAPTURED = """
 SELECT relation FROM unnest({relations}::text[]) AS relation
@@ -174,34 +194,32 @@ _PUT = f"""
 INSERT INTO syncer.capture AS c (relation, routing, watched, files) VALUES ($1, $2, $3, ({_FILES}))
 ON CONFLICT (relation) DO UPDATE
 SET routing = excluded.routing, watched = excluded.watched, files = coalesce(c.files, excluded.files)
-""".format(relation="$1")
+""".format(relation="$1", routing="$2::text[]", watched="$3::jsonb")
 
 
-def require_capturable(connection: Connection, oid: int, file: str) -> None:
+def require_capturable(connection: Connection, oids: Collection[int], file: str) -> None:
     """Refuse a relation whose changes cannot be captured.
 
     Raises:
         DefinitionError: With the reason, and the action to take.
     """
-    members = connection.execute(_MEMBERS, (oid,)).fetchall()
-    relation, _, kind, _ = members[0]
-    for name, *properties in members:
+    for relation, is_partitioned, name, *properties in connection.execute(_MEMBERS, (list(oids),)).fetchall():
         for obstacle, hint in (
             reasons[key] for reasons, key in zip(_REFUSED, properties, strict=True) if key in reasons
         ):
             is_partition = f"a partitioned table, and its partition {name} is " if name != relation else ""
             raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{obstacle}", hint=hint.format(name))
-    if kind != "p" and len(members) > 1:
-        raise DefinitionError(
-            f"{file} reads {relation}, which is a table that others inherit from",
-            hint=f"A table that inherits later has no trigger. Make {relation} a partitioned table; or part them:\n"
-            f"ALTER TABLE {members[1][0]} NO INHERIT {relation}",
-        )
+        if name != relation and not is_partitioned:
+            raise DefinitionError(
+                f"{file} reads {relation}, which is a table that others inherit from",
+                hint=f"A table that inherits later has no trigger. Make {relation} a partitioned table; or part them:\n"
+                f"ALTER TABLE {name} NO INHERIT {relation}",
+            )
 
 
-def exists(connection: Connection, relation: str) -> bool:
-    """Whether there is such a table."""
-    return bool(value(connection, "SELECT to_regclass($1) IS NOT NULL", (relation,)))
+def existing(connection: Connection, relations: Collection[str]) -> list[str]:
+    """The tables of these that there are."""
+    return [relation for (relation,) in connection.execute(_EXISTING, (list(relations),))]
 
 
 def captured(connection: Connection) -> dict[str, Capture]:
@@ -246,9 +264,9 @@ def arm(connection: Connection) -> dict[str, str]:
 def note(connection: Connection) -> list[str]:
     """Have documents refreshed whose tables have other files, partitions or triggers than before.
 
-    That is a partition that was attached or detached with rows, dropped, or truncated by itself; a table of any
-    kind that was rewritten, possibly with other values, as by ALTER TABLE … TYPE … USING; and a trigger that was
-    disabled for a while, or dropped and created. VACUUM FULL, CLUSTER and TRUNCATE look the same.
+    That is a partition that was attached or detached with rows, dropped, or truncated by itself; a table that was
+    rewritten with a watched column altered, as by ALTER TABLE … TYPE … USING; and a trigger that was disabled for a
+    while, or dropped and created. Of a partition, any new file counts: VACUUM FULL looks like a TRUNCATE.
 
     Each becomes a change in the outbox, as if the table had been truncated. If several daemons run, at most one records
     each. Returns the tables that it has noted.
@@ -261,10 +279,12 @@ def uncaptured_query(relations: Collection[str]) -> sql.Composed:
     return sql.SQL(_UNCAPTURED).format(relations=sql.Literal(sorted(relations)))
 
 
-def is_current(connection: Connection, capture: Capture) -> bool:
-    """Whether a table's function is what this program would create for the table as it is now."""
-    function = triggers.function(capture.relation).as_string()
-    return bool(value(connection, _HAS_BODY, (function, _body(connection, capture), capture.relation)))
+def outdated(connection: Connection, captures: Collection[Capture]) -> list[str]:
+    """The tables of these whose function is not what this program would create for the table as it is now."""
+    bodies = _bodies(connection, captures)
+    functions = [triggers.function(relation).as_string() for relation in bodies]
+    parameters = [*bodies], functions, [*bodies.values()]
+    return [relation for (relation,) in connection.execute(_OUTDATED, parameters)]
 
 
 def install(
@@ -286,11 +306,11 @@ def install(
     relation, function = capture.relation, triggers.function(capture.relation).as_string()
     installed = captured(connection).get(relation)
     if installed is not None:
-        existing = {column for column, _ in connection.execute(_COLUMNS, (relation,))}
+        columns = {column for _, column, _ in connection.execute(_COLUMNS, ([relation],))}
         capture = replace(
             capture,
-            routing=capture.routing | (installed.routing & existing),
-            watched=capture.watched | {columns & existing for columns in installed.watched},
+            routing=capture.routing | (installed.routing & columns),
+            watched=capture.watched | {watched & columns for watched in installed.watched},
         )
     has_triggers = not lost(connection, [relation])
     sees_more = (
@@ -326,10 +346,11 @@ def narrow(connection: Connection, capture: Capture) -> None:
 
 def _replace_function(connection: Connection, capture: Capture) -> None:
     owner = str(value(connection, _OWNER, (capture.relation,)))
-    connection.execute(triggers.create_function(_body(connection, capture), capture.relation, owner))
+    body = _bodies(connection, [capture])[capture.relation]
+    connection.execute(triggers.create_function(body, capture.relation, owner))
     function = triggers.function(capture.relation)
     parameters = (function.as_string(), capture.relation)
-    for (former,) in connection.execute(_FORMER_OWNERS.format("$2"), parameters).fetchall():
+    for (former,) in connection.execute(_FORMER_OWNERS.format("$1", "$2"), parameters).fetchall():
         revoke = sql.SQL("REVOKE EXECUTE ON FUNCTION {}() FROM {}").format(function, sql.SQL(former))
         connection.execute(revoke)
 
@@ -339,11 +360,16 @@ def _record(connection: Connection, capture: Capture) -> None:
     connection.execute(_PUT, (capture.relation, sorted(capture.routing), watched))
 
 
-def _body(connection: Connection, capture: Capture) -> str:
-    """The body of a table's function."""
-    types: triggers.Types = dict(connection.execute(_COLUMNS, (capture.relation,)).fetchall())
+def _bodies(connection: Connection, captures: Collection[Capture]) -> dict[str, str]:
+    """The body of each table's function."""
+    types: dict[str, dict[str, str]] = {capture.relation: {} for capture in captures}
+    for relation, column, type_ in connection.execute(_COLUMNS, ([*types],)):
+        types[relation][column] = type_
     version = connection.info.server_version
-    return triggers.body(capture, types, server_version=version).as_string(connection)
+    return {
+        capture.relation: triggers.body(capture, types[capture.relation], server_version=version).as_string(connection)
+        for capture in captures
+    }
 
 
 def disable(connection: Connection, relation: str, *, timeout_seconds: float, waiting: Callable[[str], None]) -> None:

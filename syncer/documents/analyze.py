@@ -31,7 +31,7 @@ from syncer.lineage.catalog import Probe, Read, probe, unnamed_column
 from syncer.lineage.fingerprint import Shape
 from syncer.lineage.graph import Graph, Node, Path
 from syncer.lineage.routes import ROWS_MARK, Route, changed_rows
-from syncer.lineage.scope import numbers
+from syncer.lineage.scope import PLAIN_TYPES, numbers
 
 _ROWS = "%(rows)s"
 # What stands for the changed rows in a deparsed query: see `_analyse_affects`.
@@ -74,10 +74,9 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         )
     relations, id_type = {read.name: read.relation for read in probed.reads}, probed.columns["_id"]
     affects = _affects(connection, definition, relations.values())
-    unique_keys = routes.unique_keys(connection, *relations.values())
-    column_types = routes.column_types(connection, *relations.values())
-    keys = {name: unique_keys[relation] for name, relation in relations.items()}
-    types = {name: column_types[relation] for name, relation in relations.items()}
+    keys_of, types_of = routes.keys_and_types(connection, relations.values())
+    keys = {name: keys_of[relation] for name, relation in relations.items()}
+    types = {name: types_of[relation] for name, relation in relations.items()}
     graph = read_graph(probed.tree, types, probed.views, probed.equalities) if probed.tree else Graph()
     root = root_key = None
     if len(graph.ids) == 1 and isinstance(id_ := graph.ids[0], exp.Column):
@@ -90,14 +89,12 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         root = root_key = None  # ranges of its ids would each compute the whole SELECT
     used = {}
     placing = _placing(connection, probed, file)
+    readings = [(node, path) for node in graph.nodes for path in paths[node.number]]
+    derived_routes = list(zip(readings, routes.routes(connection, relations, readings, id_type), strict=True))
     for read in probed.reads:
         nodes = [node for node in graph.nodes if node.table == read.name]
         watched = _watched(read, nodes)
-        derived = [
-            (routes.route(connection, relations, node, path, id_type), watched[node.number])
-            for node in nodes
-            for path in paths[node.number]
-        ]
+        derived = [(route, watched[node.number]) for (node, _), route in derived_routes if node.table == read.name]
         # An affects query is for what does not follow: from readings without a path, or all.
         asked = frozenset().union(*(watched[node.number] for node in nodes if not paths[node.number])) or read.columns
         asked = read.columns if graph.competes else asked
@@ -185,6 +182,8 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
 
 def _require_usable_id(connection: Connection, file: str, type_: str) -> None:
     """Refuse an ``_id`` of a type whose values syncer could not look up, since pg_catalog has no operator for it."""
+    if type_ in PLAIN_TYPES:
+        return
     try:
         with connection.transaction():
             connection.execute(sql.SQL(_ID_IS_FOUND).format(type=sql.SQL(type_)))  # named by Postgres
@@ -368,6 +367,7 @@ def _analyse_affects(
         raise DefinitionError(f"{file}: %(rows)s must stand in a FROM clause", hint="As in: FROM %(rows)s AS changed")
     # The query comes first, so that an error's position refers to its file.
     probe(connection, f"WITH affected AS (\n{over}\n) SELECT affected._id::{id_type}::text FROM affected", file)
-    rows = changed_rows(connection, relation, columns).replace(ROWS_MARK, "$1::jsonb")
+    [rows] = changed_rows(connection, (relation, columns))
+    rows = rows.replace(ROWS_MARK, "$1::jsonb")
     ids = f"SELECT affected._id::{id_type}::text FROM (\n{canonical.replace(_ROWS, rows)}\n) AS affected"
     return canonical, ids, columns

@@ -24,10 +24,10 @@ from psycopg import sql
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import ComposeError, DocumentError
 from syncer.base.model import Place, is_utf8
-from syncer.base.postgres import Connection, bounded, copied, value
+from syncer.base.postgres import Connection, copied, value
 from syncer.documents.registry import Document
-from syncer.documents.snapshot import reading
-from syncer.lineage.routes import unique_keys
+from syncer.documents.snapshot import Tries, reading
+from syncer.lineage.routes import keys_and_types
 
 _DOCUMENTS = """
 SELECT d._id::text, '{{' || array_to_string(ARRAY[{fields}]::text[], ',') || '}}', {routing} FROM
@@ -131,9 +131,9 @@ class IdRange:
         return self.through is None
 
 
-def count(connection: Connection, document: Document) -> int:
-    """Return the number of documents of the SELECT."""
-    with reading(connection, document):
+def count(connection: Connection, document: Document, *, seconds: float) -> int:
+    """Return the number of documents of the SELECT, if it is counted in time."""
+    with reading(connection, document, statement_seconds=seconds):
         return int(str(value(connection, query_of(_COUNT, document))))
 
 
@@ -149,7 +149,7 @@ def twice(
 ) -> ComposeError:
     """Return the error for a SELECT whose ids are not unique, such as these."""
     root, key = document.dependencies.root, document.dependencies.root_key
-    if root and key and frozenset({key}) not in unique_keys(connection, root)[root]:
+    if root and key and frozenset({key}) not in keys_and_types(connection, [root])[0][root]:
         return ComposeError(
             f"The SELECT of {document.name} returns {which} more than once: {root}.{key} is no longer unique",
             hint="Its primary key or unique index is gone. Remove the rows that are there twice, and add it again, as\n"
@@ -193,11 +193,7 @@ def _cast(connection: Connection, casts: sql.Composed, ids: list[str]) -> list[s
 def next_range(connection: Connection, document: Document, after: str | None, *, rows: int) -> IdRange:
     """Return the range of the next so many rows after an id; None stands for the beginning.
 
-    Args:
-        connection: To Postgres. Within a snapshot, the range has these rows in it.
-        document: The definition.
-        after: The last id of the range before.
-        rows: How many rows of the root table the range has at most.
+    Within a snapshot, the range has at most so many rows of the root table in it.
     """
     dependencies = document.dependencies
     if after is None and not (
@@ -278,14 +274,8 @@ def in_range(
 ) -> Generator[dict[str, Row]]:
     """Yield the documents of a range of ids in the caller's snapshot, by id, in chunks, in no order.
 
-    The result is never whole in memory.
-
-    Args:
-        connection: In use until the iterator is exhausted or closed.
-        document: The definition.
-        span: The range.
-        page: The maximum number of documents in a chunk.
-        bytes_max: A chunk also ends when it reaches this size.
+    The result is never whole in memory: a chunk has at most ``page`` documents, and ends when it reaches ``bytes_max``.
+    The connection is in use until the iterator is exhausted or closed.
 
     Raises:
         ComposeError: The SELECT returns an id more than once.
@@ -320,25 +310,25 @@ def some_ids(connection: Connection, document: Document, limit: int) -> list[str
     return [row[0] for row in connection.execute(query_of(_SOME_IDS, document), (limit,))]
 
 
-def sampled_ids(connection: Connection, select: str, *, seconds: float) -> list[str]:
+def sampled_ids(tries: Tries, select: str) -> list[str]:
     """Return ids from the whole of a SELECT, the same ones each time; the first ones if that fails or takes too long.
 
     There is none if no document can be read in time.
     """
-    return _ids(connection, select, (_SOME_IDS, _FIRST_IDS), seconds, limit=SAMPLE_MAX)
+    return _ids(tries, select, (_SOME_IDS, _FIRST_IDS), limit=SAMPLE_MAX)
 
 
-def greatest_id(connection: Connection, select: str, *, seconds: float) -> str | None:
+def greatest_id(tries: Tries, select: str) -> str | None:
     """Return the greatest id of a SELECT, or another if that takes too long; None if there is none in time."""
-    return next(iter(_ids(connection, select, (_GREATEST_ID, _FIRST_IDS), seconds, limit=1)), None)
+    return next(iter(_ids(tries, select, (_GREATEST_ID, _FIRST_IDS), limit=1)), None)
 
 
-def _ids(connection: Connection, select: str, templates: Sequence[str], seconds: float, *, limit: int) -> list[str]:
+def _ids(tries: Tries, select: str, templates: Sequence[str], *, limit: int) -> list[str]:
     for template in templates:
         query = sql.SQL(template).format(select=sql.SQL(select))
         try:
-            with bounded(connection, seconds=seconds):
-                return [row[0] for row in connection.execute(query, (limit,))]
+            with tries.bounded():
+                return [row[0] for row in tries.connection.execute(query, (limit,))]
         except psycopg.Error as error:
             if not (isinstance(error, psycopg.errors.QueryCanceled) or is_of_data(error)):
                 raise

@@ -124,7 +124,6 @@ class TableUse:
         relation: ``schema.table``, quoted where SQL needs it.
         watched: The columns that the SELECT reads.
         routing: The columns that determine which documents a row belongs to.
-        leads: The ways from its changed rows to documents.
         affects: The affects query as deparsed by Postgres, with ``%(rows)s`` for the changed rows.
         places: The columns that decide which documents there are, and their ``_routing``; None if any row may.
     """
@@ -158,13 +157,10 @@ class Dependencies:
 
     Args:
         canonical_select: The SELECT as deparsed by Postgres.
-        id_type: The type of ``_id``.
         fields: Every column except ``_id`` and ``_routing``, in order.
-        has_routing: Whether it has a column ``_routing``.
         root: The table whose rows are the documents; None if ``_id`` is not a unique column of a table.
         root_key: The column of the root that is ``_id``.
         tables: How each table is used, by relation.
-        views: The views that it reads.
         shapes: The shape of each relation at the time of the analysis.
     """
 

@@ -9,17 +9,48 @@ it has to be suspended. If a relation is being altered for longer than the calle
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+
+import psycopg
 
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import AlteredError, DocumentError
-from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, snapshot
+from syncer.base.lifecycle import clock
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, bounded, snapshot
 from syncer.capture import install
 from syncer.documents.registry import Document
 from syncer.lineage import fingerprint
 
 COMPONENT_LOCK_SECONDS = LOCK_SECONDS_MAX
 """How long a component waits for a table that is being altered before it checks whether to stop, and retries."""
+
+
+class Tries:
+    """Runs queries for so many seconds, in snapshots that end once one fails, or after as long, with what they lock."""
+
+    def __init__(self, connection: Connection, *, seconds: float) -> None:
+        self.connection = connection
+        self._seconds = seconds
+        self._snapshot = ExitStack()
+        self._ends_at = 0.0
+
+    def close(self) -> None:
+        """End the snapshot; the next query takes another."""
+        self._ends_at = 0.0
+        self._snapshot.close()
+
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        """As `syncer.base.postgres.bounded`, in the snapshot of the queries before, if it can be."""
+        if clock() >= self._ends_at:
+            self.close()
+            self._snapshot.enter_context(bounded(self.connection, seconds=self._seconds))
+            self._ends_at = clock() + self._seconds
+        try:
+            yield
+        except psycopg.Error:
+            self.close()
+            raise
 
 
 @contextmanager
@@ -31,6 +62,7 @@ def reading(
     captured: bool = False,
     stores: bool = False,
     lock_seconds: float = 0,
+    statement_seconds: float = 0,
 ) -> Iterator[None]:
     """Open the snapshot and compare it with what the definition was applied to.
 
@@ -42,11 +74,12 @@ def reading(
             been swapped in without them.
         stores: Whether the next statement stores what it reads: see `syncer.base.postgres.snapshot`.
         lock_seconds: How long to wait while one of the relations is being altered; 0 for no limit.
+        statement_seconds: How long a statement may run; 0 for no other limit than the session's.
     """
     lock = fingerprint.lockable(document.dependencies.shapes)
     with (
         at_work_for(document.name, document.revision, isolates=isolates),
-        snapshot(connection, lock=lock, lock_seconds=lock_seconds, stores=stores),
+        snapshot(connection, lock=lock, lock_seconds=lock_seconds, stores=stores, statement_seconds=statement_seconds),
     ):
         require_shape(connection, document)
         if captured:

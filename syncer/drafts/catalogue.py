@@ -179,7 +179,7 @@ class Catalogue:
                 f"There are: {similar}" if similar else "It has no table at all. Check that this is the right database."
             )
             raise SourceError(f"The database has no table {name or repr(name)}", hint=hint)
-        install.require_capturable(self.connection, homonyms[0].oid, "A draft of it")
+        install.require_capturable(self.connection, [homonyms[0].oid], "A draft of it")
         return homonyms[0].readable()
 
 

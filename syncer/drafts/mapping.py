@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from psycopg import sql
 from syncer.base.formatting import amount
 from syncer.base.postgres import Connection, bounded
 from syncer.documents import queries
+from syncer.documents.snapshot import Tries
 from syncer.drafts import rules, shapes
 from syncer.drafts.draft import Drafter
 from syncer.drafts.rules import DATE, KEYS_ARE_DATA, KEYWORD, STORED, TEXT
@@ -108,7 +109,8 @@ class _Sample:
     @cached_property
     def documents(self) -> list[dict[str, Any]]:
         """The documents; they are read once, if they are needed."""
-        ids = queries.sampled_ids(self.connection, self.select, seconds=_SAMPLE_SECONDS)
+        with closing(Tries(self.connection, seconds=_SAMPLE_SECONDS)) as tries:
+            ids = queries.sampled_ids(tries, self.select)
         return self._read(sql.SQL(_SAMPLE_QUERY), ids)
 
     def values(self, path: tuple[str, ...]) -> list[Any]:

@@ -47,17 +47,14 @@ class Received:
 
 
 class ChangeConsumer:
-    """A member of the workers' consumer group. Not for sharing between threads.
-
-    Args:
-        begin: Reads how far partitions are handled. Called while one of them is assigned.
-    """
+    """A member of the workers' consumer group. Not for sharing between threads."""
 
     def __init__(
         self, settings: KafkaSettings, *, begin: Callable[[], Mapping[int, PartitionPlace]], name: str
     ) -> None:
         self._settings = settings
         self._begin = begin
+        """Reads how far partitions are handled. Called while one of them is assigned."""
         self._log = structlog.get_logger().bind(worker=name)
         self.numbers: dict[int, int] = {}
         """By assigned partition, the greatest number received or handled."""

@@ -40,11 +40,13 @@ from syncer.lineage.scope import (
     column,
     column_aliases,
     constants_of,
+    is_array,
     is_carried,
     is_strict,
     meaning_of_branches,
     numbers,
     renamed,
+    type_of,
     with_ctes,
 )
 
@@ -321,6 +323,8 @@ class _Walk:
         if isinstance(query, exp.Query):
             self._read_in(expression.this.unnest(), query, condition, body)
             return
+        if isinstance(expression, exp.EQ) and isinstance(expression.expression, exp.Any):
+            self._read_element(expression, condition, body)
         self._read_nested(expression, body)
         self._read_test(condition, body)
         named = {
@@ -369,6 +373,22 @@ class _Walk:
             for side, (_, meaning) in zip(sides, columns, strict=True):
                 self._equate(body.scope.meaning(side), meaning, replace(condition, sides=(*condition.sides, inner)))
         self._read_nested(outside, body)
+
+    def _read_element(self, expression: exp.EQ, condition: _Condition, body: _Body) -> None:
+        """Add the edges of ``x = ANY (t.ids)``: as it is, and as ``t.ids @> ARRAY[x]``, which a GIN index answers."""
+        sides = expression.left, expression.expression.this
+        for element, array in itertools.product(*(body.scope.meaning(side).alternatives for side in sides)):
+            nodes = numbers(element), numbers(array)
+            is_pair = len(nodes[0]) == len(nodes[1]) == 1 and nodes[0] != nodes[1]
+            if is_pair and is_array(array) and is_strict(element) and is_carried(element):
+                conditions: list[exp.Binary] = [exp.EQ(this=element.copy(), expression=exp.Any(this=exp.paren(array)))]
+                if f"{element.meta.get('sql_type')}[]" == type_of(array):
+                    elements = exp.Array(expressions=[element.copy()])
+                    conditions.append(exp.ArrayContainsAll(this=array.copy(), expression=elements))
+                for equal, (source, target) in itertools.product(
+                    conditions, itertools.permutations([*map(min, nodes)])
+                ):
+                    self._add_edge(source, target, equal, condition)
 
     def _equate(self, left: Meaning, right: Meaning, condition: _Condition) -> None:
         """Add the edges of an equality and, if one side is known from every branch of a UNION, the fork into them."""

@@ -13,7 +13,7 @@ determined, all columns of the table are reported. A query whose result can chan
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,10 +23,8 @@ from sqlglot import exp
 
 from syncer.base.error_policy import explain_unqualified
 from syncer.base.errors import DefinitionError
-from syncer.base.postgres import Connection, names_as_written
-from syncer.capture.install import require_capturable
+from syncer.base.postgres import RESOLVE_AS_PINNED, RESOLVE_AS_WRITTEN, Connection
 from syncer.lineage import parser
-from syncer.lineage.fingerprint import AGAIN
 from syncer.lineage.steady import require_no_clock_words, require_steady
 
 _PREFIX = "CREATE TEMPORARY VIEW syncer_probe AS\n"
@@ -56,9 +54,21 @@ SELECT rule.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relna
 FROM rule JOIN pg_class AS c ON c.oid = rule.ev_class JOIN pg_namespace AS n ON n.oid = c.relnamespace
 ORDER BY c.oid <> 'pg_temp.syncer_probe'::regclass, 2
 """
-_READS = """
+# A trigger sees no value of a virtual generated column and may not name it: the columns it is computed from stand in.
+_VIRTUAL = """
+SELECT a.attname, array_remove(array_agg(s.attname::text), NULL) AS sources
+FROM pg_attribute AS a
+JOIN pg_attrdef AS e ON e.adrelid = a.attrelid AND e.adnum = a.attnum
+LEFT JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = e.oid
+                        AND d.refclassid = 'pg_class'::regclass AND d.refobjid = a.attrelid
+LEFT JOIN pg_attribute AS s ON s.attrelid = a.attrelid AND s.attnum = d.refobjsubid AND s.attnum <> a.attnum
+WHERE a.attrelid = c.oid AND a.attgenerated = 'v'
+GROUP BY a.attname
+"""
+_READS = f"""
 SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
-       array_remove(array_agg(a.attname::text), NULL)
+       array_remove(array_agg(a.attname::text), NULL),
+       (SELECT jsonb_object_agg(attname, sources) FROM ({_VIRTUAL}) AS v)
 FROM pg_rewrite AS rule
 JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
                    AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> rule.ev_class
@@ -72,7 +82,7 @@ ORDER BY 2
 # The schemas other than pg_catalog whose `=` is strict and depends on its operands alone, as stored queries call it. An
 # image holds the text of a value, so the text must be exact: it is for these extensions, but not for every type.
 _EQUALITIES = r"""
-SELECT n.nspname || '.=', format('%I.=', n.nspname)
+SELECT 'equality', n.nspname || '.=', format('%I.=', n.nspname)
 FROM pg_operator AS o JOIN pg_namespace AS n ON n.oid = o.oprnamespace JOIN pg_proc AS p ON p.oid = o.oprcode
 WHERE o.oprname = '=' AND n.nspname <> 'pg_catalog' AND o.oid IN (
     SELECT match[1]::oid FROM pg_rewrite, regexp_matches(ev_action::text, ':opno (\d+)', 'g') AS match
@@ -87,23 +97,13 @@ HAVING bool_and(p.proisstrict AND p.provolatile = 'i' AND (
 """
 # The functions and operators that a stored query calls, with their counts.
 _CALLS = r"""
-SELECT found[1], found[2], count(*)
-FROM pg_rewrite, regexp_matches(ev_action::text, ':(opnos?|funcid|aggfnoid|winfnoid) (\(o [\d ]+\)|\d+)', 'g') AS found
-WHERE ev_class = $1::regclass AND rulename = '_RETURN'
-GROUP BY 1, 2 ORDER BY 1, 2
+SELECT asked.name, found[1], found[2], count(*)
+FROM unnest($1::text[]) AS asked (name) JOIN pg_rewrite ON ev_class = asked.name::regclass AND rulename = '_RETURN',
+     regexp_matches(ev_action::text, ':(opnos?|funcid|aggfnoid|winfnoid) (\(o [\d ]+\)|\d+)', 'g') AS found
+GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 """
+_AGAIN = "CREATE TEMPORARY VIEW {} AS {}"
 _ALL_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped"
-# A trigger sees no value of a virtual generated column and may not name it: the columns it is computed from stand in.
-_VIRTUAL = """
-SELECT a.attname::text, array_remove(array_agg(s.attname::text), NULL)
-FROM pg_attribute AS a
-JOIN pg_attrdef AS e ON e.adrelid = a.attrelid AND e.adnum = a.attnum
-LEFT JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = e.oid
-                        AND d.refclassid = 'pg_class'::regclass AND d.refobjid = a.attrelid
-LEFT JOIN pg_attribute AS s ON s.attrelid = a.attrelid AND s.attnum = d.refobjsubid AND s.attnum <> a.attnum
-WHERE a.attrelid = $1 AND a.attgenerated = 'v'
-GROUP BY a.attname
-"""
 # User-defined functions and aggregates, whose definition may be replaced; also those that they call. The catalogue
 # knows what a body in standard SQL calls. In another body each word counts that is the name of such a function: too
 # many do no harm.
@@ -114,7 +114,7 @@ WITH RECURSIVE own AS (
     WHERE (l.lanname NOT IN ('internal', 'c') OR p.prokind = 'a')
       AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer')
 ), reached AS (
-    SELECT oid FROM own WHERE oid = ANY ($1::oid[])
+    SELECT oid FROM own WHERE oid = ANY ($3::oid[])
     UNION
     SELECT callee.oid
     FROM reached JOIN own AS caller USING (oid) CROSS JOIN own AS callee
@@ -126,9 +126,8 @@ WITH RECURSIVE own AS (
        OR EXISTS (SELECT FROM pg_aggregate AS g
                   WHERE g.aggfnoid = caller.oid AND callee.oid IN (g.aggtransfn, g.aggfinalfn))
 )
-SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes))
+SELECT DISTINCT 'function', format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)), ''
 FROM reached JOIN own AS p USING (oid) JOIN pg_namespace AS n ON n.oid = p.pronamespace
-ORDER BY 1
 """
 # User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of. Among
 # them are the row types of relations, but of those that are read as whole rows, which have a shape themselves.
@@ -159,14 +158,14 @@ WITH RECURSIVE needed AS (
         WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
     ) AS inner_type
 )
-SELECT DISTINCT format('%I.%I', n.nspname, t.typname)
+SELECT DISTINCT 'type', format('%I.%I', n.nspname, t.typname), ''
 FROM reached JOIN pg_type AS t USING (oid) JOIN pg_namespace AS n ON n.oid = t.typnamespace
 LEFT JOIN pg_class AS c ON c.oid = t.typrelid
 WHERE t.oid >= 16384 AND n.nspname !~ '^pg_'
   AND (t.typelem = 0 OR t.typsubscript <> 'array_subscript_handler'::regproc)
   AND (c.oid IS NULL OR c.oid <> ALL ($2::text[]::regclass[]))
-ORDER BY 1
 """
+_OWN = f"({_EQUALITIES}) UNION ALL ({_OWN_FUNCTIONS}) UNION ALL ({_OWN_TYPES}) ORDER BY 1, 2"
 
 # By the function that an error was raised in.
 _EVENT_TRIGGERS = """
@@ -207,7 +206,6 @@ class Probe:
         tree: The same, parsed; None if it, or a view that it reads, cannot be parsed at the place ``unread``.
         columns: Its columns in order, with their types, without type modifiers; the base type of a domain, whose checks
             would run as the role that casts.
-        reads: What it reads, by table.
         views: The canonical query of each view that it reads, parsed; ``view_names`` are quoted where SQL needs it.
         equalities: Operators ``=`` outside pg_catalog from which edges follow, as SQL names them, by the parser's name.
         functions: The user-defined functions that it calls, also from functions, with their argument types.
@@ -234,9 +232,10 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     """
     try:
         with connection.transaction(force_rollback=True):
-            # Prepared, since the extended protocol refuses a second statement.
-            with names_as_written(connection):
-                connection.execute(_PREFIX + query + "\n", prepare=True)
+            connection.execute(RESOLVE_AS_WRITTEN)
+            # In binary, since the extended protocol refuses a second statement.
+            connection.execute(_PREFIX + query + "\n", binary=True)
+            connection.execute(RESOLVE_AS_PINNED)
             return _probe(connection, query, file)
     except pg.InsufficientPrivilege:
         raise
@@ -253,9 +252,7 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
     stored = connection.execute(_STORED).fetchall()
     rules = [rule for rule, *_ in stored]
     (*_, canonical), *views = stored
-    _require_same_calls(connection, "pg_temp.syncer_probe", canonical, file)
-    for _, relation, _, _, text in views:
-        _require_same_calls(connection, relation, text, f"{file}: the view {relation}")
+    _require_same_calls(connection, {"pg_temp.syncer_probe": canonical, **{view[1]: view[4] for view in views}}, file)
     unread, trees = "", list[exp.Expr]()
     try:
         trees = [parser.parsed(text) for *_, text in stored]
@@ -263,13 +260,13 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
         unread = str(error)
     called = require_steady(connection, rules, trees, file)
     require_no_clock_words(query, canonical, file)
-    reads = tuple(_reads(connection, rules, trees, file))
+    reads = tuple(_reads(connection, rules, trees))
     whole = [read.relation for read in reads if read.is_whole]
-    functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS, (called,)))
-    types = tuple(row[0] for row in connection.execute(_OWN_TYPES, (rules, whole)))
+    own: dict[str, dict[str, str]] = {"function": {}, "type": {}, "equality": {}}
+    for kind, name, qualified in connection.execute(_OWN, (rules, whole, called)):
+        own[kind][name] = qualified
     # FOR UPDATE is refused here.
-    connection.execute("SET LOCAL transaction_read_only = on")
-    connection.execute("SELECT FROM pg_temp.syncer_probe LIMIT 0")
+    connection.execute("SET LOCAL transaction_read_only = on; SELECT FROM pg_temp.syncer_probe LIMIT 0", prepare=False)
     return Probe(
         canonical=canonical,
         tree=trees[0] if trees else None,
@@ -278,19 +275,28 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
         reads=reads,
         views={(schema, name): tree for (_, _, schema, name, _), tree in zip(views, trees[1:], strict=False)},
         view_names=tuple(relation for _, relation, *_ in views),
-        equalities=dict(connection.execute(_EQUALITIES, (rules,)).fetchall()),
-        functions=functions,
-        types=types,
+        equalities=own["equality"],
+        functions=tuple(own["function"]),
+        types=tuple(own["type"]),
     )
 
 
-def _require_same_calls(connection: Connection, view: str, canonical: str, subject: str) -> None:
-    """Refuse a view whose canonical query calls other functions or operators than the view itself."""
-    calls = []
-    with suppress(pg.UndefinedFunction), connection.transaction(force_rollback=True):
-        connection.execute(sql.SQL(AGAIN).format(sql.SQL(canonical)))  # deparsed by Postgres
-        calls = [connection.execute(_CALLS, (name,)).fetchall() for name in (view, "pg_temp.syncer_again")]
-    if not calls or calls[0] != calls[1]:
+def _require_same_calls(connection: Connection, views: Mapping[str, str], file: str) -> None:
+    """Refuse views, the first of which is the file's, whose canonical queries call other functions or operators.
+
+    The transaction has to be rolled back.
+    """
+    calls: dict[str, list[tuple[object, ...]]] = {}
+    again = {view: f"syncer_again_{number}" for number, view in enumerate(views)}
+    differing: str | None = None
+    with suppress(pg.UndefinedFunction):
+        for differing, canonical in views.items():  # deparsed by Postgres
+            connection.execute(sql.SQL(_AGAIN).format(sql.Identifier(again[differing]), sql.SQL(canonical)))
+        for name, *call in connection.execute(_CALLS, ([*views, *again.values()],)):
+            calls.setdefault(name, []).append(tuple(call))
+        differing = next((view for view in views if calls.get(view) != calls.get(again[view])), None)
+    if differing is not None:
+        subject = file if differing == next(iter(views)) else f"{file}: the view {differing}"
         raise DefinitionError(
             f"{subject} compares values with an operator of another schema than pg_catalog, where SQL cannot name one",
             hint="NULLIF, IS DISTINCT FROM, CASE … WHEN, JOIN … USING, NATURAL JOIN and comparisons of rows do so,\n"
@@ -343,7 +349,7 @@ def unnamed_column(file: str) -> DefinitionError:
     return DefinitionError(f"{file}: a column has no name", hint="Give it one with AS: it becomes the field's name.")
 
 
-def _reads(connection: Connection, rules: list[int], trees: list[exp.Expr], file: str) -> Iterator[Read]:
+def _reads(connection: Connection, rules: list[int], trees: list[exp.Expr]) -> Iterator[Read]:
     # The catalogue records no column for a whole row. In a canonical query, a star always means a whole row.
     whole: set[TableName] = set()
     for tree in trees:
@@ -351,15 +357,12 @@ def _reads(connection: Connection, rules: list[int], trees: list[exp.Expr], file
         whole |= {table_name(table) for table in tables(tree) if table.alias_or_name in aliases}
         # An alias that names columns binds them by their places, which every column of the table has a part in.
         whole |= {table_name(table) for table in tables(trees[0]) if table.alias_column_names}
-    for oid, relation, schema, name, names_read in connection.execute(_READS, (rules,)).fetchall():
-        require_capturable(connection, oid, file)
+    for oid, relation, schema, name, names_read, made_of in connection.execute(_READS, (rules,)).fetchall():
         columns = frozenset(names_read)
         is_whole = not trees or (schema, name) in whole
         if is_whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
-        virtual = {
-            name: sources for name, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if name in columns
-        }
+        virtual = {name: sources for name, sources in (made_of or {}).items() if name in columns}
         columns = columns.difference(virtual).union(*virtual.values())
         yield Read(
             relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual), is_whole=is_whole

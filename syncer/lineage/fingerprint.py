@@ -91,7 +91,7 @@ _KINDS = {
     "function": "a function",
     "type": "a type",
 }
-AGAIN = "CREATE TEMPORARY VIEW syncer_again AS {}"
+_AGAIN = "CREATE TEMPORARY VIEW syncer_again AS {}"
 """A view of a query as Postgres has deparsed it, to see how Postgres reads and deparses that."""
 _LISTS_VALUES = frozenset({"enum_first", "enum_last", "enum_range"})
 _LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
@@ -236,7 +236,7 @@ def rebased(connection: Connection, recorded: Shapes, analysed: Shapes, applied:
         definition = shape.definition
         if definition is not None and name in applied and definition == applied[name].definition != today.definition:
             with suppress(psycopg.ProgrammingError), connection.transaction(force_rollback=True):
-                connection.execute(sql.SQL(AGAIN).format(sql.SQL(definition)))  # deparsed by Postgres
+                connection.execute(sql.SQL(_AGAIN).format(sql.SQL(definition)))  # deparsed by Postgres
                 definition = str(value(connection, "SELECT pg_get_viewdef('pg_temp.syncer_again'::regclass)"))
         names = {number: member for member, number in today.numbers.items()} if shape.oid == today.oid else {}
         members, numbers = {}, {}

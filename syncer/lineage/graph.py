@@ -79,12 +79,10 @@ class Graph:
     """A SELECT as nodes and edges.
 
     Args:
-        nodes: By number.
         edges: Those that hold; a condition that holds in both directions is two edges.
         ids: The expression for ``_id``, in columns of one node, in each UNION branch in which it is known.
         competes: Whether a row may displace rows of other documents than its paths lead to.
         forks: Edges from one node into all branches of a UNION: a row there matters only with a row in one of them.
-        tests: Conditions on single rows.
         obstacles: By node, what in the SELECT relates it to others and yields no edge from it.
     """
 

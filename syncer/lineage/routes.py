@@ -13,15 +13,16 @@ The tables are numbered anew, so that equal uses of a table are one query.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
-from syncer.base.postgres import Connection, value
+from syncer.base.postgres import Connection
 from syncer.lineage.catalog import TableName
 from syncer.lineage.graph import Hop, Node, Path
 from syncer.lineage.scope import PLAIN_TYPES, is_carried, type_of
@@ -29,6 +30,7 @@ from syncer.lineage.scope import PLAIN_TYPES, is_carried, type_of
 _PLAIN = frozenset(PLAIN_TYPES.values())
 ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 """Placeholder for the changed rows until a query is run; deparsing preserves it literally."""
+_ROWS_ITEM = "%(rows)s"
 
 
 # Only the columns that are read, by name: no other column of the table has an effect. An image holds each value as
@@ -36,36 +38,39 @@ ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 # it is read as text and cast. Also, an image lacks some columns, but a domain may refuse nulls: so a domain is replaced
 # by its base type. A type has no modifier: what the table has accepted is not checked again.
 _ROWS = """
-WITH RECURSIVE type (number, name, oid, collated) AS (
-    SELECT attnum, attname, atttypid, attcollation
-    FROM pg_attribute WHERE attrelid = $1::regclass AND attname = ANY ($2) AND NOT attisdropped
+WITH RECURSIVE type (position, number, name, oid, collated) AS (
+    SELECT asked.position, attnum, attname, atttypid, attcollation
+    FROM jsonb_array_elements($1) WITH ORDINALITY AS asked (table_columns, position)
+    JOIN pg_attribute ON attrelid = (table_columns ->> 0)::regclass AND table_columns -> 1 ? attname::text
+    WHERE NOT attisdropped
     UNION ALL
-    SELECT y.number, y.name, t.typbasetype, y.collated
+    SELECT y.position, y.number, y.name, t.typbasetype, y.collated
     FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'
 )
-SELECT coalesce(format(
+SELECT y.position::int, format(
     '(SELECT %s FROM jsonb_to_recordset(%s) AS changed (%s))',
     string_agg(format(CASE WHEN is_json THEN '%1$I::%2$s AS %1$I' ELSE '%1$I' END, y.name, format_type(y.oid, -1)),
                ', ' ORDER BY y.number),
-    max($3),
+    max($2),
     string_agg(concat(format('%I %s', y.name, CASE WHEN is_json THEN 'text' ELSE format_type(y.oid, -1) END),
                       CASE WHEN k.oid <> 100 THEN format(' COLLATE %I.%I', n.nspname, k.collname) END),
                ', ' ORDER BY y.number)
-), format('(SELECT FROM jsonb_array_elements(%s))', $3::text))
+)
 FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd'
 CROSS JOIN LATERAL (SELECT y.oid IN ('json'::regtype, 'jsonb'::regtype)) AS j (is_json)
 LEFT JOIN pg_collation AS k ON k.oid = y.collated LEFT JOIN pg_namespace AS n ON n.oid = k.collnamespace
+GROUP BY y.position
 """
 
 _UNIQUE_KEYS = """
-SELECT asked.relation, array(SELECT a.attname::text FROM pg_attribute AS a
+SELECT asked.relation, NULL, NULL, array(SELECT a.attname::text FROM pg_attribute AS a
              WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1]))
 FROM unnest($1::text[]) AS asked (relation) JOIN pg_index AS i ON i.indrelid = asked.relation::regclass
 WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
 """
 # A non-deterministic collation treats different texts as equal, so its columns get no type name. A changed row has no
-# value for a virtual generated column. As JSON, it also loses an array's lower bound and details of composite values.
-# The values of a domain are those of its base type.
+# value for a virtual generated column. As JSON, it also loses details of composite values. The values of a domain are
+# those of its base type. An array is told by its last two characters.
 _TYPES = """
 WITH RECURSIVE type (relation, name, oid, collated) AS (
     SELECT asked.relation, attname, atttypid, attcollation
@@ -75,16 +80,23 @@ WITH RECURSIVE type (relation, name, oid, collated) AS (
     SELECT y.relation, y.name, t.typbasetype, y.collated
     FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'
 )
-SELECT y.relation, y.name::text, CASE WHEN c.collisdeterministic IS FALSE THEN '' WHEN t.typtype = 'e' THEN 'enum'
-                          ELSE format_type(y.oid, -1) END
-FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd' AND t.typcategory NOT IN ('A', 'C')
+SELECT y.relation, y.name::text,
+       CASE WHEN c.collisdeterministic IS FALSE THEN CASE t.typcategory WHEN 'A' THEN '[]' ELSE '' END
+            WHEN t.typtype = 'e' THEN 'enum' ELSE format_type(y.oid, -1) END, NULL
+FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd' AND t.typcategory <> 'C'
+                                AND (t.typcategory <> 'A' OR format_type(y.oid, -1) LIKE '%[]')
 LEFT JOIN pg_collation AS c ON c.oid = y.collated
 """
+_KEYS_AND_TYPES = f"({_UNIQUE_KEYS}) UNION ALL ({_TYPES})"
 
 
-def changed_rows(connection: Connection, relation: str, columns: Collection[str]) -> str:
-    """Return these columns of the changed rows of a table as a FROM item without an alias."""
-    return str(value(connection, _ROWS, (relation, list(columns), ROWS_MARK)))
+def changed_rows(connection: Connection, *tables: tuple[str, Collection[str]]) -> list[str]:
+    """Return these columns of the changed rows of each table as a FROM item without an alias."""
+    items = [f"(SELECT FROM jsonb_array_elements({ROWS_MARK}))"] * len(tables)
+    asked = Jsonb([[relation, list(columns)] for relation, columns in tables])
+    for position, item in connection.execute(_ROWS, (asked, ROWS_MARK)):
+        items[position - 1] = item
+    return items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +112,32 @@ class Route:
     id_column: str | None
 
 
-def route(connection: Connection, relations: Mapping[TableName, str], node: Node, path: Path, id_type: str) -> Route:
-    """Return a path as SQL, with the changed rows in the place of its first table.
+def routes(
+    connection: Connection, relations: Mapping[TableName, str], paths: Sequence[tuple[Node, Path]], id_type: str
+) -> list[Route]:
+    """Return the paths from these readings as SQL, with the changed rows in the place of each path's first table.
 
     Raises:
-        DefinitionError: Postgres refuses it.
+        DefinitionError: Postgres refuses one.
     """
+    derived = [_route(relations, node, path, id_type) for node, path in paths]
+    tables = [(relations[node.table], route.columns) for (node, _), route in zip(paths, derived, strict=True)]
+    for number, rows in enumerate(changed_rows(connection, *tables) if tables else ()):
+        derived[number] = replace(derived[number], query=derived[number].query.replace(_ROWS_ITEM, rows, 1))
+    try:
+        # One round trip.
+        connection.execute(sql.SQL("; ".join(f"EXPLAIN {route.query}" for route in derived)), prepare=False)
+    except psycopg.ProgrammingError as error:
+        raise DefinitionError(
+            f"Postgres refuses what was derived from the SELECT: {error}",
+            hint="Please report it, with the SELECT. Meanwhile, say in affects/<table>.sql which documents a\n"
+            "change touches.",
+        ) from error
+    return [replace(route, query=route.query.replace(ROWS_MARK, "$1::jsonb")) for route in derived]
+
+
+def _route(relations: Mapping[TableName, str], node: Node, path: Path, id_type: str) -> Route:
+    """Return a path as SQL, which names the changed rows `_ROWS_ITEM`."""
     id_, hops = _without_last(path)
     own_alias, names = f"n{node.number}", {f"n{node.number}": "n0"}
     joins = ""
@@ -127,20 +159,11 @@ def route(connection: Connection, relations: Mapping[TableName, str], node: Node
         if reference.table == own_alias
     )
     # Names of relations come from Postgres, conditions from its deparsed SQL.
-    rows = changed_rows(connection, relations[node.table], columns)
-    query = f"SELECT ({_renamed(id_, names)}){as_id}::text AS _id\nFROM {rows} AS n0{joins}"
+    query = f"SELECT ({_renamed(id_, names)}){as_id}::text AS _id\nFROM {_ROWS_ITEM} AS n0{joins}"
     if tests:
         query += "\nWHERE " + " AND ".join(f"({_renamed(test, names)})" for test in tests)
-    try:
-        connection.execute(sql.SQL("EXPLAIN " + query))
-    except psycopg.ProgrammingError as error:
-        raise DefinitionError(
-            f"Postgres refuses what was derived from the SELECT: {error}",
-            hint="Please report it, with the SELECT. Meanwhile, say in affects/<table>.sql which documents a\n"
-            "change touches.",
-        ) from error
     return Route(
-        query=query.replace(ROWS_MARK, "$1::jsonb"),
+        query=query,
         columns=columns,
         id_column=id_.name if is_id and not hops and not tests else None,
     )
@@ -169,17 +192,19 @@ def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
     return path.id, path.hops
 
 
-def unique_keys(connection: Connection, *relations: str) -> dict[str, frozenset[frozenset[str]]]:
-    """Return the sets of columns that are unique, by table."""
-    keys: dict[str, set[frozenset[str]]] = {relation: set() for relation in relations}
-    for relation, columns in connection.execute(_UNIQUE_KEYS, (list(relations),)):
-        keys[relation].add(frozenset(columns))
-    return {relation: frozenset(sets) for relation, sets in keys.items()}
+Keys = dict[str, set[frozenset[str]]]
+"""The sets of columns that are unique, by table."""
+Types = dict[str, dict[str, str]]
+"""The types of the columns that can lead to documents, by table; ``enum`` stands for every enum."""
 
 
-def column_types(connection: Connection, *relations: str) -> dict[str, dict[str, str]]:
-    """Return the types of the columns that can lead to documents, by table; ``enum`` stands for every enum."""
-    types: dict[str, dict[str, str]] = {relation: {} for relation in relations}
-    for relation, name, type_ in connection.execute(_TYPES, (list(relations),)):
-        types[relation][name] = type_
-    return types
+def keys_and_types(connection: Connection, relations: Collection[str]) -> tuple[Keys, Types]:
+    """Return what the catalogue says of these tables."""
+    keys: Keys = {relation: set() for relation in relations}
+    types: Types = {relation: {} for relation in relations}
+    for relation, name, type_, key in connection.execute(_KEYS_AND_TYPES, (list(relations),)):
+        if key is None:
+            types[relation][name] = type_
+        else:
+            keys[relation].add(frozenset(key))
+    return keys, types

@@ -42,7 +42,7 @@ _INSIDE: dict[str, type | UnionType] = {"jsonb": exp.JSONExtract | exp.JSONExtra
 def column(number: int, name: str, type_: str) -> exp.Column:
     """Return a column of a node; its type is empty if different texts count as equal."""
     reference = exp.column(exp.to_identifier(name, quoted=True), table=exp.to_identifier(f"n{number}", quoted=True))
-    reference.meta["type"] = PLAIN_TYPES.get(type_, type_)
+    reference.meta["type"], reference.meta["sql_type"] = PLAIN_TYPES.get(type_, type_), type_
     return reference
 
 
@@ -66,13 +66,21 @@ def is_carried(expression: exp.Expr) -> bool:
     """Whether an image contains the value of an expression.
 
     An image does not tell whether a jsonb is null or missing, nor the spelling of a json, but it does tell what is
-    inside them.
+    inside them. Of an array, it tells the elements.
     """
-    return all(
+    return not any(map(is_array, expression.find_all(exp.Column))) and all(
         _is_inside(reference, _INSIDE[type_])
         for reference in expression.find_all(exp.Column)
         if (type_ := type_of(reference)) in _INSIDE
     )
+
+
+def is_array(expression: exp.Expr) -> bool:
+    """Whether an expression is a column with arrays, perhaps cast."""
+    column = expression.unnest()
+    while isinstance(column, exp.Cast):
+        column = column.this.unnest()
+    return isinstance(column, exp.Column) and type_of(column).endswith("[]")
 
 
 def _is_inside(column: exp.Column, steps: type | UnionType) -> bool:

@@ -7,7 +7,7 @@ of a text to a date is not refused, although the text may be 'today'.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlglot
 from sqlglot import TokenType, exp
@@ -22,12 +22,13 @@ from syncer.capture.install import require_capturable
 # pinned. SQL cannot call what takes the state of an aggregate, so authors often omit its label. Postgres' own functions
 # are distinguished by name: most stable ones depend only on settings, which we pin; timetz_zone depends on the date.
 _UNSTEADY = r"""
-SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
-       n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
+SELECT DISTINCT CASE WHEN n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
+                     THEN 'fickle' ELSE 'opaque' END,
+                CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END
 FROM pg_proc AS p
 JOIN pg_namespace AS n ON n.oid = p.pronamespace
 JOIN pg_language AS l ON l.oid = p.prolang
-WHERE p.oid = ANY ($1::oid[]) AND (
+WHERE p.oid = ANY ($2::oid[]) AND (
       n.nspname <> 'pg_catalog' AND p.provolatile <> 'i' AND NOT 'internal'::regtype = ANY (p.proargtypes)
       AND NOT (p.provolatile = 's' AND l.lanname = 'c' AND p.proname ~ '^(unaccent|st_asgeojson|\w*similarity\w*_op)$')
    OR n.nspname = 'pg_catalog' AND p.provolatile = 'v'
@@ -38,16 +39,20 @@ WHERE p.oid = ANY ($1::oid[]) AND (
        OR p.proname ~ '^(date|time|timetz|timestamp|timestamptz|range|multirange)_in$'
        OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$'
        OR p.proname = 'format_type'))
-ORDER BY 1
 """
 # What stored queries mention is found in their text: dependencies lack Postgres' own functions, and those called by
-# operators and aggregates. A name in that text has a backslash before each space, so it cannot look like a field.
+# operators, and by aggregates, which call functions of their own. A name in that text has a backslash before each
+# space, so it cannot look like a field.
 _MENTIONED = r"""
-SELECT DISTINCT found[1], nullif(found[2], '{')::bigint
-FROM pg_rewrite AS rule,
-     regexp_matches(rule.ev_action::text, '[:{](opno|funcid|opfuncid|aggfnoid|winfnoid|relid|varattno|tablesample'
-                    '|SQLVALUEFUNCTION :op) (-?\d+|\{)', 'g') AS found
-WHERE rule.oid = ANY ($1)
+WITH mention (kind, number) AS (
+    SELECT DISTINCT found[1], nullif(found[2], '{')::bigint
+    FROM pg_rewrite AS rule,
+         regexp_matches(rule.ev_action::text, '[:{](opno|funcid|opfuncid|aggfnoid|winfnoid|relid|varattno|tablesample'
+                        '|SQLVALUEFUNCTION :op) (-?\d+|\{)', 'g') AS found
+    WHERE rule.oid = ANY ($1) AND (found[1] <> 'relid' OR found[2]::oid <> rule.ev_class)
+)
+TABLE mention UNION ALL SELECT 'funcid', unnest(ARRAY[g.aggtransfn, g.aggfinalfn]::oid[])::bigint
+FROM mention JOIN pg_aggregate AS g ON kind = 'aggfnoid' AND g.aggfnoid = number::oid
 """
 # Values whose text is the name of something else, as of a regclass, also in arrays and rows. A text search
 # configuration is such a value only if it is shown: otherwise its name has no part in the result.
@@ -69,27 +74,18 @@ WITH RECURSIVE used (oid, is_shown) AS (
         WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
     ) AS inner_type
 )
-SELECT t.typname::text FROM used JOIN pg_type AS t USING (oid)
+SELECT 'name', t.typname::text FROM used JOIN pg_type AS t USING (oid)
 WHERE t.typnamespace = 'pg_catalog'::regnamespace AND t.typname ~ '^reg'
   AND (is_shown OR t.typname !~ '(config|dictionary)$')
-ORDER BY 1 LIMIT 1
-"""
-# Aggregates call functions of their own.
-_CALLED = """
-SELECT unnest($1::oid[])
-UNION SELECT unnest(ARRAY[aggtransfn, aggfinalfn]::oid[]) FROM pg_aggregate WHERE aggfnoid = ANY ($1)
 """
 # An index of these methods returns about the nearest rows, and others once it is built anew.
 _APPROXIMATE = """
-SELECT DISTINCT n.nspname || '.' || o.oprname
+SELECT DISTINCT 'approximate', n.nspname || '.' || o.oprname
 FROM pg_operator AS o JOIN pg_namespace AS n ON n.oid = o.oprnamespace
 JOIN pg_amop AS p ON p.amopopr = o.oid AND p.amoppurpose = 'o' JOIN pg_am AS m ON m.oid = p.amopmethod
-WHERE o.oid = ANY ($1::oid[]) AND m.amname NOT IN ('gist', 'spgist', 'rum')
+WHERE o.oid = ANY ($3::oid[]) AND m.amname NOT IN ('gist', 'spgist', 'rum')
 """
-_CATALOGUES = """
-SELECT oid FROM pg_class
-WHERE oid = ANY ($1::oid[]) AND relnamespace = 'pg_catalog'::regnamespace ORDER BY relkind <> 'v', relname
-"""
+_SUSPECTS = f"({_UNSTEADY}) UNION ALL ({_NAMES}) UNION ALL ({_APPROXIMATE}) ORDER BY 1, 2"
 # In the order of their numbers: -1 and so on.
 _SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
 
@@ -108,20 +104,12 @@ def require_steady(connection: Connection, rules: Sequence[int], trees: Sequence
     mentions: dict[str, list[int]] = {}
     for kind, number in connection.execute(_MENTIONED, (rules,)):
         mentions.setdefault(kind, []).append(number)
-    for (oid,) in connection.execute(_CATALOGUES, (mentions.get("relid", []),)).fetchall():
-        require_capturable(connection, oid, file)
-    calls = [oid for kind in ("funcid", "opfuncid", "aggfnoid", "winfnoid") for oid in mentions.get(kind, ())]
-    called = [oid for (oid,) in connection.execute(_CALLED, (calls,))]
-    for function, is_fickle in connection.execute(_UNSTEADY, (called,)).fetchall():
-        if function == "timezone":
-            raise _fickle(file, "a time of day AT TIME ZONE, which takes the zone's offset of today", hint=_WITH_A_DATE)
-        if is_fickle:
-            raise _fickle(file, f"{function}()")
-        raise DefinitionError(
-            f"{file} calls {function}, and syncer cannot determine what it reads besides its arguments",
-            hint="Write its query into the SELECT; or, if it depends on its arguments alone, declare it IMMUTABLE.",
-        )
-    _require_no_names(connection, rules, file)
+    require_capturable(connection, mentions.get("relid", []), file)
+    called = [oid for kind in ("funcid", "opfuncid", "aggfnoid", "winfnoid") for oid in mentions.get(kind, ())]
+    suspects: dict[str, list[str]] = {}
+    for kind, name in connection.execute(_SUSPECTS, (rules, called, mentions.get("opno", []))):
+        suspects.setdefault(kind, []).append(name)
+    _require_steady_values(suspects, file)
     if "SQLVALUEFUNCTION :op" in mentions:
         raise _fickle(file, "a keyword such as CURRENT_TIMESTAMP or CURRENT_USER")
     for column in mentions.get("varattno", ()):
@@ -129,19 +117,32 @@ def require_steady(connection: Connection, rules: Sequence[int], trees: Sequence
             raise _fickle(file, f"the system column {_SYSTEM_COLUMNS[-column - 1]}")
     if "tablesample" in mentions:
         raise _fickle(file, "TABLESAMPLE")
-    _require_exact_order(connection, mentions.get("opno", []), trees, file)
-    return called
-
-
-def _require_exact_order(
-    connection: Connection, operators: Sequence[int], trees: Sequence[exp.Expr], file: str
-) -> None:
-    for (operator,) in connection.execute(_APPROXIMATE, (operators,)).fetchall():
+    for operator in suspects.get("approximate", ()):
         if not trees or any(_sorts_by(tree, operator) for tree in trees):
             raise DefinitionError(
                 f"{file} sorts by {operator}, which an approximate index may answer: its result changes with the index",
                 hint="Write ORDER BY (a.embedding <-> b.embedding) + 0, which is exact: no index is used for it.",
             )
+    return called
+
+
+def _require_steady_values(suspects: Mapping[str, Sequence[str]], file: str) -> None:
+    """Refuse functions that do not depend on their arguments alone, and values whose text is the name of something."""
+    for function in suspects.get("fickle", ()):
+        if function == "timezone":
+            raise _fickle(file, "a time of day AT TIME ZONE, which takes the zone's offset of today", hint=_WITH_A_DATE)
+        raise _fickle(file, f"{function}()")
+    for function in suspects.get("opaque", ()):
+        raise DefinitionError(
+            f"{file} calls {function}, and syncer cannot determine what it reads besides its arguments",
+            hint="Write its query into the SELECT; or, if it depends on its arguments alone, declare it IMMUTABLE.",
+        )
+    for type_ in suspects.get("name", ()):
+        raise DefinitionError(
+            f"{file} uses a value of type {type_}, whose text changes without a commit of its table",
+            hint="The text is a name in the catalogue. If that is renamed, no change tells that documents are old.\n"
+            "Keep the oid in a column of type oid, or the name in a column of type text.",
+        )
 
 
 def _sorts_by(tree: exp.Expr, operator: str) -> bool:
@@ -150,16 +151,6 @@ def _sorts_by(tree: exp.Expr, operator: str) -> bool:
     names = {column.alias for column in tree.find_all(exp.Alias) if column.this.unnest() in results}
     keys = [ordered.this.unnest() for ordered in tree.find_all(exp.Ordered)]
     return any(key in results or (isinstance(key, exp.Column) and key.name in names) for key in keys)
-
-
-def _require_no_names(connection: Connection, rules: Sequence[int], file: str) -> None:
-    """Refuse values whose text is the name of something else."""
-    for (type_,) in connection.execute(_NAMES, (rules,)).fetchall():
-        raise DefinitionError(
-            f"{file} uses a value of type {type_}, whose text changes without a commit of its table",
-            hint="The text is a name in the catalogue. If that is renamed, no change tells that documents are old.\n"
-            "Keep the oid in a column of type oid, or the name in a column of type text.",
-        )
 
 
 def require_no_clock_words(query: str, canonical: str, file: str) -> None:

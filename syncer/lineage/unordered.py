@@ -30,10 +30,10 @@ WHERE attrelid = ANY ($1::text[]::regclass[]) AND atttypid IN ('real'::regtype, 
 
 
 def unordered_fields(
-    connection: Connection, select: str, views: Iterable[str], tables: Iterable[str]
+    connection: Connection, select: str, views: Collection[str], tables: Iterable[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return the columns of a canonical SELECT whose elements may come in another order, and those that are rounded."""
-    queries = [select, *(view for (view,) in connection.execute(_VIEWS, (list(views),)))]
+    queries = [select, *(view for (view,) in (connection.execute(_VIEWS, (list(views),)) if views else ()))]
     floats = frozenset(name for (name,) in connection.execute(_FLOAT_COLUMNS, (list(tables),)))
     return unordered_columns(*queries), rounded_columns(floats, *queries)
 

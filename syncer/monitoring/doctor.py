@@ -11,7 +11,7 @@ Kafka and Elasticsearch are only read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import TopicMetadata
 from elastic_transport import TransportError
 from elasticsearch import ApiError, Elasticsearch
+from psycopg.types.json import Jsonb
 
 from syncer.apply import cost
 from syncer.base import migrations, postgres
@@ -34,6 +35,7 @@ from syncer.base.settings import Settings
 from syncer.capture import install
 from syncer.documents import registry
 from syncer.documents.registry import Document
+from syncer.documents.snapshot import Tries
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.indices import is_write_alias
 from syncer.elasticsearch.reader import Holdings
@@ -128,7 +130,7 @@ class Deployment:
         rows: list[tuple[Any, ...]] = self.server("postgres").execute(query, parameters).fetchall()
         return rows
 
-    @property
+    @cached_property
     def schema(self) -> Connection:
         """The connection to Postgres, if it has the syncer schema."""
         if self.rows("SELECT to_regclass('syncer.document') IS NOT NULL") != [(True,)]:
@@ -221,20 +223,22 @@ WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, privilege
 _SUPERUSER = "SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper"
 _UNREADABLE = """
 WITH r AS (
-    SELECT quote_ident(n.nspname) AS schema, quote_ident(current_user) AS role,
+    SELECT asked.relation, quote_ident(n.nspname) AS schema, quote_ident(current_user) AS role,
            has_schema_privilege(n.oid, 'USAGE') AS may_enter, row_security_active(c.oid) AS is_filtered,
            has_table_privilege(c.oid, 'SELECT') OR (
                SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT')) FROM pg_attribute AS a
-               WHERE a.attrelid = c.oid AND a.attname = ANY ($2) AND NOT a.attisdropped) AS may_read
-    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE format('%I.%I', n.nspname, c.relname) = $1
+               WHERE a.attrelid = c.oid AND asked.names ? a.attname::text AND NOT a.attisdropped) AS may_read
+    FROM jsonb_each($1) AS asked (relation, names)
+    JOIN pg_namespace AS n ON true JOIN pg_class AS c ON c.relnamespace = n.oid
+    WHERE format('%I.%I', n.nspname, c.relname) = asked.relation
 )
 SELECT role || ' may not use the schema ' || schema, format('GRANT USAGE ON SCHEMA %s TO %s;', schema, role)
 FROM r WHERE NOT may_enter
-UNION ALL SELECT role || ' may not read ' || $1, format('GRANT SELECT ON %s TO %s;', $1, role) FROM r WHERE NOT may_read
+UNION ALL SELECT role || ' may not read ' || relation, format('GRANT SELECT ON %s TO %s;', relation, role)
+FROM r WHERE NOT may_read
 UNION ALL
-SELECT format('Row-level security of %s hides rows from %s', $1, role), format('ALTER ROLE %s BYPASSRLS;', role)
-FROM r WHERE is_filtered
+SELECT format('Row-level security of %s hides rows from %s', relation, role), format('ALTER ROLE %s BYPASSRLS;', role)
+FROM r WHERE is_filtered ORDER BY 1
 """
 _IS_WORKER = "SELECT has_sequence_privilege('syncer.version', 'USAGE')"
 
@@ -275,12 +279,14 @@ def _is_usable(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _triggers(deployment: Deployment) -> Iterator[Finding]:
+    relations = sorted({table for document in deployment.documents for table in document.dependencies.tables})
     captures = install.captured(deployment.schema)
-    for relation in sorted({table for document in deployment.documents for table in document.dependencies.tables}):
-        capture = captures.get(relation)
-        if capture is None or install.lost(deployment.schema, [relation]):
+    lost = {*install.lost(deployment.schema, relations), *(set(relations) - captures.keys())}
+    outdated = install.outdated(deployment.schema, captures.values())
+    for relation in relations:
+        if relation in lost:
             yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
-        elif not install.is_current(deployment.schema, capture):
+        elif relation in outdated:
             yield Finding(f"The trigger function of {relation} is not the one that this version makes", "syncer apply")
 
 
@@ -303,11 +309,7 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
             columns.setdefault(relation, set()).update(use.watched | use.routing)
         for view in document.dependencies.views:
             columns.setdefault(str(view), set())
-    problems = {
-        problem: fix
-        for relation, names in sorted(columns.items())
-        for problem, fix in deployment.rows(_UNREADABLE, relation, sorted(names))
-    }
+    problems = dict(deployment.rows(_UNREADABLE, Jsonb({name: sorted(columns[name]) for name in sorted(columns)})))
     # A relay reads no table of an application.
     severity = None if deployment.rows(_IS_WORKER) == [(True,)] else CheckSeverity.CONSIDER
     yield from (Finding(problem, fix, severity=severity) for problem, fix in problems.items())
@@ -315,7 +317,8 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
 
 def _indexes(deployment: Deployment) -> Iterator[Finding]:
     uses = [(document.name, use) for document in deployment.documents for use in document.dependencies.tables.values()]
-    costs = [measured for name, use in uses for measured in cost.of_changes(deployment.schema, name, use)]
+    with closing(Tries(deployment.schema, seconds=cost.SECONDS_MAX)) as tries:
+        costs = [measured for name, use in uses for measured in cost.of_changes(tries, name, use)]
     for missing in cost.ranked(index for *_, indexes in costs for index in indexes):
         yield Finding(
             f"Each change of {missing.change_of} reads a whole table to find its documents of {missing.document}",

@@ -370,12 +370,9 @@ class Reader:
 
     def _connect(self) -> Connection:
         connection = postgres.connect(self._settings.postgres, name="status")
-        try:
+        with postgres.closed_on_error(connection):
             connection.execute(_SESSION)
             migrations.require_current(connection)
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def _ask_elasticsearch(self, documents: Sequence[DocumentStatus]) -> Held:

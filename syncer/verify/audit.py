@@ -16,7 +16,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -82,7 +81,9 @@ def audit(
     target = Target(index_name=name, write_alias=name)
     mappings, refresh_seconds = index.holdings.mappings(target), index.holdings.refresh_seconds(target)
     report = AuditReport(document=name, index_name=name, is_refreshed=refresh_seconds > 0)
-    with _reading(connect) as walking, _reading(connect) as connection:
+    with connect() as walking, connect() as connection:
+        for session in (walking, connection):  # they cannot write, and resolve names as the role does
+            session.execute(_SESSION, prepare=False)
         document = _document(connection, select, file, target)
         names = document.dependencies.fields
         if unknown := sorted(path for path in ignored if path.partition(".")[0] not in _first_names(names)):
@@ -106,14 +107,6 @@ def audit(
                 raise DefinitionError(error.message, hint=hint) from error
             raise (error.__cause__ or error) from None
     return report
-
-
-@contextmanager
-def _reading(connect: Callable[[], Connection]) -> Iterator[Connection]:
-    """Open a connection that cannot write, and that resolves names as the role does."""
-    with connect() as connection:
-        connection.execute(_SESSION, prepare=False)
-        yield connection
 
 
 def _document(connection: Connection, select: str, file: str, target: Target) -> Document:

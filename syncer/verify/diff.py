@@ -205,7 +205,14 @@ def _shown(value: Any) -> str | None:
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
 
 
-_OF_AGGREGATES = {
+_ADVICE: Mapping[Cause | None, str] = {
+    None: "To write again what differs: syncer verify {name} --repair; or all documents: syncer backfill {name}",
+    Cause.DEAD_LETTERED: "Fix the data, and it is written. Or fix select.sql or index.json, and run: syncer apply",
+    Cause.FOREIGN: "Another program writes to {index}: let only syncer write there. To write it again: "
+    "syncer verify {name} --repair",
+    Cause.FOREIGN_AHEAD: "Another program writes to {index}, with a version that syncer has not assigned yet and "
+    "cannot overwrite. Stop that program, then run: syncer index rebuild {name}",
+    Cause.INCOMPLETE: "{name} has not been loaded yet. Run: syncer apply",
     Cause.REORDERED: "An aggregate without ORDER BY returns its elements in any order. If select.sql has such an "
     "aggregate, add ORDER BY to it and run: syncer apply",
     Cause.ROUNDED: "A sum of floating-point numbers depends on their order in the last digits. To have it exact, sum "
@@ -215,22 +222,4 @@ _OF_AGGREGATES = {
 
 def advice(cause: Cause | None, document: Document) -> str:
     """What to do about a document that differs for this cause."""
-    name = document.name
-    if cause in _OF_AGGREGATES:
-        return _OF_AGGREGATES[cause]
-    match cause:
-        case Cause.DEAD_LETTERED:
-            return "Fix the data, and it is written. Or fix select.sql or index.json, and run: syncer apply"
-        case Cause.INCOMPLETE:
-            return f"{name} has not been loaded yet. Run: syncer apply"
-        case Cause.FOREIGN:
-            return (
-                f"Another program writes to {document.index_name}: let only syncer write there. To write it again: "
-                f"syncer verify {name} --repair"
-            )
-        case Cause.FOREIGN_AHEAD:
-            return (
-                f"Another program writes to {document.index_name}, with a version that syncer has not assigned yet and "
-                f"cannot overwrite. Stop that program, then run: syncer index rebuild {name}"
-            )
-    return f"To write again what differs: syncer verify {name} --repair; or all documents: syncer backfill {name}"
+    return _ADVICE[cause].format(name=document.name, index=document.index_name)

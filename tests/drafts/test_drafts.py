@@ -14,6 +14,7 @@ import pytest
 
 from tests.drafts import random_schema, wanted
 from tests.drafts.rows import Rows
+from tests.faults.harness import following
 from tests.support.world import World
 
 NAMES = sorted(file.stem for file in wanted.SCHEMAS.glob("*.yaml"))
@@ -33,23 +34,21 @@ def bare(empty_world: World) -> World:
 
 def drafted(world: World, name: str, *arguments: str) -> None:
     """`init` drafts a document, `plan` accepts it, and it is put active."""
-    ended = world.syncer("init", *arguments, "--name", name)
-    assert ended.returncode == 0, ended.stderr
+    world.prints("init", *arguments, "--name", name)
     folder = world.config / "documents" / name
     (folder / "document.yaml").write_text(f"index: {world.alias_of(name)}\n")
     world.documents = (name,)
-    planned = world.syncer("plan", "--json")
-    assert planned.returncode == 0, planned.stdout + planned.stderr
+    world.prints("plan", "--json")
     world.migrate()
     world.apply()
 
 
 def followed(world: World, name: str, rows: Rows) -> None:
     """Random writers go on; no document becomes a dead letter, and all equal their SELECT."""
-    with world.index() as index, world.worker(index) as worker:
+    with following(world) as follower:
         rows.write(15)
-        world.handle(worker)
-        world.refresh(index)
+        follower.handle()
+        world.refresh(follower.index)
     assert world.sql("SELECT document, id, error FROM syncer.dead_letter") == []
     expected, indexed = world.expected(name), world.held(name)
     assert expected.keys() == indexed.keys()

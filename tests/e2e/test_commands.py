@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from syncer.monitoring.doctor import CHECKS
+from tests.faults.harness import following
 from tests.support.world import BLOG_SCHEMA, NOT_PARSED, REPOSITORY, World, wait_until
 
 BLOG = """
@@ -28,18 +29,9 @@ FAR_AHEAD = 1 << 62
 """A version that no assign reaches: whatever was written with it stays."""
 
 
-def done(world: World, *arguments: str, code: int = 0) -> str:
-    """What a command prints; it must exit with this code and print no error."""
-    finished = world.syncer(*arguments)
-    assert finished.returncode == code, finished.stdout + finished.stderr
-    assert "Error" not in finished.stderr
-    assert "Traceback" not in finished.stderr
-    return finished.stdout
-
-
 def status(world: World, *, code: int) -> dict[str, Any]:
     """What ``syncer status --json`` prints."""
-    printed: dict[str, Any] = json.loads(done(world, "status", "--json", code=code))
+    printed: dict[str, Any] = json.loads(world.prints("status", "--json", code=code))
     return printed
 
 
@@ -47,14 +39,14 @@ def test_the_first_hour(empty_world: World) -> None:
     """migrate, apply, run, status and verify take a plain database to documents that follow it."""
     world = empty_world
     world.sql(BLOG_SCHEMA.read_text() + BLOG)
-    assert "applied 0001" in done(world, "migrate")
-    assert "current" in done(world, "migrate")
+    assert "applied 0001" in world.prints("migrate")
+    assert "current" in world.prints("migrate")
 
-    applied = done(world, "apply", "--yes")
+    applied = world.prints("apply", "--yes")
     assert f"blogpost → {world.alias}" in applied
     assert "3 written" in applied
     assert world.differences() == []
-    assert "Nothing to do" in done(world, "apply")
+    assert "Nothing to do" in world.prints("apply")
 
     idle = status(world, code=1)
     assert idle["leader"] is None
@@ -64,7 +56,7 @@ def test_the_first_hour(empty_world: World) -> None:
     world.sql("UPDATE users SET name = 'John Doe' WHERE id = 1; DELETE FROM posts WHERE id = 5")
     world.wait_until_level()
     wait_until(lambda: world.syncer("status").returncode == 0, what="all is well")
-    assert "at work" in done(world, "status")
+    assert "at work" in world.prints("status")
     led = status(world, code=0)
     assert led.keys() == idle.keys()
     assert (led["status"], led["problems"], led["documents"][0]["targets"]) == ("well", [], {world.index_of(): 2})
@@ -73,7 +65,7 @@ def test_the_first_hour(empty_world: World) -> None:
     parts = (led, led["documents"][0], led["daemons"][0], led["servers"][0], idle["problems"][0])
     assert {name for part in parts for name in part} - documented == set()
 
-    assert "equal their SELECT" in done(world, "verify")
+    assert "equal their SELECT" in world.prints("verify")
     daemon.process.send_signal(signal.SIGINT)
     assert daemon.exit_code() == 0  # which it is not, if a component has not ended in time
     assert [event["failed"] for event in daemon.events() if event["event"] == "daemon.stopped"] == [False]
@@ -83,8 +75,8 @@ def test_the_first_hour(empty_world: World) -> None:
 def drifted(world: World) -> World:
     """A world whose index was edited by hand: post 2 lost, 4 changed for good, and one put in."""
     world.sql(BLOG)
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
-        world.drain(relay, worker)
+    with following(world) as follower:
+        follower.drain()
     with world.elasticsearch() as client:
         changed = {**world.expected()["4"], "title": "edited by hand"}
         client.delete(index=world.alias, id="2")
@@ -95,26 +87,26 @@ def drifted(world: World) -> World:
 
 def test_verify_names_every_kind_of_drift_and_repairs(drifted: World) -> None:
     """Missing, different, one too many: each is named, values only if they are asked for; what can be is repaired."""
-    (report,) = json.loads(done(drifted, "verify", "blogpost", "--json", code=1))
+    (report,) = json.loads(drifted.prints("verify", "blogpost", "--json", code=1))
     assert (report["holds"], report["is_complete"], report["documents"]) == (False, True, 3)
     assert {(drift["id"], drift["kind"], drift["cause"]) for drift in report["drifts"]} == {
         ("2", "missing", None),
         ("4", "different", "foreign_ahead"),
         ("77", "extra", "foreign"),
     }
-    printed = done(drifted, "verify", code=1)
+    printed = drifted.prints("verify", code=1)
     assert [part for part in ("2 missing", "4 different title", "77 extra", "--repair") if part not in printed] == []
     assert "edited by hand" not in json.dumps(report) + printed
-    assert '"edited by hand" in the index' in done(drifted, "verify", "--values", code=1)
+    assert '"edited by hand" in the index' in drifted.prints("verify", "--values", code=1)
 
-    (report,) = json.loads(done(drifted, "verify", "--repair", "--json", code=1))
+    (report,) = json.loads(drifted.prints("verify", "--repair", "--json", code=1))
     assert sorted(drift["id"] for drift in report["repaired"]) == ["2", "77"]
     assert [(drift["id"], drift["cause"]) for drift in report["drifts"]] == [("4", "foreign_ahead")]
     with drifted.elasticsearch() as client:
         client.delete(index=drifted.alias, id="4", version=FAR_AHEAD + 1, version_type="external")
     drifted.sql("DELETE FROM posts WHERE id = 4")
-    assert "2 documents equal their SELECT" in done(drifted, "verify", "--repair")
-    loaded = json.loads(done(drifted, "backfill", "blogpost", "--json"))
+    assert "2 documents equal their SELECT" in drifted.prints("verify", "--repair")
+    loaded = json.loads(drifted.prints("backfill", "blogpost", "--json"))
     assert (loaded["document"], loaded["job"]["state"], loaded["job"]["dead_lettered"]) == ("blogpost", "done", 0)
 
 
@@ -123,11 +115,10 @@ def test_a_document_is_applied_alone(world: World) -> None:
     world.define("writer", "SELECT u.id AS _id, u.email FROM users AS u")
     world.apply()
     before = world.sql("SELECT * FROM syncer.capture WHERE relation <> 'public.posts'")
-    select = world.document_folder / "select.sql"
-    select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
+    world.edit_file("p.title,", "upper(p.title) AS title,")
     (world.config / "documents" / "writer" / "select.sql").write_text("SELECT u.id AS _id FROM users AS u")
     world.define("broken", "SELECT nonsense")
-    assert "writer" not in done(world, "--config", str(world.config), "apply", "blogpost", "--yes")
+    assert "writer" not in world.prints("--config", str(world.config), "apply", "blogpost", "--yes")
     assert world.sql("SELECT name, revision FROM syncer.document ORDER BY 1") == [("blogpost", 2), ("writer", 1)]
     assert world.sql("SELECT * FROM syncer.capture WHERE relation <> 'public.posts'") == before
     assert world.syncer("apply", "--yes").returncode == 1
@@ -141,22 +132,22 @@ def test_dead_letters_are_listed_and_retried(world: World) -> None:
     world.daemon()
     world.sql("UPDATE posts SET created = 'infinity' WHERE id <> 5")
     wait_until(lambda: world.sql("SELECT count(*) FROM syncer.dead_letter") == [(2,)], what="two are dead-lettered")
-    listed = json.loads(done(world, "dead-letters", "list", "--limit", "1", "--json"))
+    listed = json.loads(world.prints("dead-letters", "list", "--limit", "1", "--json"))
     assert (listed["letters"], [kind["kind"] for kind in listed["kinds"]]) == (2, [NOT_PARSED])
     assert [letter["id"] for letter in listed["shown"]] == ["2"]
-    printed = done(world, "dead-letters", "list", "blogpost")
+    printed = world.prints("dead-letters", "list", "blogpost")
     assert "failed to parse field [created]" in printed
     assert "infinity" not in printed, "what a field holds is not for everybody"
-    assert "1 dead letter of" in done(world, "dead-letters", "retry", "blogpost", "2", code=1)
-    done(world, "status", code=1)
+    assert "1 dead letter of" in world.prints("dead-letters", "retry", "blogpost", "2", code=1)
+    world.prints("status", code=1)
 
     with world.elasticsearch() as client:
         body = json.loads((world.document_folder / "index.json").read_text())["mappings"]["properties"]
         lenient = {"created": {**body["created"], "ignore_malformed": True}}
         client.indices.put_mapping(index=world.index_of(), properties=lenient)
-    assert "1 written" in done(world, "dead-letters", "retry", "blogpost", "2")
+    assert "1 written" in world.prints("dead-letters", "retry", "blogpost", "2")
     world.sql("UPDATE posts SET created = now() WHERE id = 4")
-    wait_until(lambda: "There are no dead letters" in done(world, "dead-letters", "list"), what="the other is cleared")
+    wait_until(lambda: "There are no dead letters" in world.prints("dead-letters", "list"), what="the other is cleared")
     wait_until(lambda: world.syncer("status").returncode == 0, what="all is well")
     assert "has no dead letter 2" in world.syncer("dead-letters", "retry", "blogpost", "2").stderr
 
@@ -180,8 +171,7 @@ def on_a_terminal(world: World, answer: str, *arguments: str) -> tuple[int, str]
 
 def test_a_no_changes_nothing(world: World) -> None:
     """On a terminal apply asks; it goes on only after a yes."""
-    mapping = world.document_folder / "index.json"
-    mapping.write_text(mapping.read_text().replace('"title":', '"more": {"type": "long"}, "title":'))
+    world.edit_file('"title":', '"more": {"type": "long"}, "title":', file="index.json")
     for answer, code, revision in (("n", 1, 1), ("y", 0, 2)):
         ended, shown = on_a_terminal(world, answer, "apply")
         assert (ended, "Apply?" in shown) == (code, True), shown
@@ -199,16 +189,7 @@ AWAY = {
 
 def plan(world: World, *arguments: str, code: int = 0) -> str:
     """What plan prints, which needs no Kafka; it must exit with this code."""
-    finished = world.syncer("plan", *arguments, environment=AWAY["kafka"])
-    assert (finished.returncode, finished.stderr) == (code, ""), finished.stdout + finished.stderr
-    return finished.stdout
-
-
-def edit(world: World, old: str, new: str) -> None:
-    """Change the SELECT."""
-    file = world.document_folder / "select.sql"
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new))
+    return world.prints("plan", *arguments, code=code, environment=AWAY["kafka"])
 
 
 def test_a_definition_that_is_new_and_then_wrong(empty_world: World) -> None:
@@ -231,13 +212,13 @@ def test_a_definition_that_is_new_and_then_wrong(empty_world: World) -> None:
 
     world.migrate()
     size = "(SELECT count(*) FROM users AS o WHERE o.name = p.title) AS size,"
-    edit(world, "p.tags,", f"p.tags, {size}")
+    world.edit_file("p.tags,", f"p.tags, {size}")
     first, *rest = plan(world, code=1).splitlines()
     used = [line.strip().rpartition(", ")[2] for line in rest if "a change of public.users" in line]
     assert {*used} == {"by users.id = posts.user_id", "by users.name = posts.title"}
     assert first.startswith("Error in blogpost: 3 of 3 sampled documents are rejected, for example ")
     assert "dynamic introduction of [size]" in first
-    edit(world, f"p.tags, {size}", "p.tilte,")
+    world.edit_file(f"p.tags, {size}", "p.tilte,")
     refused = json.loads(plan(world, "--json", code=1))
     assert (refused.keys(), refused["documents"][0].keys()) == (seen.keys(), document.keys())
     assert (refused["documents"][0]["outcome"], refused["documents"][0]["problems"][0]["severity"]) == (None, "refused")
@@ -249,21 +230,16 @@ def test_from_an_empty_database_each_fix_leads_on_until_nothing_is_wrong(empty_w
     world = empty_world
     world.sql(BLOG_SCHEMA.read_text())
     for command, says in (["migrate"], "      Run: syncer migrate\n"), (["apply", "--yes"], "      syncer apply\n"):
-        seen = world.syncer("doctor")
-        assert seen.returncode == 1, (seen.stdout, seen.stderr)
-        assert says in seen.stdout
-        assert world.syncer(*command).returncode == 0
-    seen = world.syncer("doctor", "--json")
-    report = json.loads(seen.stdout)
-    assert seen.returncode == 0, report
+        assert says in world.prints("doctor", code=1)
+        world.prints(*command)
+    report = json.loads(world.prints("doctor", "--json"))
     assert (report["is_well"], report["wrong"], report["unseen"]) == (True, 0, 0)
     assert {finding["id"] for finding in report["findings"]} == {check.id for check in CHECKS}
     assert "The topic has one replica" in world.syncer("doctor").stdout
     with world.elasticsearch() as client:
         client.indices.put_settings(index=world.index_of(), settings={"index.gc_deletes": "60s"})
-    seen = world.syncer("doctor", environment={"COLUMNS": "80"})
-    assert seen.returncode == 1
-    assert f"""      PUT /{world.index_of()}/_settings\n      {{"index.gc_deletes": "3600s"}}\n""" in seen.stdout
+    printed = world.prints("doctor", code=1, environment={"COLUMNS": "80"})
+    assert f"""      PUT /{world.index_of()}/_settings\n      {{"index.gc_deletes": "3600s"}}\n""" in printed
 
 
 def test_a_server_that_is_down_does_not_prevent_the_checks_of_the_others(shared_world: World) -> None:
@@ -271,10 +247,8 @@ def test_a_server_that_is_down_does_not_prevent_the_checks_of_the_others(shared_
     for down in (["postgres"], ["kafka"], ["elasticsearch"], list(AWAY)):
         began = time.monotonic()
         away = {name: value for server in down for name, value in AWAY[server].items()}
-        seen = shared_world.syncer("doctor", "--json", environment=away)
+        findings = json.loads(shared_world.prints("doctor", "--json", code=1, environment=away))["findings"]
         assert time.monotonic() - began < 60
-        assert (seen.returncode, "Traceback" in seen.stderr) == (1, False)
-        findings = json.loads(seen.stdout)["findings"]
         wrong = {each["id"] for each in findings if each["id"].endswith(".reach") and each["severity"] == "wrong"}
         assert wrong == {f"{server}.reach" for server in down}
         well = {finding["id"].partition(".")[0] for finding in findings if finding["severity"] == "well"}

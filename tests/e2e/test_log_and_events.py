@@ -20,9 +20,7 @@ OF_A_BUSY_MACHINE = {"component.retried", "component.recovered", "topic.troubled
 
 def events(world: World, *options: str) -> list[dict[str, Any]]:
     """What `syncer events --json` prints."""
-    completed = world.syncer("events", "--json", *options)
-    assert completed.returncode == 0, completed.stderr
-    events_read: list[dict[str, Any]] = json.loads(completed.stdout)
+    events_read: list[dict[str, Any]] = json.loads(world.prints("events", "--json", *options))
     return events_read
 
 
@@ -55,9 +53,9 @@ def test_what_happened_is_shown_in_order_and_delays_nothing(world: World) -> Non
         daemon.wait_for("timeline.write_failed")
     wait_for(world, "document.suspended", "blogpost was suspended")
     world.sql("ALTER TABLE posts RENAME headline TO title")
-    assert world.syncer("apply", "--yes").returncode == 0
+    world.prints("apply", "--yes")
     wait_for(world, "apply.finished", "Applied blogpost (in_place, resumed).")
-    assert world.syncer("verify").returncode == 0
+    world.prints("verify")
     wait_for(world, "verify.finished", f"Verified {world.index_of()}: 1 document, 0 drifted, 0 repaired.")
     assert daemon.stop() == 0
     wait_for(world, "daemon.left", "A daemon stopped")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
 import threading
 from contextlib import closing, suppress
 from typing import Any
@@ -76,8 +75,7 @@ def state(world: World) -> str:
 
 def start_over(world: World, *migrate: str) -> None:
     """The way out that the messages name, while searches go on finding every document."""
-    ended = world.syncer("migrate", *migrate)
-    assert ended.returncode == 0, ended.stderr
+    world.prints("migrate", *migrate)
     counts: list[int] = []
     finished = threading.Event()
 
@@ -88,9 +86,8 @@ def start_over(world: World, *migrate: str) -> None:
                 stop.wait(0.05)
 
     with at_work(world, [search]):
-        applied = world.syncer("apply", "--yes", "--take-over", "*")
+        world.prints("apply", "--yes", "--take-over", "*")
         finished.set()
-    assert applied.returncode == 0, applied.stdout + applied.stderr
     assert set(counts) == {20}
     with world.elasticsearch() as client:
         assert len(client.indices.get(index=f"{world.alias}*")) == 1
@@ -272,9 +269,9 @@ def test_an_emptied_schema_is_made_anew_by_migrate(filled: World, how: str) -> N
         under_writers(filled, f"TRUNCATE {', '.join(table for (table,) in tables)} CASCADE")
     else:
         rows = filled.sql("SELECT id, user_id, title, body FROM posts")
-        dump = dumped(filled, "--schema-only")
+        dump = filled.dump("--schema-only")
         filled.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        load(filled, dump)
+        filled.restore(dump, stops=False)
         filled.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
         for row in rows:
             filled.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, %s)", *row)
@@ -302,25 +299,13 @@ def test_a_migration_waits_for_nobody_with_a_lock(filled: World) -> None:
         assert migrations.migrate(connection, anew=True, timeout_seconds=DEADLINE_SECONDS) != []
 
 
-def dumped(world: World, *options: str) -> str:
-    """A dump of the world's database."""
-    program = [str(world.sandbox.postgres.bin_folder / "pg_dump"), *options, world.dsn]
-    return subprocess.run(program, check=True, capture_output=True, text=True).stdout
-
-
-def load(world: World, dump: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a dump by psql."""
-    program = [str(world.sandbox.postgres.bin_folder / "psql"), "-q", *options, world.dsn]
-    return subprocess.run(program, check=False, capture_output=True, text=True, input=dump)
-
-
 def test_data_that_is_restored_beside_a_schema_of_its_own_names_foreign_indices(filled: World) -> None:
     """The rows name indices of the database that was dumped: nothing is written to them, and apply replaces them."""
-    rows_dump = dumped(filled, "--data-only", "--disable-triggers")
+    rows_dump = filled.dump("--data-only", "--disable-triggers")
     filled.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     filled.sql(BLOG_SCHEMA.read_text())
     filled.migrate()
-    load(filled, rows_dump)
+    filled.restore(rows_dump, stops=False)
     assert filled.sql("SELECT count(*) FROM syncer.document") == [(1,)]
     for command in (("apply", "--yes"), ("run",)):
         refused = filled.syncer(*command)
@@ -352,8 +337,7 @@ def test_a_take_over_that_dies_is_gone_on_with(
     if not is_fenced:
         assert "--take-over blogpost" in filled.syncer("apply", "--yes").stderr
     options = () if is_fenced else ("--take-over", "blogpost")
-    applied = filled.syncer("apply", "--yes", *options)
-    assert applied.returncode == 0, applied.stdout + applied.stderr
+    filled.prints("apply", "--yes", *options)
     assert filled.differences() == []
     with filled.elasticsearch() as client:
         assert len(client.indices.get(index=f"{filled.alias}*")) == 1
@@ -363,18 +347,14 @@ def test_a_take_over_that_dies_is_gone_on_with(
 def test_a_dump_of_definitions_loads_as_the_docs_say(filled: World, how: str) -> None:
     """As Rails' structure.sql: of all schemas, it is emptied then; of one, without the lines of the triggers."""
     if how == "all schemas":
-        dump = dumped(filled, "--schema-only")
+        dump = filled.dump("--schema-only")
     else:
-        lines = dumped(filled, "--schema-only", "--schema=public").splitlines()
+        lines = filled.dump("--schema-only", "--schema=public").splitlines()
         pattern = re.compile(r"^CREATE TRIGGER syncer_|ENABLE ALWAYS TRIGGER syncer_")
-        assert load(filled, "\n".join(lines)).returncode == 0
         dump = "\n".join(line for line in lines if not pattern.search(line))
     filled.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE")
-    loaded = load(
-        filled, dump if "CREATE SCHEMA public" in dump else f"CREATE SCHEMA public; {dump}", "-v", "ON_ERROR_STOP=1"
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    assert filled.syncer("migrate").returncode == 0
+    filled.restore(dump if "CREATE SCHEMA public" in dump else f"CREATE SCHEMA public; {dump}")
+    filled.prints("migrate")
     assert state(filled) == ""
 
 
@@ -446,7 +426,7 @@ MAY = "public.comments may have been rewritten, or had other partitions, trigger
 ANY_ROW = {
     "TRUNCATE comments": "public.comments was truncated",
     "ALTER TABLE comments ALTER age TYPE bigint": MAY,
-    "VACUUM FULL comments": MAY,
+    "ALTER TABLE comments ALTER name TYPE text USING lower(name)": MAY,
     "ALTER TABLE comments DISABLE TRIGGER USER; ALTER TABLE comments ENABLE TRIGGER USER": MAY,
 }
 

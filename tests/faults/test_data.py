@@ -33,10 +33,8 @@ def letters(world: World) -> dict[str, str]:
 @pytest.fixture
 def dividing(empty_world: World) -> World:
     """A world whose SELECT raises for a post that has been seen 13 times."""
-    select = empty_world.document_folder / "select.sql"
-    select.write_text(select.read_text().replace("p.body,", "p.body, 100 / (p.views - 13) AS ratio,"))
-    index_json = empty_world.document_folder / "index.json"
-    index_json.write_text(index_json.read_text().replace('"strict"', "true"))
+    empty_world.edit_file("p.body,", "p.body, 100 / (p.views - 13) AS ratio,")
+    empty_world.edit_file('"strict"', "true", file="index.json")
     empty_world.set_up()
     return empty_world
 
@@ -186,10 +184,7 @@ def test_a_row_that_is_too_large_is_set_aside_by_itself(world: World, monkeypatc
     """One that is never fetched, and one that Postgres fails at: both are dead letters, and nothing is suspended."""
     monkeypatch.setattr(compose, "DOCUMENT_BYTES_MAX", 1_000_000)
     half = "repeat(repeat(p.body, 1000), 100000)"  # of six letters: more than any value may have, if there are two
-    file = world.document_folder / "select.sql"
-    file.write_text(
-        file.read_text().replace("p.body,", f"CASE WHEN p.views = 13 THEN {half} || {half} ELSE p.body END AS body,")
-    )
+    world.edit_file("p.body,", f"CASE WHEN p.views = 13 THEN {half} || {half} ELSE p.body END AS body,")
     world.apply()
     harness.add_posts(world, 4)
     world.sql("UPDATE posts SET body = repeat('x', 2000000) WHERE id = 2")
@@ -312,18 +307,17 @@ def test_one_row_that_fails_hides_no_other(empty_world: World, select: str) -> N
         client.delete(index=world.alias_of("pay"), id="3", refresh=True)
         client.index(index=world.alias_of("pay"), id="4500", document={}, refresh=True)
     world.sql("DELETE FROM syncer.outbox")  # no change is in flight
-    verified = world.syncer("verify", "--json")
-    assert verified.returncode == 1, verified
-    (report,) = json.loads(verified.stdout)
+    verified = world.prints("verify", "--json", code=1)
+    (report,) = json.loads(verified)
     assert report["suspended"] is None
     kinds_of_drift = {drift["id"]: drift["kind"] for drift in report["drifts"]}
     assert kinds_of_drift == {"3": "missing", "4500": "extra", "4999": "failing"}
     assert report["documents"] == 4000
     told = world.syncer("verify").stdout + world.syncer("explain", "pay", "4999").stdout
-    assert VALUE not in told + verified.stdout
+    assert VALUE not in told + verified
     assert "fails on the data" in told
     world.sql("DELETE FROM pay WHERE id = 4999; DELETE FROM syncer.outbox")
-    assert world.syncer("verify", "--repair").returncode == 0
+    world.prints("verify", "--repair")
     assert world.sql(SUSPENDED) == []
 
 

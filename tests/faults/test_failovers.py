@@ -27,7 +27,7 @@ from tests.faults.harness import committed, following, require_holds, the_docume
 from tests.support.breakpoints import Plan
 from tests.support.in_process import assign
 from tests.support.routing import put_routing, put_shards
-from tests.support.standbys import Standbys, ask, commit_lazily, dump, restore, standbys
+from tests.support.standbys import Standbys, ask, commit_lazily, restore, standbys
 from tests.support.world import BLOG_SCHEMA, USES_KAFKA, World, made, wait_until
 
 POSTS = 200
@@ -145,7 +145,7 @@ def sequence_numbers(world: World) -> list[dict[str, int]]:
 
 def keep_dump(world: World) -> Callable[[], None]:
     """A dump, which is restored into the same server under the same name."""
-    dumped = dump(world)
+    dumped = world.dump()
     return lambda: restore(world, dumped)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -158,8 +157,7 @@ def test_a_rebuild_of_a_suspended_document_begins_only_if_it_can_end(blog: World
         client.indices.put_settings(index=blog.index_of(), settings={DISK_FULL: True})
     blog.sql("TRUNCATE syncer.outbox")  # as if all were handled
     blog.sql("UPDATE syncer.document SET suspended = 'its disk is full', suspended_at = now()")
-    rebuilt = blog.syncer("index", "rebuild", "blogpost")
-    assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
+    blog.prints("index", "rebuild", "blogpost")
     events = blog.syncer("events").stdout
     assert "Applied blogpost" in events
     assert "resumed" not in events, "the index before stayed suspended until the new one was searched"
@@ -201,10 +199,7 @@ def test_a_full_disk_amid_a_rebuild_leaves_the_old_index_live(blog: World) -> No
 
 def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -> None:
     """The command says how many, and why; with --allow-failed-documents the new index serves without them."""
-    file = blog.document_folder / "index.json"
-    body = json.loads(file.read_text())
-    body["mappings"]["properties"]["title"] = {"type": "date"}
-    file.write_text(json.dumps(body))
+    blog.edit_index(lambda body: body["mappings"]["properties"].update(title={"type": "date"}))
     blog.sql("UPDATE posts SET title = '2020-01-01'")
     blog.apply()
     index_before = blog.index_of()
@@ -219,17 +214,15 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
     with blog.connect() as connection:
         connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
         assert message not in blog.syncer("status").stdout
-    despite = blog.syncer("index", "rebuild", "blogpost", "--allow-failed-documents")
-    assert despite.returncode == 0, despite.stdout + despite.stderr
+    blog.prints("index", "rebuild", "blogpost", "--allow-failed-documents")
     assert blog.index_of() != index_before
 
 
 def test_a_plan_that_is_out_of_date_is_not_carried_out(blog: World) -> None:
     """The index that was being built serves by now: it stays, and nothing is changed."""
-    select = blog.document_folder / "select.sql"
     with blog.connect() as connection, blog.indices() as indices:
         reindex.begin(connection, indices, "blogpost", report=lambda _: None)
-        select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
+        blog.edit_file("p.title,", "upper(p.title) AS title,")
         decided = planned(connection, indices, blog.config)
         blog.sql("DELETE FROM syncer.outbox")
         require_done(blog, begin_rebuild(blog))
@@ -256,10 +249,8 @@ finally:
 def test_memory_does_not_grow_with_the_size_of_documents(empty_world: World) -> None:
     """1,200 documents of 200 kB, in chunks of 1,000: the command stays below 200 MB."""
     world = empty_world
-    file = world.document_folder / "index.json"
-    file.write_text(
-        file.read_text().replace('"body": { "type": "text" }', '"body": { "type": "object", "enabled": false }')
-    )
+    as_stored = '"body": { "type": "object", "enabled": false }'
+    world.edit_file('"body": { "type": "text" }', as_stored, file="index.json")
     world.set_up()
     add_posts(world, 1200)
     world.sql("UPDATE posts SET body = repeat('lorem ipsum ', 17000)")

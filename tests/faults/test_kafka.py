@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -73,9 +74,8 @@ def create_anew(world: World, *, partitions: int = 4) -> None:
     ends(world)  # each of its partitions has a leader
 
 
-def create_anew_with_fewer(world: World) -> None:
-    """As a broker does that creates topics by itself: it has one partition."""
-    create_anew(world, partitions=1)
+create_anew_with_fewer = partial(create_anew, partitions=1)
+"""As a broker does that creates topics by itself."""
 
 
 def create_anew_and_longer(world: World) -> None:
@@ -161,7 +161,7 @@ def test_partitions_that_are_gone_are_made_up_for(blog: World, happens: Callable
     with following(blog):
         token = committed(blog, NEW)
         require_holds(blog)
-        assert blog.syncer("wait", str(token)).returncode == 0
+        blog.prints("wait", str(token))
         told = [trouble.error for trouble in troubles() if "1 partition instead of 4" in trouble.error]
         assert bool(told) is (happens is create_anew_with_fewer)
     assert len(refreshes(blog)) == 1
@@ -227,13 +227,7 @@ def test_records_of_another_database_are_refused(blog: World) -> None:
 def use_another_topic(world: World) -> None:
     """Name another topic, and apply."""
     world.worker_settings["SYNCER_KAFKA_TOPIC"] = world.settings.kafka.topic + ".own"
-    assert world.syncer("apply", "--yes").returncode == 0
-
-
-def add_two_partitions(world: World) -> None:
-    """Add as many as the hint says."""
-    client, name = admin(world), world.settings.kafka.topic
-    client.create_partitions([NewPartitions(name, 4)])[name].result()
+    world.prints("apply", "--yes")
 
 
 HINTS: dict[str, tuple[Callable[[World], None], str, Callable[[World], None]]] = {
@@ -250,7 +244,7 @@ HINTS: dict[str, tuple[Callable[[World], None], str, Callable[[World], None]]] =
     "fewer partitions than configured": (
         lambda world: create_anew(world, partitions=2),
         "--partitions 4",
-        add_two_partitions,
+        add_partitions,
     ),
 }
 

@@ -34,13 +34,6 @@ def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
         yield name
 
 
-@pytest.fixture
-def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
-    """A plain client."""
-    with open_client(endpoints.elasticsearch_url, request_timeout=60) as opened:
-        yield opened
-
-
 def owner(client: Elasticsearch, index: str, *, lease: float = 15) -> Locks:
     """An owner of locks."""
     return Locks(client, owner="owner", index=f"{index}-locks", lease_seconds=lease)

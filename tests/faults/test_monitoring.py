@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +21,7 @@ from syncer.jobs.model import JobKind
 from tests.faults import harness
 from tests.faults.harness import needs_kafka, require_holds
 from tests.support.elasticsearch_proxy import Proxy
+from tests.support.network import ask
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
 EDIT = "UPDATE posts SET title = title || ' again' WHERE id = 1"
@@ -43,10 +43,10 @@ class Operator:
     daemon: Daemon
     proxy: Proxy
 
-    def _get(self, path: str) -> bytes:
-        address = str(self.daemon.wait_for("web.listening")["address"]).rstrip("/")
-        with urlopen(address + path, timeout=DEADLINE_SECONDS) as answer:  # noqa: S310 - our own
-            return bytes(answer.read())
+    def _get(self, path: str) -> str:
+        status, text = ask(str(self.daemon.wait_for("web.listening")["address"]), path)
+        assert status == 200, text
+        return text
 
     def page(self) -> Json:
         """What the page's API says."""
@@ -56,7 +56,7 @@ class Operator:
     def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
         """What Prometheus reads: of each series its values, by those of its labels."""
         values_by_metric: dict[str, dict[tuple[str, ...], float]] = {}
-        for family in text_string_to_metric_families(self._get("/metrics").decode()):
+        for family in text_string_to_metric_families(self._get("/metrics")):
             for sample in family.samples:
                 values_by_metric.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
         return values_by_metric
@@ -80,7 +80,7 @@ class Operator:
 
     def events(self) -> str:
         """What the timeline has."""
-        return self.world.syncer("events").stdout
+        return self.world.prints("events")
 
     def problem(self, *words: str, seconds: float = DEADLINE_SECONDS) -> Json:
         """The problem with these words, once the page has it: once, as `status` does and the metrics count it."""
@@ -212,7 +212,7 @@ def test_an_index_that_is_lost_is_one_problem(operator: Operator) -> None:
     wait_until(lambda: operator.document()["suspended"] is not None, what="a write has met it")
     problem = operator.problem(f"The index {name} (of blogpost) is gone.")
     command = problem["action"].removeprefix("Run: syncer ").split()
-    assert world.syncer(*command, "--yes").returncode == 0
+    world.prints(*command, "--yes")
     operator.over()
     require_holds(world)
 

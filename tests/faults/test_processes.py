@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable
-from contextlib import closing
-from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +21,7 @@ from syncer.jobs.model import JobState, find
 from tests.faults import harness
 from tests.faults.harness import needs_kafka, require_holds
 from tests.support.breakpoints import REACHED, Plan, Point
-from tests.support.network import line
+from tests.support.network import ask, line
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 from tests.support.writers import QUICK_FAILOVER, fill, writing
 
@@ -145,19 +141,9 @@ def run_killed(world: World, *arguments: str, point: Point) -> None:
     assert completed.returncode == -signal.SIGKILL, (point, completed)
 
 
-def run(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that does what it was asked for."""
-    completed = world.syncer(*arguments)
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    return completed
-
-
 def want_another_index(world: World, kind: str) -> None:
     """Change index.json in a way that no index takes in place."""
-    file = world.document_folder / "index.json"
-    body = json.loads(file.read_text())
-    body["mappings"]["properties"]["tags"] = {"type": kind}
-    file.write_text(json.dumps(body))
+    world.edit_index(lambda body: body["mappings"]["properties"].update(tags={"type": kind}))
 
 
 def physical(world: World) -> set[str]:
@@ -183,12 +169,12 @@ def test_a_switch_to_another_index_is_killed_at_each_step(blog: World) -> None:
         for point in SWITCH:
             run_killed(blog, "apply", "--yes", point=point)
             assert len(blog.held()) > 10  # whatever random writers do
-        run(blog, "apply", "--yes")
+        blog.prints("apply", "--yes")
         assert blog.index_of() not in ("", f"{blog.alias}-000001")
         want_another_index(blog, "keyword")
         run_killed(blog, "apply", "--yes", point=Point(at="syncer.elasticsearch.indices:Indices.drop"))
         assert len(physical(blog)) > 1
-        run(blog, "apply", "--yes")
+        blog.prints("apply", "--yes")
     require_holds(blog)
     assert physical(blog) == {blog.index_of()}
 
@@ -199,7 +185,7 @@ def test_a_rebuild_that_was_killed_is_given_up(blog: World) -> None:
     index_before = blog.index_of()
     run_killed(blog, "index", "rebuild", "blogpost", point=SWITCH[-1])
     assert blog.syncer("index", "abort", "blogpost").returncode == 2
-    run(blog, "index", "abort", "blogpost", "--yes")
+    blog.prints("index", "abort", "blogpost", "--yes")
     assert physical(blog) == {index_before} == {blog.index_of()}
     assert blog.differences() == []
 
@@ -219,8 +205,7 @@ def test_a_move_that_a_failover_has_taken_back_is_recorded_by_the_next_apply(blo
         indices.drop(registry.current(connection)["blogpost"].target)
     blog.sql("UPDATE posts SET title = 'changed' WHERE id = 1")
     wait_until(lambda: bool(blog.sql(harness.SUSPENDED)), what="the index that is gone is suspended")
-    applied = blog.syncer("apply", "--yes")
-    assert applied.returncode == 0, applied.stdout + applied.stderr
+    blog.prints("apply", "--yes")
     assert blog.sql("SELECT role, index_name FROM syncer.document") == [("current", new.index_name)]
     require_holds(blog)
 
@@ -298,8 +283,7 @@ def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> Non
     with blog.connect() as connection:
         job = harness.create(connection)
         wait_until_stopped(sleeping)
-        completed = blog.syncer("backfill", "blogpost", program=Plan(constants=LEASES).program)
-        assert completed.returncode == 0, completed.stderr
+        blog.prints("backfill", "blogpost", program=Plan(constants=LEASES).program)
         assert find(connection, job.id).state is JobState.DONE
     sleeping.process.send_signal(signal.SIGCONT)
     assert sleeping.stop() == 0
@@ -340,19 +324,12 @@ def free_port() -> int:
         return int(occupied.getsockname()[1])
 
 
-def answer(port: int, path: str) -> tuple[int, str]:
-    """What the daemon answers over HTTP."""
-    with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read().decode()
-
-
 @pytest.mark.parametrize("server", ["Postgres", "Elasticsearch", pytest.param("Kafka", marks=needs_kafka)])
 def test_a_daemon_starts_while_a_server_is_away(world: World, server: str) -> None:
     """It lives, is not ready, says once what it waits for, and goes on when the server answers, or when told to end."""
     fill(world)
-    port, page = free_port(), free_port()
+    port, page_port = free_port(), free_port()
+    page = f"http://127.0.0.1:{page_port}"
     dsn = psycopg.conninfo.conninfo_to_dict(world.dsn)
     real = {
         "Postgres": int(dsn["port"] or 5432),
@@ -366,14 +343,14 @@ def test_a_daemon_starts_while_a_server_is_away(world: World, server: str) -> No
     }
     if server == "Elasticsearch":
         assert world.daemon(environment=away[server], until="component.retried").stop() == 0
-    daemon = world.daemon(environment={**away[server], "SYNCER_WEB_PORT": str(page)}, until="component.retried")
-    assert answer(page, "/healthz")[0] == 200
-    status, text = answer(page, "/readyz")
+    daemon = world.daemon(environment={**away[server], "SYNCER_WEB_PORT": str(page_port)}, until="component.retried")
+    assert ask(page, "/healthz")[0] == 200
+    status, text = ask(page, "/readyz")
     assert (status, f"{server} cannot be reached" in text) == (503, True)
     with line(real[server], port=port):
         daemon.wait_for("daemon.started")
         require_holds(world)
-        assert answer(page, "/healthz")[0] == 200
+        assert ask(page, "/healthz")[0] == 200
         recovered = [event["server"] for event in daemon.events() if event["event"] == "server.recovered"]
         assert recovered == [server.lower()]
         assert daemon.stop() == 0

@@ -68,8 +68,7 @@ def test_a_function_of_another_role_has_no_part_in_what_syncer_does(
     """Not in migrate, apply, or versions; a SELECT means what it did when it was applied."""
     world = empty_world
     mallory(SPELLS)
-    select = world.document_folder / "select.sql"
-    select.write_text(select.read_text().replace("p.title", "concat(p.title, p.title) AS title", 1))
+    world.edit_file("p.title,", "concat(p.title, p.title) AS title,")
     world.set_up()
     harness.add_posts(world, 2)
     world.sql("UPDATE posts SET title = 't'")

@@ -185,23 +185,20 @@ def test_a_document_is_suspended_and_the_other_goes_on(two: World, change: Chang
         assert (event["document"], event["level"]) == (change.document, "error")
         write(two, 1)
         wait_until(lambda: is_level(two, other_document), what="the other follows", detail=daemon.log_file.read_text)
-        status = two.syncer("status", "--json")
-        assert status.returncode == 1
-        suspended = {document["name"]: document["suspended"] for document in json.loads(status.stdout)["documents"]}
+        status = json.loads(two.prints("status", "--json", code=1))
+        suspended = {document["name"]: document["suspended"] for document in status["documents"]}
         assert suspended[other_document] is None
         for words in change.says:
             assert words in f"{event['reason']}\n{event['hint']}"
             assert words in suspended[change.document]
         two.sql(change.fix.format(role=name))
         if change.select:
-            select = two.document_folder / "select.sql"
-            select.write_text(select.read_text().replace(*change.select))
+            two.edit_file(*change.select)
         if change.resumes:
             daemon.wait_for("document.resumed")
         else:
-            applied = two.syncer("apply", "--yes")
-            assert applied.returncode == 0, applied.stderr
-            assert "suspended" in applied.stdout or "gone" in applied.stdout
+            applied = two.prints("apply", "--yes")
+            assert "suspended" in applied or "gone" in applied
         write(two, 2)
         require_holds(two)
         assert suspensions(daemon) == [change.document]
@@ -402,9 +399,7 @@ def test_the_changes_of_a_suspended_document_wait_in_a_fan_out(
         follow_users(shared, daemon)
         if hazard is not altering:
             shared.sql("DELETE FROM posts WHERE id = 1")
-        status = shared.syncer("status")
-        assert status.returncode == 1
-        assert reason in " ".join(status.stdout.split())
+        assert reason in " ".join(shared.prints("status", code=1).split())
     require_holds(shared)
     assert daemon.wait_for("document.resumed")["outage_seconds"] > 0
     assert shared.sql(REFRESHES) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.faults.harness import following
 from tests.support.world import World
 
 BLOG = """
@@ -37,9 +38,9 @@ CHANGES = (
 def test_every_kind_of_change_reaches_the_document(world: World) -> None:
     """Whatever statement an application uses, the document equals its SELECT afterwards."""
     world.sql(BLOG)
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
-        world.drain(relay, worker)
+    with following(world) as follower:
+        follower.drain()
         for change in CHANGES:
             world.sql(change)
             assert world.differences(), change
-            world.drain(relay, worker)
+            follower.drain()

@@ -86,7 +86,8 @@ def test_a_value_of_any_type_comes_back_from_its_image(empty_world: World) -> No
         for column, (type_, literal) in zip(columns, VALUES, strict=True)
     )
     with empty_world.connect() as connection:
-        rows = routes.changed_rows(connection, "public.things", columns).replace(routes.ROWS_MARK, "$1::jsonb")
+        [rows] = routes.changed_rows(connection, ("public.things", columns))
+        rows = rows.replace(routes.ROWS_MARK, "$1::jsonb")
         connection.execute("SET search_path = public")  # where the types of the test are
         counted = connection.execute(
             f"SELECT count(*), {same} FROM {rows} AS c",

@@ -41,6 +41,13 @@ using twice: SELECT id AS _id, y.v, z.v AS w FROM r LEFT JOIN (SELECT r_id AS id
     (SELECT r_id AS id, v FROM b) z USING (id)
 not exists: SELECT x.id AS _id FROM r x WHERE NOT EXISTS (SELECT FROM a y WHERE y.r_id = x.id)
 any: SELECT x.id AS _id FROM r x WHERE x.id = ANY (SELECT y.r_id FROM a y)
+in its array: SELECT y.id AS _id, (SELECT sum(x.v) FROM r x WHERE x.id = ANY (y.ids)) AS f FROM t y
+in the arrays of others: SELECT x.id AS _id, (SELECT max(y.word) FROM t y WHERE x.k = ANY (y.ids)) AS f FROM r x
+in an array, outer join: SELECT x.id AS _id, y.word FROM t y LEFT JOIN r x ON x.id::bigint = ANY (y.ids)
+in an array of texts, one condition: SELECT z.id AS _id, (SELECT jsonb_agg(y.id ORDER BY y.id) FROM t y WHERE z.word =
+    ANY (y.tags::varchar[]) AND y.n > 1) AS f FROM t z
+in an array, in a view's place: SELECT x.id AS _id, s.n FROM r x JOIN (SELECT y.ids AS c, y.n FROM t y) s ON x.id = ANY
+    (s.c)
 cte of a cte: WITH w (c, d) AS (SELECT y.r_id, y.v FROM a y), u AS (SELECT w.d, w.c FROM w) SELECT x.id AS _id, u.d
     FROM r x JOIN u ON u.c = x.id
 cte that looks out: SELECT x.id AS _id, (WITH w AS (SELECT y.id FROM a y WHERE y.r_id = x.id) SELECT count(*) FROM b z
@@ -207,6 +214,14 @@ def test_a_recursive_query_is_proposed_for_a_recursive_one(judge: Judge) -> None
         head = head.replace("…", place, 1)
     judge.derive(tree, {"a": head})
     hold(judge, rounds=5 * ROUNDS)
+
+
+def test_an_element_is_looked_up_as_a_gin_index_answers(judge: Judge) -> None:
+    """Of the array's own type, it is contained; of another one, it is compared with each element."""
+    for element, is_contained in (("x.id", True), ("x.id::bigint", False), ("x.n", False)):
+        dependencies = judge.derive(f"SELECT y.id AS _id, x.v FROM t y JOIN r x ON {element} = ANY (y.ids)")
+        [query] = dependencies.tables["public.r"].affected
+        assert ("@>" in query) is is_contained
 
 
 def test_equal_uses_of_a_table_are_one_query(judge: Judge) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from syncer.capture import install
 from syncer.indexing import version
+from tests.faults.harness import following
 from tests.support.capture import Change, capture_only, written
 from tests.support.world import World
 
@@ -194,12 +195,12 @@ def people(request: pytest.FixtureRequest, empty_world: World) -> World:
 
 def test_an_update_writes_only_documents_that_show_a_changed_column(people: World) -> None:
     """A counter that one document shows does not rewrite the others; a change of the key reaches all."""
-    with people.index() as index, people.relay() as relay, people.worker(index) as worker:
-        people.drain(relay, worker)
+    with following(people) as follower:
+        follower.drain()
         for change, expected in CHANGES.items():
             versions_before = {name: versions(people, name) for name in DOCUMENTS}
             people.sql(change)
-            people.drain(relay, worker)
+            follower.drain()
             versions_after = {name: versions(people, name) for name in DOCUMENTS}
             assert {name for name in DOCUMENTS if versions_before[name] != versions_after[name]} == expected, change
 
@@ -216,7 +217,7 @@ def test_a_trigger_that_was_disabled_for_a_while_refreshes_what_reads_the_table(
     named = "SELECT quote_ident(tgname), tgname ~ 'update|row' FROM pg_trigger WHERE tgrelid = 'people'::regclass"
     triggers = people.sql(named)
     trigger = next(name for name, is_for_updates in triggers if is_for_updates)
-    with people.connect() as connection, people.index() as index, people.relay() as relay:
+    with people.connect() as connection:
         assert install.note(connection) == []
         connection.execute("VACUUM (FREEZE) pg_trigger")
         people.apply()
@@ -230,6 +231,6 @@ def test_a_trigger_that_was_disabled_for_a_while_refreshes_what_reads_the_table(
             assert written(people) == []
             assert install.note(connection) == ["public.people"]
             assert install.note(connection) == []
-            with people.worker(index) as worker:
-                people.drain(relay, worker)
+            with following(people) as follower:
+                follower.drain()
             assert json.dumps(people.held("counts")).count(str(1000 + number)) == 3

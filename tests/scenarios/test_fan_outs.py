@@ -14,7 +14,7 @@ from syncer.documents.affected import AffectedReader
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
 from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
-from tests.faults.harness import begin_rebuild, require_done, the_document
+from tests.faults.harness import begin_rebuild, following, require_done, the_document
 from tests.scenarios.test_jobs import list_
 from tests.support.job_worker import hold
 from tests.support.routing import verified
@@ -64,10 +64,9 @@ def add_affects(world: World, table: str, query: str) -> None:
 
 
 def follow(world: World, index: Index, *, many: int = MANY) -> None:
-    """Let a relay and a worker handle what was changed; what is left is left to jobs."""
-    with world.relay() as relay, world.worker(index, many=many) as worker:
-        relay.run_once()
-        world.handle(worker)
+    """Let what was changed be handled; what is left is left to jobs."""
+    with following(world, index=index, many=many) as follower:
+        follower.handle()
 
 
 def renamed(*users: int) -> list[Change]:

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from tests.faults import harness
 from tests.support.in_process import following
 from tests.support.world import NOT_PARSED, World, wait_until
 
@@ -66,21 +67,20 @@ def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
     execute("CREATE SCHEMA {schema}; CREATE TABLE {one} (id int, {columns}, PRIMARY KEY (id))")
     execute('CREATE TABLE {other} ("%s" int REFERENCES {one}, no int, """" text, PRIMARY KEY ("%s", no))')
     table, with_ = one.as_string(), other.as_string()
-    drafted = world.syncer("init", "--table", table, "--with", with_, "--name", "posts")
-    assert drafted.returncode == 0, drafted.stderr
+    world.prints("init", "--table", table, "--with", with_, "--name", "posts")
     (world.config / "documents" / "posts" / "document.yaml").write_text(f"index: {world.alias_of('posts')}\n")
     world.documents = ("posts",)
     world.migrate()
     world.apply()
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+    with harness.following(world) as follower:
         execute("INSERT INTO {one} (id, {names}) SELECT n, {values} FROM generate_series(1, 3) AS n")
         execute("INSERT INTO {other} SELECT 1, n, '%s' FROM generate_series(1, 2) AS n")
-        world.drain(relay, worker)
+        follower.drain()
         assert len(world.held("posts")) == 3
         execute("""UPDATE {one} SET "per%cent" = 'x' WHERE id = 2; DELETE FROM {other} WHERE no = 1""")
-        world.drain(relay, worker)
+        follower.drain()
         execute("TRUNCATE {one} CASCADE")
-        world.drain(relay, worker)
+        follower.drain()
     assert world.held("posts") == {}
 
 
@@ -90,17 +90,16 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
     tables = "CREATE TABLE notes (id text PRIMARY KEY, body text, data jsonb)"
     fields = {"data": {"enabled": False, "type": "object"}}
     follow_only(world, tables, "SELECT n.id AS _id, n.body, n.data FROM notes AS n\n", fields)
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+    with harness.following(world) as follower:
         for number, id_ in enumerate(IDS):
             body = PAYLOADS[number % len(PAYLOADS)]
             world.sql("INSERT INTO notes VALUES (%s, %s, %s)", id_, body, json.dumps({body: [body]}))
-        world.drain(relay, worker)
+        follower.drain()
         assert world.held("note").keys() == set(IDS)
         for id_ in ("a/b", "a\nb", "%s", "'; DROP TABLE users; --"):
-            explained = world.syncer("explain", "note", id_, "--json")
-            assert json.loads(explained.stdout)["is_equal"], explained.stderr
+            world.prints("explain", "note", id_, "--json")
         world.sql("DELETE FROM notes WHERE length(id) < 400")
-        world.drain(relay, worker)
+        follower.drain()
     assert len(world.held("note")) == 1
 
 
@@ -160,18 +159,16 @@ def test_names_that_syncer_uses_itself(empty_world: World) -> None:
         world.define(table, select, {"enabled": False})
     world.migrate()
     world.sql("INSERT INTO fields VALUES (1, 'one'); INSERT INTO d VALUES (1, 'two')")
-    planned = world.syncer("plan")
-    assert planned.returncode == 0, planned.stdout + planned.stderr
+    world.prints("plan")
     world.apply()
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+    with harness.following(world) as follower:
         world.sql(
             "UPDATE fields SET label = 'changed'; DELETE FROM of_texts WHERE id = 3; UPDATE of_pairs SET parent = 2"
         )
-        world.drain(relay, worker)
+        follower.drain()
         for table in world.documents:
             assert world.held(table) == world.expected(table)
-            verified = world.syncer("verify", table, "--json")
-            assert verified.returncode == 0, verified.stdout
+            world.prints("verify", table, "--json")
 
 
 def test_a_database_that_is_not_in_utf8_is_refused(empty_world: World) -> None:

@@ -24,18 +24,16 @@ def bare(empty_world: World) -> World:
 
 def drafted(world: World, *arguments: str) -> str:
     """What `syncer init` prints; the documents get an alias of this world."""
-    ended = world.syncer("init", *arguments)
-    assert ended.returncode == 0, ended.stderr
+    ended = world.prints("init", *arguments)
     world.documents = tuple(sorted(folder.name for folder in (world.config / "documents").iterdir()))
     for name in world.documents:
         (world.config / "documents" / name / "document.yaml").write_text(f"index: {world.alias_of(name)}\n")
-    return ended.stdout
+    return ended
 
 
 def followed(world: World) -> None:
     """Everything is put active as it is, and equals its SELECT."""
-    planned = world.syncer("plan", "--json")
-    assert planned.returncode == 0, planned.stdout + planned.stderr
+    world.prints("plan", "--json")
     world.migrate()
     world.apply()
     for name in world.documents:

@@ -11,20 +11,12 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.base.errors import LockError, LockTimeoutError
-from syncer.elasticsearch.client import open_client
 from syncer.locks import Edit, HeldLocks, Locks, edits
 from syncer.sandbox import Endpoints
 from tests.support.locking import FILES_INDEX, page_example
 
 Take = Callable[[Locks], AbstractContextManager[HeldLocks]]
 SHORT = 0.2
-
-
-@pytest.fixture
-def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
-    """A plain client."""
-    with open_client(endpoints.elasticsearch_url, request_timeout=60) as client_of_test:
-        yield client_of_test
 
 
 @pytest.fixture

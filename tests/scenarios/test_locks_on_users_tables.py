@@ -50,11 +50,13 @@ def locks(connection: Connection) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("relation", "tables"), [("public.books", BOOKS), ("public.shelves", ["shelves"])], ids=["partitioned", "plain"]
 )
-def test_new_triggers_take_share_row_exclusive_on_one_table_with_its_partitions(
+def test_one_table_with_its_partitions_is_locked(
     empty_world: World, connection: Connection, relation: str, tables: list[str]
 ) -> None:
-    """Creating triggers lets reads go on, and touches no other table."""
-    capture_install.remove(connection, relation)
+    """Removing triggers takes the strongest lock for a moment; creating them lets reads go on."""
+    with connection.transaction():
+        capture_install.remove(connection, relation)
+        assert locks(connection) == {table: ["AccessExclusiveLock"] for table in tables}
     with connection.transaction():
         capture_install.install(connection, captures(empty_world)[relation])
         assert locks(connection) == {table: ["ShareRowExclusiveLock"] for table in tables}
@@ -66,16 +68,3 @@ def test_triggers_that_are_as_wanted_lock_no_table(empty_world: World, connectio
         for capture in captures(empty_world).values():
             capture_install.install(connection, capture)
         assert locks(connection) == {}
-
-
-@pytest.mark.parametrize(
-    ("relation", "tables"), [("public.books", BOOKS), ("public.shelves", ["shelves"])], ids=["partitioned", "plain"]
-)
-def test_removing_triggers_locks_one_table_with_its_partitions(
-    connection: Connection, relation: str, tables: list[str]
-) -> None:
-    """Removing them takes the strongest lock, for the moment that it takes."""
-    with connection.transaction():
-        capture_install.remove(connection, relation)
-        locks_held = locks(connection)
-    assert locks_held == {table: ["AccessExclusiveLock"] for table in tables}

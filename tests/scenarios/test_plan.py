@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -14,7 +16,8 @@ from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview
 from syncer.apply.trial import Trial
 from syncer.base.model import Target
-from syncer.documents import queries, registry
+from syncer.documents import analyze, queries, registry
+from syncer.documents.definition import Definition
 from syncer.elasticsearch.bulk import Index
 from syncer.monitoring.doctor import CheckSeverity
 from tests.support import doctor
@@ -287,6 +290,25 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
     require_helpful(blog, "pair", made.statement)
 
 
+def test_a_missing_index_on_the_elements_of_an_array_is_named(blog: World) -> None:
+    """A GIN index finds the rows whose array has an element; the statement can be run, and helps."""
+    blog.sql(
+        """CREATE TABLE tags (id int PRIMARY KEY, name text);
+        CREATE TABLE sheets (id int PRIMARY KEY, tag_ids int[], note text);
+        INSERT INTO tags SELECT i, 't' || i FROM generate_series(1, 6000) AS i;
+        INSERT INTO sheets SELECT i, ARRAY[i], repeat('x', 500) FROM generate_series(1, 6000) AS i;
+        ANALYZE tags, sheets"""
+    )
+    blog.define(
+        "sheet",
+        """SELECT s.id AS _id, (SELECT jsonb_agg(t.name ORDER BY t.id) FROM tags AS t
+        WHERE t.id = ANY (s.tag_ids)) AS tags FROM sheets AS s""",
+    )
+    (missing,) = look(blog, "sheet").missing_indexes
+    assert missing.statement == "CREATE INDEX CONCURRENTLY ON public.sheets USING gin (tag_ids);"
+    require_helpful(blog, "sheet", missing.statement)
+
+
 @pytest.mark.parametrize(
     ("type_", "text"),
     [
@@ -386,7 +408,7 @@ def test_a_build_reads_what_its_documents_need(empty_world: World) -> None:
     world.documents = tuple(f"items{number}" for number in selects)
     for number, select in selects.items():
         world.define(f"items{number}", select)
-    assert world.syncer("apply", "--yes").returncode == 0
+    world.prints("apply", "--yes")
     with world.connect() as connection:
         active = registry.current(connection)
         assert [active[name].apart_max > 1 for name in world.documents] == [False, *[True] * len(WHOLE)]
@@ -499,3 +521,33 @@ def test_a_function_that_names_another_without_its_schema_is_explained(blog: Wor
     assert "ALTER FUNCTION inlined(…) SET search_path = …;" in problem
     blog.sql("ALTER FUNCTION slug(text) SET search_path = public")
     assert problems(blog, "slugs", select) == []
+
+
+SIZES = (
+    "SELECT u.id AS _id, u.name FROM users AS u",
+    "SELECT p.id AS _id, u.name FROM posts AS p JOIN users AS u ON u.id = p.user_id",
+    """SELECT p.id AS _id, u.name, (SELECT jsonb_agg(c.comment ORDER BY c.id) FROM comments AS c
+       JOIN users AS a ON a.name = c.name WHERE c.post_id = p.id) AS said,
+       (SELECT count(*) FROM posts AS s WHERE s.user_id = u.id) AS n
+       FROM posts AS p JOIN users AS u ON u.id = p.user_id""",
+)
+
+
+def test_an_analysis_sends_as_many_statements_for_many_tables_as_for_one(blog: World) -> None:
+    """It asks once for all tables, columns and ways to documents."""
+    sent: list[object] = []
+
+    class Counting(psycopg.RawCursor[Any]):
+        def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
+            sent.append(query)
+            return super().execute(query, *arguments, **options)
+
+    counts = []
+    with blog.connect() as connection:
+        connection.cursor_factory = Counting
+        for select in SIZES:
+            sent.clear()
+            asked = Definition(name="d", index="d", select=select, index_body={}, affects={}, folder=Path("d"))
+            analyze.analyse(connection, asked)
+            counts.append(len(sent))
+    assert counts[0] == counts[1] == counts[2] < 25

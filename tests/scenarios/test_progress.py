@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import psycopg
 import pytest
@@ -21,7 +19,8 @@ from syncer.verify.wait import wait
 from syncer.worker.source import OutboxSource
 from tests.faults.harness import committed
 from tests.support.in_process import following, handling
-from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.network import ask
+from tests.support.world import World, wait_until
 
 WAITING = "SELECT h.id, (SELECT max(changes) FROM syncer.cursor) - h.changes, h.waiting_since FROM syncer.handled AS h"
 INSERT = "INSERT INTO users (id, name, email) VALUES (%s, 'somebody', '')"
@@ -143,10 +142,9 @@ def test_a_moment_is_handled_once_all_before_it_is(world: World) -> None:
 
 def test_a_transaction_that_is_open_while_the_outbox_is_adopted_is_waited_for(world: World) -> None:
     """Its own changes keep their id, and are handled later than what was adopted."""
-    insert = "INSERT INTO users (id, name, email) VALUES (%s, 'somebody', '')"
     with world.relay() as relay, world.connect() as connection, world.application() as late:
-        world.sql(insert, 1)
-        late.execute(insert, (2,))
+        world.sql(INSERT, 1)
+        late.execute(INSERT, (2,))
         [(token,)] = late.execute("SELECT syncer.token()").fetchall()
         progress.adopt(connection)
         relay.run_once()
@@ -230,18 +228,13 @@ def test_one_s_own_write_is_waited_for(blog: World, monkeypatch: pytest.MonkeyPa
         relay.run_once()
     assert "the workers have not handled it" in blog.syncer("wait", token, "--timeout", "1").stderr
     daemon = blog.daemon(environment={"SYNCER_WEB_PORT": "0"})
-    completed = blog.syncer("wait", token, "--searchable", "--json")
-    assert completed.returncode == 0, completed.stderr
-    assert json.loads(completed.stdout)["is_complete"]
+    assert json.loads(blog.prints("wait", token, "--searchable", "--json"))["is_complete"]
     for name, value in blog.environment.items():
         if name.startswith("SYNCER_"):
             monkeypatch.setenv(name, value)
     assert syncer.wait(token, timeout_seconds=60).is_complete
     address = daemon.wait_for("web.listening")["address"]
     query = f"token={token}&timeout=25&searchable=true"
-    with urlopen(f"{address}/api/wait?{query}", timeout=DEADLINE_SECONDS) as answer:  # noqa: S310 - our own daemon
-        assert json.load(answer)["is_searchable"]
+    assert json.loads(ask(address, f"/api/wait?{query}")[1])["is_searchable"]
     for bad in ("token=nonsense", "", f"token={token}&timeout=99"):
-        with pytest.raises(HTTPError, match="400") as refused:
-            urlopen(f"{address}/api/wait?{bad}", timeout=DEADLINE_SECONDS)  # noqa: S310 - our own daemon
-        refused.value.close()
+        assert ask(address, f"/api/wait?{bad}")[0] == 400

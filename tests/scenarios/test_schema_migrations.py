@@ -40,6 +40,7 @@ def migrations(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = empty_world.folder / "migrations"
     folder.mkdir()
     monkeypatch.setattr(settings, "shipped", lambda _: folder)
+    monkeypatch.setattr(base_migrations, "files", base_migrations.files.__wrapped__)
     return folder
 
 

@@ -17,7 +17,7 @@ from syncer.capture.reader import LEADS
 from syncer.monitoring.problems import problems
 from syncer.monitoring.status import ALL_SECONDS, FRESH_SECONDS, IndexFault, Reader, Status
 from syncer.recovery import backlog
-from tests.faults.harness import add_posts
+from tests.faults.harness import add_posts, following
 from tests.support.world import World, wait_until
 
 
@@ -39,13 +39,13 @@ def test_what_waits_is_seen_where_it_waits(world: World) -> None:
         assert stored is not None
         return stored.outbox_waiting, stored.topic_waiting
 
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+    with world.relay() as relay:
         assert (waiting(), 0 < read(world).outbox_lag_seconds < 60) == ((2, 0), True)
         relay.run_once()
         assert waiting() == (0, 2)
         wait_until(lambda: read(world).topic_lag_seconds > 0.1, what="what is published grows older")
-        world.drain(relay, worker)
-        world.handle(worker)
+    with following(world) as follower:
+        follower.handle()
         wait_until(lambda: read(world).lag_seconds == 0, what="nothing waits")
 
 

@@ -76,8 +76,7 @@ def test_types_of_users_are_shown_joined_and_identified_by(empty_world: World) -
         world.define(name, select, {"dynamic": True})
     world.documents = tuple(selects)
     world.migrate()
-    planned = world.syncer("plan")
-    assert planned.returncode == 0, planned.stdout + planned.stderr
+    world.prints("plan")
     world.apply()
     with handling(world):
         for write in writes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,7 @@ from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
 from syncer.verify.diff import Cause, DriftKind
 from syncer.verify.explain import InIndex, State, explain
+from tests.faults.harness import following
 from tests.support.routing import document, verified
 from tests.support.world import NOT_PARSED, World
 
@@ -70,13 +71,6 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many ranges and pages for few documents."""
     monkeypatch.setattr(compare, "PAGE", 7)
     monkeypatch.setattr(compare, "FIRST_ROWS", 7)
-
-
-@pytest.fixture
-def client(world: World) -> Iterator[Elasticsearch]:
-    """Somebody else's client."""
-    with world.elasticsearch() as client:
-        yield client
 
 
 def source(client: Elasticsearch, world: World, id_: str = "7") -> dict[str, Any]:
@@ -188,10 +182,9 @@ def test_a_rounded_sum_is_named_and_is_no_problem(empty_world: World) -> None:
     assert "total: a sum of floating-point numbers" in world.syncer("plan").stdout
     world.apply()
     world.sql("UPDATE games SET score = score WHERE id < 3")  # as written before, and so no change
-    completed = world.syncer("verify", "team")
-    assert completed.returncode == 1
-    assert "rounded" in completed.stdout
-    assert "sum(c.score::numeric)" in completed.stdout
+    printed = world.prints("verify", "team", code=1)
+    assert "rounded" in printed
+    assert "sum(c.score::numeric)" in printed
     assert world.sql("SELECT drifted FROM syncer.verification") == [(0,)]
     world.sql(
         "UPDATE games SET score = score + 0.000001 WHERE id = 0; UPDATE games SET score = 0.1 + 1e-17 WHERE id = 1"
@@ -222,9 +215,9 @@ def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) ->
     The command says so, and has an exit code of its own for that.
     """
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
-    ended = blog.syncer("verify")
-    assert (ended.returncode, "1 document is busy" in ended.stdout) == (3, True), ended.stdout + ended.stderr
-    assert "Changes in flight make no progress" in ended.stdout
+    printed = blog.prints("verify", code=3)
+    assert "1 document is busy" in printed
+    assert "Changes in flight make no progress" in printed
     assert blog.sql("SELECT count(*) FROM syncer.verification") == [(0,)]
     client.delete(index=blog.alias, id="8")
     _overwrite(client, blog, source(client, blog, "9") | {"title": "other"}, FAR_AHEAD, id_="9")
@@ -311,8 +304,7 @@ def test_no_snapshot_lasts_longer_than_a_range(blog: World) -> None:
 def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearch) -> None:
     """Documents are compared with the definition that is active in the end; so is what is noted."""
     earlier = document(blog)
-    select = blog.document_folder / "select.sql"
-    select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
+    blog.edit_file("p.title,", "upper(p.title) AS title,")
     blog.apply()
     with blog.connect() as connection:
         servers = blog.parts(connection, client)
@@ -338,14 +330,13 @@ def test_a_change_is_followed_from_the_outbox_to_the_index(blog: World) -> None:
     assert (state.state, state.says) == (State.BUSY, "Different; earlier changes are not handled.")
     assert [difference.path for difference in state.differences] == ["user.name"]
     assert explained(blog, "4").state is State.EQUAL
-    with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
+    with blog.relay() as relay:
         relay.run_once()
         assert explained(blog, seconds=0).state is State.BUSY
-        blog.handle(worker)
+    with following(blog) as follower:
+        follower.handle()
     assert explained(blog).state is State.EQUAL
-    completed = blog.syncer("explain", "blogpost", "2")
-    assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.startswith("Equal to its SELECT.\n")
+    assert blog.prints("explain", "blogpost", "2").startswith("Equal to its SELECT.\n")
 
 
 def test_what_differs_with_nothing_on_its_way_can_be_repaired(blog: World, client: Elasticsearch) -> None:
@@ -355,8 +346,9 @@ def test_what_differs_with_nothing_on_its_way_can_be_repaired(blog: World, clien
     lost, ahead = explained(blog), explained(blog, "4")
     assert (lost.state, "Missing from the index" in lost.says) == (State.DIFFERENT, True)
     assert (ahead.state, "syncer index rebuild blogpost" in ahead.hint) == (State.DIFFERENT, True)
-    completed = blog.syncer("explain", "blogpost", "2", environment={"SYNCER_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
-    assert (completed.returncode, "syncer verify blogpost --repair" in completed.stdout) == (1, True), completed.stderr
+    without_kafka = {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    printed = blog.prints("explain", "blogpost", "2", code=1, environment=without_kafka)
+    assert "syncer verify blogpost --repair" in printed
 
 
 def test_a_suspended_document_is_read_as_far_as_it_can_be(blog: World) -> None:

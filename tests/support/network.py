@@ -1,4 +1,7 @@
-"""What stands between a client and a server: a line that can go deaf in one direction, and a pooler of connections."""
+"""What stands between a client and a server: a line that can go deaf in one direction, and a pooler of connections.
+
+And a plain client of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from enum import StrEnum
+from http.client import HTTPConnection
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 _PART_BYTES = 1 << 16
+
+
+def ask(address: str, path: str, *, token: str = "") -> tuple[int, str]:
+    """The status and the text with which an address, as http://127.0.0.1:8765, answers to GET."""
+    with closing(HTTPConnection(urlsplit(address).netloc, timeout=120)) as connection:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
 
 
 class Direction(StrEnum):

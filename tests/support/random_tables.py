@@ -27,12 +27,12 @@ INSERT INTO m SELECT i, (ARRAY['r', 'a'])[i % 2 + 1], i / 2, i % 3, nullif(i % 3
 CREATE SCHEMA "other.one";
 CREATE TABLE "other.one"."Or""der ü" ("select" int, "the.Key" int, r_id int, PRIMARY KEY ("select", "the.Key"));
 CREATE TABLE t (
-    id int PRIMARY KEY, r_id int, tags text[], data jsonb, word text, n numeric, day date, moment timestamp
+    id int PRIMARY KEY, r_id int, tags text[], data jsonb, word text, n numeric, day date, moment timestamp, ids int[]
 );
 INSERT INTO "other.one"."Or""der ü" SELECT i % 2, i / 2, (i + 1) % 4 FROM generate_series(0, 3) AS i;
 INSERT INTO t SELECT i, (i + 1) % 4, (ARRAY['{x}', '{y,x}', NULL])[i % 3 + 1]::text[],
                      jsonb_build_object('r', i % 2, 's', 'x'), (ARRAY['1', '2020-01-01 00:00:00', 'x'])[i % 3 + 1],
-                     (ARRAY[1.0, 1.00, 2])[i % 3 + 1], '2020-01-01'::date + i % 2, '2020-01-01'::timestamp
+                     (ARRAY[1.0, 1.00, 2])[i % 3 + 1], '2020-01-01'::date + i % 2, '2020-01-01'::timestamp, ARRAY[i, 2]
               FROM generate_series(0, 3) AS i;
 """
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -42,7 +42,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "l": ("r_id", "a_id", "v"),
     "m": ("id", "of_id", "v", "gone", "kind"),
     '"other.one"."Or""der ü"': ('"select"', '"the.Key"', "r_id"),
-    "t": ("id", "r_id", "tags", "data", "word", "n", "day", "moment"),
+    "t": ("id", "r_id", "tags", "data", "word", "n", "day", "moment", "ids"),
 }
 _KEYS = {"r": 1, "a": 1, "b": 2, "l": 2, "m": 1, '"other.one"."Or""der ü"': 2, "t": 1}
 """How many of its first columns are a table's key."""
@@ -51,6 +51,7 @@ _VALUES = {
     "gone": ["NULL", "NULL", "1"],
     "n": ["NULL", "1", "1.0", "1.00", "2", "2.0"],
     "tags": ["NULL", "'{x}'", "'{y,x}'", "'{x,x}'"],
+    "ids": ["NULL", "'{}'", "'{1}'", "'{3,NULL,2}'", "'[0:1]={1,0}'"],
     "data": ["NULL", """'{"r": 1}'""", """'{"r": 2, "s": "x"}'"""],
     "word": ["NULL", "'1'", "'2'", "'x'", "'2020-01-01 00:00:00'"],
     "day": ["NULL", "'2020-01-01'", "'2020-01-02'"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from elasticsearch import Elasticsearch
@@ -16,18 +15,12 @@ from tests.support.world import World
 
 def put_shards(world: World, number: int) -> None:
     """Give the document's index that many shards, when it is made."""
-    file = world.document_folder / "index.json"
-    body = json.loads(file.read_text())
-    body["settings"]["number_of_shards"] = number
-    file.write_text(json.dumps(body))
+    world.edit_index(lambda body: body["settings"].update(number_of_shards=number))
 
 
 def require_routing(world: World) -> None:
     """Have the document's mapping demand a routing, as is usual beside a join field."""
-    file = world.document_folder / "index.json"
-    body = json.loads(file.read_text())
-    body["mappings"]["_routing"] = {"required": True}
-    file.write_text(json.dumps(body))
+    world.edit_index(lambda body: body["mappings"].update(_routing={"required": True}))
 
 
 def put_routing(world: World, expression: str | None) -> None:

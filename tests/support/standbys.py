@@ -18,7 +18,7 @@ import psycopg
 from syncer.sandbox import Sandbox, Versions
 from syncer.sandbox.cache import Account
 from syncer.sandbox.servers import PostgresServer
-from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.world import World, wait_until
 
 
 class Standbys:
@@ -172,27 +172,12 @@ def ask(server: PostgresServer, query: str) -> Any:
 # Without another server
 
 
-def dump(world: World) -> str:
-    """The database as it is."""
-    program = [str(world.sandbox.postgres.bin_folder / "pg_dump"), world.dsn]
-    dumped = subprocess.run(program, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS).stdout
-    return dumped.replace(
-        "SET transaction_timeout = 0;\n", ""
-    )  # pg_dump is the newest, and servers are of all versions
-
-
 def restore(world: World, dumped: str) -> None:
     """The database as it was, or as much of it."""
     with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE "{world.name}" WITH (FORCE)')
         connection.execute(f'CREATE DATABASE "{world.name}"')
-    execute(world, dumped)
-
-
-def execute(world: World, dumped: str) -> None:
-    """What a dump does."""
-    psql = [str(world.sandbox.postgres.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
-    subprocess.run(psql, input=dumped, capture_output=True, check=True, text=True, timeout=DEADLINE_SECONDS)
+    world.restore(dumped)
 
 
 def stop_walwriter(world: World) -> bool:

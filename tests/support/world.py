@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -417,6 +418,20 @@ class World:
         """The folder of the blogpost document; a test may change what is in it before it applies."""
         return self.config / "documents" / "blogpost"
 
+    def edit_file(self, old: str, new: str, *, file: str = "select.sql") -> None:
+        """Replace a part of a file of the blogpost document by another."""
+        path = self.document_folder / file
+        text = path.read_text()
+        assert old in text, text
+        path.write_text(text.replace(old, new))
+
+    def edit_index(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change index.json of the blogpost document."""
+        file = self.document_folder / "index.json"
+        body = json.loads(file.read_text())
+        change(body)
+        file.write_text(json.dumps(body))
+
     def set_up(self) -> None:
         """The blog's tables, the syncer schema, and the definitions active."""
         self.sql(BLOG_SCHEMA.read_text())
@@ -583,6 +598,24 @@ class World:
         command = [sys.executable, "-m", *program, *arguments]
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds, check=False)
 
+    def prints(self, *arguments: str, code: int = 0, **options: Any) -> str:
+        """What a command prints, which `syncer` runs; it must have this exit code, and meet no error."""
+        ended = self.syncer(*arguments, **options)
+        assert ended.returncode == code, ended.stdout + ended.stderr
+        assert not re.search("^(Error:|Traceback)", ended.stderr, re.MULTILINE), ended.stderr
+        return ended.stdout
+
+    def dump(self, *options: str) -> str:
+        """The database as pg_dump prints it."""
+        program = [str(self.sandbox.postgres.bin_folder / "pg_dump"), *options, self.dsn]
+        done = subprocess.run(program, check=True, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+        return done.stdout.replace("SET transaction_timeout = 0;\n", "")  # pg_dump may be newer than the server
+
+    def restore(self, dump: str, *, stops: bool = True) -> None:
+        """Have psql load a dump, which ``stops`` at the first error, and that is one of the test."""
+        program = [str(self.sandbox.postgres.bin_folder / "psql"), "-q", "-v", f"ON_ERROR_STOP={int(stops)}", self.dsn]
+        subprocess.run(program, check=True, capture_output=True, text=True, input=dump, timeout=DEADLINE_SECONDS)
+
     # The oracle
 
     def expected(self, document: str = "blogpost") -> dict[str, dict[str, Any]]:
@@ -635,29 +668,7 @@ class World:
             f"\n--- {daemon.log_file.name}\n{daemon.log_file.read_text()[-3000:]}" for daemon in self.daemons
         )
 
-    def drain(self, relay: Relay, worker: Worker) -> None:
-        """Run relay, worker and job worker until every document equals its SELECT and every record is handled."""
-
-        def turn() -> bool:
-            if self.uses_kafka:
-                relay.run_once()
-            worker.run_once()
-            job_worker.run_once()
-            return not self.differences() and self.is_handled()
-
-        with self.index() as index, self.job_worker(index) as job_worker:
-            wait_until(turn, what="every document equals its SELECT, and every record is handled")
-
     def is_handled(self) -> bool:
         """Whether every change that was read from the outbox is handled."""
         with self.connect() as connection:
             return progress.handled(connection) == progress.newest(connection)
-
-    def handle(self, worker: Worker) -> None:
-        """Turn a worker until every record is handled: a document may be equal to its SELECT before its last one is."""
-
-        def turn() -> bool:
-            worker.run_once()
-            return self.is_handled()
-
-        wait_until(turn, what="every record is handled")

@@ -17,9 +17,9 @@ from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind, JobState
 from syncer.monitoring import problems as problems_module
 from syncer.monitoring.daemons import SILENT_SECONDS, Daemon
-from syncer.monitoring.history import KEPT_SECONDS, History
 from syncer.monitoring.problems import Urgency, as_json, problems, urgency
 from syncer.monitoring.status import DocumentStatus, IndexFault, Reader, Server, Status, Stored, describe
+from syncer.monitoring.web.api import KEPT_SECONDS, History
 from tests.support.world import REPOSITORY
 
 

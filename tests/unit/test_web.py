@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from hashlib import sha256
 from typing import Annotated, Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 from pydantic import Field, SecretStr
@@ -27,6 +25,7 @@ from syncer.monitoring.daemons import Reporter
 from syncer.monitoring.web import server as web_server
 from syncer.monitoring.web.api import Api
 from syncer.monitoring.web.server import Access, App, Guard
+from tests.support.network import ask
 from tests.support.world import running
 
 TOKEN = "a token that is long enough"  # noqa: S105 - of this test
@@ -223,16 +222,6 @@ def test_a_component_that_hangs_is_not_alive(monkeypatch: pytest.MonkeyPatch) ->
 # The port
 
 
-def status(url: str) -> int:
-    """The status of an answer."""
-    try:
-        with urlopen(url, timeout=60) as answer:  # noqa: S310 - our own
-            return int(answer.status)
-    except HTTPError as refused:
-        with refused:
-            return refused.code
-
-
 def test_a_postgres_that_hangs_holds_up_no_health() -> None:
     """However many ask what only Postgres knows: the rest is answered, and some of them are to come again."""
     with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as pool:
@@ -244,11 +233,11 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
         assert listening is not None
         web = web_server.WebServer(listening, App(guard, answers))
         with running(web):
-            asking = [pool.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
-            assert status(f"{web.address}/healthz") == 200
-            assert status(f"{web.address}/readyz") == 503
+            asking = [pool.submit(ask, web.address, "/api/jobs") for _ in range(10)]
+            assert ask(web.address, "/healthz")[0] == 200
+            assert ask(web.address, "/readyz")[0] == 503
             assert not all(answer.done() for answer in asking)  # it has not waited for them
-            assert {answer.result() for answer in asking} == {503}
+            assert {answer.result()[0] for answer in asking} == {503}
 
 
 def serving() -> web_server.WebServer:
@@ -288,7 +277,7 @@ def test_a_client_that_sends_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch, 
                 break
         else:
             pytest.fail("the connection is still open")
-        assert status(f"{web.address}/metrics") == 200
+        assert ask(web.address, "/metrics")[0] == 200
 
 
 def test_one_address_leaves_connections_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,28 +220,6 @@ def test_a_prepared_transaction_outlives_a_crash(private_world: World, server: P
 # It is set back to an earlier state, and loses commits that documents show
 
 
-def test_files_that_are_put_back_do_not_freeze_documents(
-    sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    """They lack the mark that is recorded outside: what was written since is written again, in a greater epoch."""
-    epoch = "SELECT epoch FROM syncer.installation"
-    with (
-        standbys(sandbox) as servers,
-        elsewhere(sandbox, endpoints, tmp_path, postgres_dsn=servers.primary.address) as world,
-    ):
-        fill(world)
-        world.daemon()
-        go_back = servers.keep_files()
-        world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
-        world.sql("DELETE FROM posts WHERE id < 10; UPDATE users SET name = 'lost' WHERE id = 3")
-        world.wait_until_level()
-        [(epoch_before,)] = world.sql(epoch)
-        go_back()
-        world.sql("UPDATE users SET name = 'found' WHERE id = 3")
-        require_holds(world)
-        assert world.sql(epoch) == [(epoch_before + 1,)]
-
-
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["before migrate", "before apply"])
 def test_a_database_that_knows_of_no_document(empty_world: World, *, is_migrated: bool) -> None:
     """Its own index is reported, and taken up again with greater versions; another database's is not touched."""

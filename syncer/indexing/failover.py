@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
+import psycopg
 import structlog
 
 from syncer.base.errors import IndexingError, OvertakenError
@@ -52,6 +53,7 @@ INSERT INTO syncer.cluster_identity AS c (database, sequence) SELECT {_IDENTITY}
 ON CONFLICT (only_row) DO UPDATE
 SET database = excluded.database, sequence = excluded.sequence, started_at = excluded.started_at, name = excluded.name
 """
+_IS_PRIMARY = "SELECT syncer.is_primary()"
 _STARTED = "UPDATE syncer.cluster_identity SET started_at = pg_postmaster_start_time()"
 _OCCASION = "the database failed over, crashed or was restored"
 
@@ -117,7 +119,11 @@ def require_in_use(connection: Connection, index: Index) -> None:
 
 
 def _read(connection: Connection) -> _Remembered:
-    return _Remembered(*row(connection, _READ))
+    try:
+        return _Remembered(*row(connection, _READ))
+    except psycopg.errors.FeatureNotSupported:
+        connection.execute(_IS_PRIMARY)  # a standby, which may be promoted soon, has no unlogged tables
+        raise
 
 
 def _is_current(remembered: _Remembered, recorded: Recorded) -> bool:

@@ -17,9 +17,10 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from syncer.base.error_policy import Action, decide
 from syncer.base.model import Composition, Target
 from syncer.elasticsearch.record import STATE_INDEX, Recorded
-from syncer.indexing import marks
+from syncer.indexing import failover, marks
 from syncer.jobs import model
 from syncer.jobs.model import JobKind, JobState
 from syncer.sandbox import Endpoints, Sandbox
@@ -215,6 +216,17 @@ def test_a_clean_restart_costs_nothing(private_blog: World, servers: Standbys) -
     assert (written_again(private_blog), sequence_numbers(private_blog)) == ({}, numbers)
     after = recorded(private_blog)
     assert (after.epoch, after.mark, number_of_mark(private_blog)) == (before.epoch, mark + 1, mark + 1)
+
+
+def test_a_standby_that_answers_is_tried_again(private_blog: World, servers: Standbys) -> None:
+    """It may be promoted soon; until then it has no unlogged tables, and what connects does not end for that."""
+    standby = servers.follow()
+    there = replace(private_blog, endpoints=replace(private_blog.endpoints, postgres_dsn=standby.address))
+    with there.connect() as connection, there.index() as index:
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as refused:
+            failover.enter(connection, index)
+        assert decide(refused.value) is Action.RETRY
+    standby.stop("immediate")
 
 
 @pytest.mark.parametrize("private_blog", [False, True], indirect=True, ids=["without Kafka", "with Kafka"])

@@ -411,7 +411,8 @@ class Indices:
 
 def is_write_alias(name: str, index_name: str) -> bool:
     """Whether an alias is the write alias of an index, of any epoch."""
-    return name.startswith(f"{index_name}{WRITE_SUFFIX}-")
+    epoch = name.removeprefix(f"{index_name}{WRITE_SUFFIX}-")
+    return epoch != name and epoch.isdecimal()
 
 
 def _epoch(write_alias: str) -> int:

@@ -119,7 +119,7 @@ def test_vectors_are_drafted_for_the_plugin(empty_world: World) -> None:
 
 def test_what_is_read_back_is_what_was_written_whatever_a_replica_shows(world: World) -> None:
     """Searches by ids and by sequence numbers, and counts, ask primary shards."""
-    target = Target.of_index(world.index_of())
+    target = Target(index_name=world.index_of(), write_alias=world.write_alias_of())
     with world.index() as index:
         for version in range(1, 21):  # without a preference, two of five are not shown
             compositions = [Composition(f"id {version}", version, b'{"title": "t"}'), Composition("id", version, b"{}")]

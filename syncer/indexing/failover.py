@@ -20,7 +20,7 @@ import structlog
 
 from syncer.base.errors import IndexingError, OvertakenError
 from syncer.base.model import is_raised
-from syncer.base.postgres import Connection, row
+from syncer.base.postgres import Connection, closed_on_error, row
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.record import Recorded
@@ -90,7 +90,7 @@ def enter(connection: Connection, index: Index) -> Entered:
     Raises:
         OvertakenError: Another database of this installation is in use. Try again later.
     """
-    try:
+    with closed_on_error(connection):
         # Without a lock, since its server may hang. An epoch that is recorded after this is in Postgres too, or no
         # version was assigned in it.
         recorded = index.record.read(_read(connection).installation)
@@ -104,9 +104,6 @@ def enter(connection: Connection, index: Index) -> Entered:
                 pass  # another process has taken one at the same time
             require_in_use(connection, index)
             connection.execute(_STARTED)
-    except BaseException:
-        connection.close()
-        raise
     return Entered(remembered.epoch, has_changed=False)
 
 

@@ -93,8 +93,7 @@ WITH job AS (
 SELECT chunks_left FROM job
 """
 _GIVEN = "UPDATE syncer.job SET revision = $2, is_listed = true WHERE id = $1"
-_LISTED = "UPDATE syncer.job SET is_listed = true WHERE id = $1"
-_CLEANED_UP = "UPDATE syncer.job SET is_listed = true WHERE id = $1 AND state = 'cleaning_up' AND NOT is_listed"
+_LISTED = "UPDATE syncer.job SET is_listed = true WHERE id = $1 AND state = $2 AND NOT is_listed"
 # A job worker's connection is set to index scans and generic plans for its chunks; a user's SELECT is planned normally.
 _PLAN_FREELY = "SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL plan_cache_mode TO DEFAULT"
 
@@ -236,7 +235,7 @@ def _list_in_doubt(connection: Connection, job: Job, document: Document, ids: It
     for chunk_ids in _in_chunks(ids, chunk):
         if _put_chunk(connection, job.id, chunk_ids, JobState.WRITING, everywhere=True) is None:
             return  # cancelled meanwhile
-    connection.execute(_LISTED, (job.id,))
+    connection.execute(_LISTED, (job.id, JobState.WRITING))
 
 
 def _clean_up(connection: Connection, job: Job, orphans: Iterable[str], chunk: int) -> None:
@@ -247,7 +246,7 @@ def _clean_up(connection: Connection, job: Job, orphans: Iterable[str], chunk: i
         chunks_left = _put_chunk(connection, job.id, chunk_ids, JobState.CLEANING_UP, everywhere=True)
         if chunks_left is None or chunks_left >= 2 * CHUNKS_AHEAD:
             return  # the others are read once these are written, and so are no orphans any more
-    connection.execute(_CLEANED_UP, (job.id,))
+    connection.execute(_LISTED, (job.id, JobState.CLEANING_UP))
 
 
 def held(

@@ -99,7 +99,7 @@ def show(world: World) -> None:
 
 
 def settle(world: World) -> None:
-    """Let a daemon's components connect and do all that is to be done; every document equals its SELECT then."""
+    """Let a daemon's components connect and finish their work; every document equals its SELECT then."""
     with following(world) as follower, world.job_worker(follower.index) as job_worker:
         job_worker.run_once()
         follower.drain()

@@ -199,10 +199,11 @@ def explain(error: BaseException) -> SyncerError | None:
     if isinstance(error, elasticsearch.TransportError):
         is_tls = isinstance(error, elasticsearch.SSLError)
         hint = "that the server speaks TLS, and elasticsearch.ca_certs" if is_tls else "and that the server is up"
-        return IndexingError(
-            f"Elasticsearch cannot be reached: {error.message}",
-            hint=f"Check SYNCER_ELASTICSEARCH_URL (http or https, host and port), {hint}.",
-        )
+        hint = f"Check SYNCER_ELASTICSEARCH_URL (http or https, host and port), {hint}."
+        message = f"Elasticsearch cannot be reached: {error.message}"
+        if isinstance(error, elasticsearch.SerializationError):  # its message quotes the response
+            message, hint = "elasticsearch.url answers with something other than JSON", _IS_IT_A_PROXY
+        return IndexingError(message, hint=hint)
     if isinstance(error, elasticsearch.ApiError):
         return _explain_elasticsearch(error)
     if isinstance(error, KafkaException):
@@ -349,6 +350,10 @@ _ELASTICSEARCH = (
     ),
 )
 """By the status, type and reason of an error: one status has many causes."""
+_IS_IT_A_PROXY = (
+    "Is it a load balancer or a proxy, and is Elasticsearch or OpenSearch up behind it? Check\n"
+    "SYNCER_ELASTICSEARCH_URL, and for 401 or 403, also the credentials."
+)
 _BLOCK = re.compile(r"blocked by: \[\w+/\d+/(index|cluster) ([\w-]+(?: / allow delete)?) \(api\)")
 
 
@@ -356,8 +361,7 @@ def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
     if is_by_another(error):
         return IndexingError(
             f"elasticsearch.url answers {error.status_code}, and does not say that it is a search server",
-            hint="Is it a load balancer or a proxy, and is Elasticsearch or OpenSearch up behind it? Check\n"
-            "SYNCER_ELASTICSEARCH_URL, and for 401 or 403, also the credentials.",
+            hint=_IS_IT_A_PROXY,
         )
     cause = reason(error)
     server = answerer(error)

@@ -28,6 +28,8 @@ TIMEOUT_SECONDS = 60.0
 _PATIENCE_SECONDS = 60.0
 _BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
 _SUCCESSES = range(200, 300)
+_TAGLINE = "You Know, for Search"
+"""Of Elasticsearch, in its response to ``GET /``."""
 _MEDIA_TYPE = re.compile(r"vnd\.elasticsearch\+|; *compatible-with=\d+")
 
 
@@ -37,24 +39,24 @@ class Product(NamedTuple):
     name: str
     oldest: tuple[int, int]
     supported: str
-    preference: str
+    preference: str | None
     """With which a search asks primary shards, where a replica may not show what a refresh has shown."""
     search_options: str
     """Parameters of a search, for what is in the index and nothing else."""
     own_settings: Mapping[str, Any]
     """Settings of syncer's own indices."""
-    point_in_time: tuple[str, str, list[str]]
-    """Its path, the name of its id in a response, and the order in which its documents are listed."""
+    point_in_time: tuple[str, str, str, list[str]]
+    """Its path and parameters, the name of its id in a response, and the order in which its documents are listed."""
 
 
 ELASTICSEARCH = Product(
     name="Elasticsearch",
     oldest=(8, 0),
     supported="8 or newer",
-    preference="",
+    preference=None,
     search_options="",
     own_settings={"mode": "standard"},
-    point_in_time=("/_pit", "id", ["_shard_doc"]),
+    point_in_time=("/_pit", "", "id", ["_shard_doc"]),
 )
 OPENSEARCH = Product(
     name="OpenSearch",
@@ -64,7 +66,12 @@ OPENSEARCH = Product(
     preference="_primary",
     search_options="&search_pipeline=_none",
     own_settings={},
-    point_in_time=("/_search/point_in_time", "pit_id", ["_id", "_index"]),
+    point_in_time=(
+        "/_search/point_in_time",
+        "&preference=_primary&allow_partial_pit_creation=false",
+        "pit_id",
+        ["_id", "_index"],
+    ),
 )
 
 
@@ -79,7 +86,8 @@ class ServerTransport(Transport):
             headers = HttpHeaders({name: _MEDIA_TYPE.sub("", str(value)) for name, value in headers.items()})
         meta, body = super().perform_request(method, target, headers=headers, **options)
         response = body if isinstance(body, Mapping) else {}
-        is_greeting = target == "/" and response.get("version", {}).get("distribution") == "opensearch"
+        version = response.get("version") if target == "/" else None
+        is_greeting = isinstance(version, Mapping) and version.get("distribution") == "opensearch"
         if is_greeting or OPENSEARCH_VERSION in meta.headers:
             self.product = OPENSEARCH
         # Version 3 names itself in every response. Version 2 does not: a proxy's responses have another form.
@@ -88,6 +96,8 @@ class ServerTransport(Transport):
         if self.product is OPENSEARCH and (OPENSEARCH_VERSION in meta.headers or is_of_its_form):
             named = {OPENSEARCH_VERSION: "", **meta.headers, PRODUCT: "Elasticsearch"}
             meta = replace(meta, headers=HttpHeaders(named))
+        elif version and response.get("tagline") == _TAGLINE:  # before 7.14, it had no header: see `require_supported`
+            meta = replace(meta, headers=HttpHeaders({**meta.headers, PRODUCT: "Elasticsearch"}))
         return TransportApiResponse(meta, body)
 
 

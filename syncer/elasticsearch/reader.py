@@ -254,8 +254,8 @@ class Holdings:
 
     def ids(self, target: Target, *, page: int) -> Iterator[list[str]]:
         """Yield the ids of all documents that a point in time shows, in chunks; one id may be in several indices."""
-        path, key, order = self._product.point_in_time
-        opening = f"/{quote(target.index_name, safe=',*')}{path}?keep_alive={_KEPT_OPEN}"
+        path, options, key, order = self._product.point_in_time
+        opening = f"/{quote(target.index_name, safe=',*')}{path}?keep_alive={_KEPT_OPEN}{options}"
         point = {"id": self._client.perform_request("POST", opening, headers=_JSON).body[key]}
         request: dict[str, Any] = {"sort": order, "source": False, "track_total_hits": False}
         request |= {"size": self._hits_allowed(target, page), "allow_partial_search_results": False}
@@ -396,7 +396,7 @@ class Holdings:
 
     def count(self, target: Target) -> int:
         """Return how many documents a search of all shards of this target finds."""
-        answer = self._client.count(index=target.index_name, preference=self._product.preference or None).body
+        answer = self._client.count(index=target.index_name, preference=self._product.preference).body
         if answer["_shards"]["successful"] < answer["_shards"]["total"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be asked", hint=_AGAIN)
         return int(answer["count"])

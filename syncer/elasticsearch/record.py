@@ -17,6 +17,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import is_by_another
 from syncer.base.errors import UnavailableError
+from syncer.elasticsearch.client import product
 from syncer.elasticsearch.indices import create_own
 
 STATE_INDEX = "syncer-state"
@@ -53,6 +54,7 @@ class Record:
         self._client = client
         self._renewals: dict[UUID, tuple[int, float]] = {}
         """By installation, the sequence number of its record when it was read, and when that was first read."""
+        self._preference = product(client).preference
 
     def read(self, installation: UUID) -> Recorded:
         """Return what is recorded of an installation."""
@@ -85,7 +87,8 @@ class Record:
         tolerant = self._client.options(ignore_status=404)
         tolerant.delete(index=STATE_INDEX, id=_id(installation), refresh=True)
         with suppress(elasticsearch.NotFoundError):
-            if self._client.count(index=STATE_INDEX, query={"exists": {"field": "epoch"}})["count"] == 0:
+            installations = {"exists": {"field": "epoch"}}
+            if self._client.count(index=STATE_INDEX, query=installations, preference=self._preference)["count"] == 0:
                 self._client.indices.delete(index=STATE_INDEX)
 
     # The log of deletes
@@ -130,7 +133,8 @@ class Record:
     def _search(self, query: Mapping[str, Any], *, order: str, size: int) -> list[dict[str, Any]]:
         """Return documents in the order of their sequence numbers."""
         request: dict[str, Any] = {"query": query, "sort": [{"_seq_no": order}], "size": size}
-        answer = self._client.search(index=STATE_INDEX, allow_partial_search_results=False, **request)
+        request |= {"allow_partial_search_results": False, "preference": self._preference}
+        answer = self._client.search(index=STATE_INDEX, **request)
         return list(answer["hits"]["hits"])
 
     def _get(self, id_: str) -> dict[str, Any] | None:

@@ -345,7 +345,7 @@ class Writer:
             too_large = batch.too_large.keys() - failed.keys() - set(again)
             current.ids = [*again, *refused, *_ids(outcome.untried), *too_large]
             refusal = next(f"{rejection.status} {rejection.kind}" for rejection in refused.values())
-            problem = f"Elasticsearch refuses {len(refused)} documents of {document.index_name} for now: {refusal}"
+            problem = f"{len(refused)} documents of {document.index_name} are refused for now: {refusal}"
             raise UnavailableError(problem, kind=refusal)  # without the reason, which may quote a value
         return again
 

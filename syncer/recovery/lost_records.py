@@ -84,13 +84,13 @@ def require_original(connection: Connection, settings: KafkaSettings, index: Ind
     """Refuse to use the topic of another database, of which this one is a copy.
 
     Raises:
-        TopicError: This database has used the topic before, and Elasticsearch does not know it.
+        TopicError: This database has used the topic before, and Elasticsearch has no record of it.
     """
     # A copy has the same id. After a failover or a restore, unlike for a copy, Elasticsearch remembers the epoch.
     if progress.newest(connection) and failover.is_forgotten(connection, index):
         raise TopicError(
-            f"The database has used topic {settings.topic} before, and Elasticsearch does not know it: is it a copy?",
+            f"The database has used topic {settings.topic} before, and syncer-state has no record of it: is it a copy?",
             hint="If it is a copy, such as staging, set kafka.topic to a name of its own:\n"
-            "every document is then written again. If it is not, Elasticsearch is new or has lost syncer-state:\n"
+            "every document is then written again. If it is not, the search server is new or has lost syncer-state:\n"
             "syncer doctor prints the request that restores it. See docs/deploy.md.",
         )

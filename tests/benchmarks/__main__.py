@@ -20,6 +20,7 @@ from tests.benchmarks import bulk_work, failovers, locks, one_edit, peers, shape
 from tests.benchmarks.report import Figure, Report, SkippedError, keep, say, text
 from tests.benchmarks.world import Bench
 from tests.conftest import KEPT_SANDBOX
+from tests.support.world import VERSIONS
 
 BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "fill": bulk_work.fill,
@@ -42,9 +43,10 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "locks": locks.locks,
     "shapes": shapes.shapes,
     "failover": failovers.failover,
+    "search-servers": bulk_work.search_servers,
     "growth": bulk_work.growth,
 }
-_BY_NAME_ONLY = ("growth", "failover", "shapes", "staleness", "staleness-links")
+_BY_NAME_ONLY = ("growth", "failover", "search-servers", "shapes", "staleness", "staleness-links")
 
 
 def main() -> None:
@@ -105,7 +107,7 @@ def _sandbox() -> Iterator[Sandbox]:
     kept_folder = os.environ.get(KEPT_SANDBOX)
     with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(Path(kept_folder) if kept_folder else Path(folder) / "servers")
+        sandbox = Sandbox(Path(kept_folder) if kept_folder else Path(folder) / "servers", versions=VERSIONS)
         sandbox.elasticsearch.java_options = sandbox.kafka.java_options = LASTING_JAVA
         try:
             yield sandbox

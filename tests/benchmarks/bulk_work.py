@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from syncer.worker.loop import BATCH_CHANGES_MAX
 from syncer.worker.source import OutboxSource
 from tests.benchmarks import gauges
 from tests.benchmarks.report import Figure, Run
-from tests.benchmarks.world import ONE_TRANSACTION, Bench, Blog, token, two_nodes
+from tests.benchmarks.world import ONE_TRANSACTION, Bench, Blog, opensearch, token, two_nodes
 
 _COMMAND_MEGABYTES_MAX = 200
 _SMALL_PASSES = 5
@@ -188,6 +189,25 @@ def fan_out(bench: Bench) -> Iterator[Figure]:
     called = "five renames / one, documents written"
     yield report.ratio("five renames", large, by="writes", called=called, at_most=2.0)
     yield report.memory(large, middle, "five renames")
+
+
+def search_servers(bench: Bench) -> Iterator[Figure]:
+    """A backfill, a verification and a rename with OpenSearch, beside Elasticsearch."""
+    contestants: dict[str, Callable[[], Run]] = {}
+    with ExitStack() as stack:
+        benches = bench, stack.enter_context(opensearch(bench))
+        blogs = [stack.enter_context(servers.blog(posts=bench.posts, large=bench.posts)) for servers in benches]
+        for work in ("backfill", "verify", "rename"):
+            for blog in blogs:
+                run = blog.renamed if work == "rename" else partial(_over_all, blog, work)
+                contestants[f"{work}, {blog.sandbox.elasticsearch.name}"] = run
+        report = bench.contest(f"{bench.posts:,} documents, with both servers in turn", contestants)
+        for blog in blogs:
+            blog.stop()
+    for work in ("backfill", "verify", "rename"):
+        names = f"{work}, OpenSearch", f"{work}, Elasticsearch"
+        yield report.ratio(*names, at_least=0.9)
+        yield report.ratio(*names, by="cost", called=f"{work}, OpenSearch / Elasticsearch, processor time")
 
 
 def growth(bench: Bench) -> Iterator[Figure]:

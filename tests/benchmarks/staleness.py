@@ -258,7 +258,7 @@ def _try(name: str, opening: AbstractContextManager[Blog], bench: Bench) -> None
         disturbances: dict[str, list[Callable[[], object]]] = {
             "none": [],
             "killed twice": [contestant.kill, contestant.kill],
-            "Elasticsearch away": [servers.elasticsearch.stop, servers.elasticsearch.start],
+            f"{servers.elasticsearch.name} away": [servers.elasticsearch.stop, servers.elasticsearch.start],
             "Postgres restarted": [restart_postgres],
         }
         for what, acts in disturbances.items():

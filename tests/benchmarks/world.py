@@ -24,10 +24,12 @@ import psutil
 import psycopg
 from elasticsearch import Elasticsearch
 
+from syncer.elasticsearch.client import open_client
 from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS
 from syncer.monitoring import status
 from syncer.sandbox import Endpoints, Sandbox, Versions
 from syncer.sandbox.server import LASTING_JAVA
+from syncer.sandbox.servers import ElasticsearchServer
 from tests.benchmarks import gauges, references
 from tests.benchmarks.report import PROCESS, Report, Run, say
 from tests.support import preloaded
@@ -135,7 +137,7 @@ class Blog(World):
 
     def elasticsearch(self) -> Elasticsearch:
         """A client that has time."""
-        return Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=_MERGE_SECONDS)
+        return open_client(self.endpoints.elasticsearch_url, request_timeout=_MERGE_SECONDS)
 
     # The process that keeps the index
 
@@ -409,9 +411,27 @@ def _comparable(name: str, value: Any) -> Any:
 def two_nodes(bench: Bench) -> Iterator[Bench]:
     """The same with an Elasticsearch of two nodes; each takes half a gigabyte of memory."""
     with nodes_of_its_own(Versions(), java_options=LASTING_JAVA) as (first_node, _):
-        sandbox = copy(bench.sandbox)
-        sandbox.elasticsearch = first_node
-        yield replace(bench, sandbox=sandbox, endpoints=replace(bench.endpoints, elasticsearch_url=first_node.address))
+        yield _writing_to(first_node, bench)
+
+
+@contextmanager
+def opensearch(bench: Bench) -> Iterator[Bench]:
+    """The same with OpenSearch; its documents are made from the same Postgres."""
+    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        server = Sandbox(Path(folder) / "servers", versions=Versions(opensearch="3")).elasticsearch
+        server.java_options = LASTING_JAVA
+        try:
+            server.start()
+            yield _writing_to(server, bench)
+        finally:
+            server.stop()
+
+
+def _writing_to(server: ElasticsearchServer, bench: Bench) -> Bench:
+    sandbox = copy(bench.sandbox)
+    sandbox.elasticsearch = server
+    return replace(bench, sandbox=sandbox, endpoints=replace(bench.endpoints, elasticsearch_url=server.address))
 
 
 @dataclass

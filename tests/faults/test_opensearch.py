@@ -10,11 +10,15 @@ import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from syncer.base.model import Composition, Target
+from syncer.elasticsearch.client import OPENSEARCH
+from syncer.elasticsearch.record import STATE_INDEX
 from syncer.sandbox import Endpoints, Sandbox, Versions
 from syncer.sandbox.servers import ElasticsearchServer
 from tests.faults.harness import is_forgotten, require_holds
@@ -117,10 +121,16 @@ def test_vectors_are_drafted_for_the_plugin(empty_world: World) -> None:
     assert "Elasticsearch" not in refused.stdout + refused.stderr
 
 
-def test_what_is_read_back_is_what_was_written_whatever_a_replica_shows(world: World) -> None:
-    """Searches by ids and by sequence numbers, and counts, ask primary shards."""
+def test_what_is_read_back_is_what_was_written_whatever_a_replica_shows(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searches by ids and by sequence numbers, listings, counts, and the log of deletes ask primary shards."""
     target = Target(index_name=world.index_of(), write_alias=world.write_alias_of())
-    with world.index() as index:
+    monkeypatch.setitem(cast("dict[str, str]", OPENSEARCH.own_settings), "replication.type", "SEGMENT")
+    with world.index() as index, world.elasticsearch() as client:
+        client.indices.delete(index=STATE_INDEX)
+        index.record.log(target.index_name, ["id 0"])
+        client.cluster.health(index=STATE_INDEX, wait_for_status="green", timeout="60s")
         for version in range(1, 21):  # without a preference, two of five are not shown
             compositions = [Composition(f"id {version}", version, b'{"title": "t"}'), Composition("id", version, b"{}")]
             assert len(index.write(target, compositions).done) == 2
@@ -129,6 +139,10 @@ def test_what_is_read_back_is_what_was_written_whatever_a_replica_shows(world: W
             numbers = index.holdings.sequence_numbers(target)
             listed = [place.id for page in index.holdings.untouched_since(target, numbers, page=100) for place in page]
             assert len(listed) == index.holdings.count(target) == version + 1
+            assert sum(map(len, index.holdings.ids(target, page=100))) == version + 1
+            index.record.log(target.index_name, [f"id {version}"])
+            logged = [*chain.from_iterable(index.record.logged_since(target.index_name, -1, page=100))]
+            assert logged == [f"id {number}" for number in range(version + 1)]
 
 
 def test_a_promoted_replica_that_forgot_a_delete_brings_nothing_back(

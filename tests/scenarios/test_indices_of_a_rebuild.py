@@ -291,6 +291,7 @@ def test_what_is_read_needs_every_shard_and_not_every_copy(room: Room, case: str
     room.client.cluster.health(wait_for_events="languid", wait_for_no_initializing_shards=True)
     holdings = room.index.holdings
     reads: list[Callable[[Target], object]] = [holdings.count, partial(holdings.find, ids=["a"])]
+    reads.append(lambda target: list(holdings.ids(target, page=10)))
     # Of an index with a shard that is away, both servers answer to a refresh after a minute.
     reads += [holdings.refresh] if is_whole or case == "one of two is away" else []
     for read in reads:

@@ -27,7 +27,7 @@ from tests.soak.record import Record
 from tests.support import preloaded
 from tests.support.network import line
 from tests.support.standbys import Standbys
-from tests.support.world import World, made, wait_until
+from tests.support.world import VERSIONS, World, made, wait_until
 
 ENVIRONMENT = {
     "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
@@ -45,7 +45,7 @@ def soak(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Soak]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncer-soak-")))
         folder.chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(folder / "servers")
+        sandbox = Sandbox(folder / "servers", versions=VERSIONS)
         stack.callback(_keep_logs, sandbox, tmp_path)
         stack.callback(sandbox.stop)
         world = stack.enter_context(made(World(sandbox=sandbox, endpoints=sandbox.start(), folder=tmp_path)))

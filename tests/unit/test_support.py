@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from elasticsearch import ApiError, SerializationError
 
 from syncer.base import postgres
+from syncer.base.error_policy import explain
 from syncer.base.errors import IndexingError, SourceError
+from syncer.base.settings import ElasticsearchSettings
 from syncer.elasticsearch import client
+from tests.support.elasticsearch_proxy import Answer, Proxy
 
 
 def test_postgres_elasticsearch_and_opensearch_are_supported_from_a_version_on() -> None:
@@ -45,3 +50,30 @@ def test_older_and_other_servers_are_refused(answer: dict[str, Any], message: st
     """A relative of Elasticsearch too, whatever its number, and what does not say what it is."""
     with pytest.raises(IndexingError, match=message):
         client.require_supported(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (info("7.10.2") | {"tagline": "You Know, for Search"}, "Elasticsearch 7.10.2 is not supported"),
+        (info("1.0.0", distribution="opensearch"), "OpenSearch 1.0.0 is not supported"),
+        (info("9.0.0"), "does not say that it is a search server"),
+        ({"version": "3.8.0"}, "does not say that it is a search server"),
+        (["version"], "does not say that it is a search server"),
+        ("{", "something other than JSON"),
+    ],
+)
+def test_what_answers_without_the_header_is_told_apart(answer: Any, message: str) -> None:
+    """Servers of before 7.14, and OpenSearch, name themselves in the body alone; other programs also have versions."""
+    body = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+    told = Answer(status=200, body=body, headers={"Content-Type": "application/json"})
+    proxy = Proxy("http://127.0.0.1:1")
+    with (
+        proxy.running(),
+        proxy.spoiling(lambda _: told, path="/"),
+        pytest.raises((IndexingError, ApiError, SerializationError)) as refused,
+    ):
+        client.connect(ElasticsearchSettings(url=proxy.address))
+    explained = explain(refused.value)
+    assert explained is not None
+    assert message in explained.message

@@ -45,7 +45,7 @@ class Product(NamedTuple):
     """Parameters of a search, for what is in the index and nothing else."""
     own_settings: Mapping[str, Any]
     """Settings of syncer's own indices."""
-    point_in_time: tuple[str, str, str, list[str]]
+    point_in_time: tuple[str, str, str, list[Any]]
     """Its path and parameters, the name of its id in a response, and the order in which its documents are listed."""
 
 
@@ -70,7 +70,8 @@ OPENSEARCH = Product(
         "/_search/point_in_time",
         "&preference=_primary&allow_partial_pit_creation=false",
         "pit_id",
-        ["_id", "_index"],
+        # An index in which there has never been a document may have no mapping, also of these.
+        [{name: {"unmapped_type": "keyword"}} for name in ("_id", "_index")],
     ),
 )
 

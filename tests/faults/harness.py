@@ -117,6 +117,10 @@ def require_quiet(daemon: Daemon, *, lines: int = 6) -> None:
     assert all(troubles.count(component) <= lines for component in troubles), troubles
 
 
+OVERTAKEN = "Another database of this installation is in use"
+"""What the daemon of a former primary says."""
+
+
 def wait_for_trouble(daemon: Daemon, words: str) -> None:
     """Return once a daemon has logged trouble in these words."""
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import elasticsearch
@@ -22,6 +22,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 
 from syncer.base.errors import SandboxError
+from tests.faults.harness import OVERTAKEN, wait_for_trouble
 from tests.soak.fleet import Fleet
 from tests.soak.record import Record
 from tests.support import preloaded
@@ -38,6 +39,7 @@ _AWAY_SECONDS = 2.0
 _TOO_LONG = "x" * 40_000  # for a keyword
 _BLOCK = "index.blocks.read_only_allow_delete"
 _SERVERS = ("postgres", "kafka", "elasticsearch")
+_EPOCH = "SELECT epoch FROM syncer.installation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,26 @@ def _set_back(keep: Callable[[Standbys], Callable[[], None]], soak: Soak, dice: 
     go_back = keep(soak.standbys)
     time.sleep(dice.uniform(1, 4))
     go_back()
+
+
+def _split_brain(soak: Soak, dice: random.Random) -> None:
+    """Let the former primary live on with a daemon of its own, which writes nothing, and says why."""
+    (before,) = soak.world.sql(_EPOCH)
+    split = soak.standbys.keep_both()
+    time.sleep(dice.uniform(0, 3))
+    former = split()
+    try:
+        wait_until(lambda: soak.world.sql(_EPOCH)[0] > before, what="the promoted database is in use")
+        there = replace(soak.world, endpoints=replace(soak.world.endpoints, postgres_dsn=former.address))
+        there.worker_settings = there.worker_settings | {"SYNCER_POSTGRES_DSN": there.dsn}
+        there.sql("UPDATE users SET name = 'of the former primary'; DELETE FROM posts WHERE id % 3 = 0")
+        daemon = there.daemon()
+        wait_for_trouble(daemon, OVERTAKEN)
+        time.sleep(dice.uniform(0, 5))
+        if daemon.stop() or any(event["event"] == "failover.detected" for event in daemon.events()):
+            soak.record.find(f"the daemon of the former primary did not wait: {daemon.log_file}")
+    finally:
+        former.stop("immediate")
 
 
 # Elasticsearch, by hand
@@ -301,6 +323,7 @@ DECKS: dict[str, dict[str, Disturbance]] = {
         },
         "fail over": partial(_set_back, Standbys.keep_standby),
         "restore a backup": partial(_set_back, Standbys.keep_backup),
+        "split brain": _split_brain,
     },
     "definitions": {
         "rebuild": _manage("index", "rebuild"),

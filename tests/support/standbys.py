@@ -78,6 +78,21 @@ class Standbys:
 
         return fail_over
 
+    def keep_both(self) -> Callable[[], PostgresServer]:
+        """The same, but the former primary lives on at another address: it is returned."""
+        standby = self.follow()
+        standby.stop()
+
+        def split() -> PostgresServer:
+            self.primary.kill()
+            former = self.primary.data_folder.rename(standby.folder / "former")
+            self._promote(standby)
+            former.rename(standby.data_folder)
+            standby.start()
+            return standby
+
+        return split
+
     def keep_follower(self) -> Callable[[], None]:
         """A replica that takes over once the primary was stopped, and lacks nothing: a planned switchover."""
         standby = self.follow()
@@ -136,7 +151,7 @@ class Standbys:
 
     def _replace_data(self, source: PostgresServer) -> None:
         """Have the primary start with the files of another server, which does not run."""
-        shutil.rmtree(self.primary.data_folder)
+        shutil.rmtree(self.primary.data_folder, ignore_errors=True)
         source.data_folder.rename(self.primary.data_folder)
 
     def stop_replicas(self) -> None:

@@ -12,6 +12,7 @@ is taken before anything is written. A sequence that was set by hand is behind t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
@@ -116,11 +117,11 @@ def require_in_use(connection: Connection, index: Index) -> None:
 
 
 def _read(connection: Connection) -> _Remembered:
-    try:
+    # A standby has no unlogged tables. It may be promoted soon, or was while it answered.
+    with suppress(psycopg.errors.FeatureNotSupported):
         return _Remembered(*row(connection, _READ))
-    except psycopg.errors.FeatureNotSupported:
-        connection.execute(_IS_PRIMARY)  # a standby, which may be promoted soon, has no unlogged tables
-        raise
+    connection.execute(_IS_PRIMARY)
+    return _Remembered(*row(connection, _READ))
 
 
 def _is_current(remembered: _Remembered, recorded: Recorded) -> bool:

@@ -24,7 +24,7 @@ from syncer.indexing import failover, marks
 from syncer.jobs import model
 from syncer.jobs.model import JobKind, JobState
 from syncer.sandbox import Endpoints, Sandbox
-from tests.faults.harness import committed, following, require_holds, the_document, wait_for_trouble
+from tests.faults.harness import OVERTAKEN, committed, following, require_holds, the_document, wait_for_trouble
 from tests.support.breakpoints import Plan
 from tests.support.in_process import assign
 from tests.support.routing import put_routing, put_shards
@@ -50,7 +50,6 @@ CHANGED = {"blogpost": 8, "user": 3}
 LATER, CHANGED_LATER = "UPDATE posts SET title = 'later' WHERE id IN (4, 5)", {"blogpost": 2}
 LOSE_IDENTITY = "DELETE FROM syncer.cluster_identity"
 """What a crash does to the database beside taking back commits."""
-OVERTAKEN = "Another database of this installation is in use"
 IMPATIENT = Plan(constants={"syncer.indexing.failover:SILENT_SECONDS": 1})
 
 
@@ -218,14 +217,19 @@ def test_a_clean_restart_costs_nothing(private_blog: World, servers: Standbys) -
     assert (after.epoch, after.mark, number_of_mark(private_blog)) == (before.epoch, mark + 1, mark + 1)
 
 
-def test_a_standby_that_answers_is_tried_again(private_blog: World, servers: Standbys) -> None:
-    """It may be promoted soon; until then it has no unlogged tables, and what connects does not end for that."""
+def test_a_standby_that_answers_is_tried_again(
+    private_blog: World, servers: Standbys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be promoted soon, or while it answers; what connects does not end since it has no unlogged tables."""
     standby = servers.follow()
     there = replace(private_blog, endpoints=replace(private_blog.endpoints, postgres_dsn=standby.address))
     with there.connect() as connection, there.index() as index:
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as refused:
             failover.enter(connection, index)
         assert decide(refused.value) is Action.RETRY
+    monkeypatch.setattr(failover, "_IS_PRIMARY", "SELECT pg_promote(true, 120)")
+    with there.connect() as connection, there.index() as index:
+        assert failover.enter(connection, index).has_changed
     standby.stop("immediate")
 
 

@@ -22,7 +22,7 @@ from psycopg import errors as pg, sql
 from syncer.base.error_policy import is_of_data
 from syncer.base.lifecycle import clock
 from syncer.base.model import is_utf8
-from syncer.base.postgres import Connection, bounded, value
+from syncer.base.postgres import Connection, snapshot, value
 from syncer.documents import queries
 from syncer.documents.registry import Document, TableUse
 from syncer.documents.snapshot import Tries
@@ -207,7 +207,7 @@ def _lacking(
     connection: Connection, query: sql.Composable, parameters: tuple[object, ...]
 ) -> Iterator[tuple[str, str]]:
     """Yield the statement that creates each index that a query lacks, and the condition that it is for."""
-    with bounded(connection, seconds=SECONDS_MAX):
+    with snapshot(connection, statement_seconds=SECONDS_MAX):
         connection.execute(_PREFER_INDEXES)
         nodes = list(_nodes(_explain(connection, query, parameters)["Plan"]))
     conditions = list(dict.fromkeys(node[key] for node in nodes for key in _CONDITIONS if " = " in node.get(key, "")))

@@ -381,7 +381,8 @@ def snapshot(
         statement_seconds: How long a statement may run. 0 for no other limit than the session's.
 
     Raises:
-        psycopg.errors.LockNotAvailable: A relation is being altered for longer than that.
+        psycopg.errors.QueryCanceled: A statement runs for longer than ``statement_seconds``.
+        psycopg.errors.LockNotAvailable: A relation is being altered for longer than ``lock_seconds``.
     """
     mode = sql.SQL("READ COMMITTED" if stores else "REPEATABLE READ, READ ONLY")
     is_nested = connection.info.transaction_status is not TransactionStatus.IDLE
@@ -417,13 +418,6 @@ def _ending(connection: Connection) -> Iterator[None]:
         raise
     else:
         connection.commit()
-
-
-@contextmanager
-def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
-    """As `snapshot`, with a timeout: a statement that runs longer raises psycopg.errors.QueryCanceled."""
-    with snapshot(connection, statement_seconds=seconds):
-        yield
 
 
 def copied(connection: Connection, query: sql.Composable) -> Generator[tuple[bytes | None, ...]]:

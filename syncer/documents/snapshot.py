@@ -16,7 +16,7 @@ import psycopg
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import AlteredError, DocumentError
 from syncer.base.lifecycle import clock
-from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, bounded, snapshot
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, snapshot
 from syncer.capture import install
 from syncer.documents.registry import Document
 from syncer.lineage import fingerprint
@@ -41,10 +41,10 @@ class Tries:
 
     @contextmanager
     def bounded(self) -> Iterator[None]:
-        """As `syncer.base.postgres.bounded`, in the snapshot of the queries before, if it can be."""
+        """Limit the time of each statement, in the snapshot of the queries before, if it can be."""
         if clock() >= self._ends_at:
             self.close()
-            self._snapshot.enter_context(bounded(self.connection, seconds=self._seconds))
+            self._snapshot.enter_context(snapshot(self.connection, statement_seconds=self._seconds))
             self._ends_at = clock() + self._seconds
         try:
             yield
@@ -64,42 +64,33 @@ def reading(
     lock_seconds: float = 0,
     statement_seconds: float = 0,
 ) -> Iterator[None]:
-    """Open the snapshot and compare it with what the definition was applied to.
+    """Open the snapshot and compare it with what the definition was applied to; see `syncer.base.postgres.snapshot`.
 
-    Args:
-        connection: It is not used for anything else meanwhile.
-        document: The definition as last read.
-        isolates: Whether the caller finds out which row is at fault.
-        captured: Whether to check that all tables have triggers, for a caller that follows changes. A table may have
-            been swapped in without them.
-        stores: Whether the next statement stores what it reads: see `syncer.base.postgres.snapshot`.
-        lock_seconds: How long to wait while one of the relations is being altered; 0 for no limit.
-        statement_seconds: How long a statement may run; 0 for no other limit than the session's.
+    A caller that ``isolates`` finds out which row is at fault. If tables are to be ``captured``, for a caller that
+    follows changes, they must have triggers: one may have been swapped in without them.
     """
     lock = fingerprint.lockable(document.dependencies.shapes)
     with (
         at_work_for(document.name, document.revision, isolates=isolates),
         snapshot(connection, lock=lock, lock_seconds=lock_seconds, stores=stores, statement_seconds=statement_seconds),
     ):
-        require_shape(connection, document)
-        if captured:
-            lost = connection.execute(install.uncaptured_query(document.dependencies.tables)).fetchall()
-            if lost:
-                raise uncaptured(connection, document, [relation for (relation,) in lost])
+        require_shape(connection, document, captured=captured)
         yield
 
 
-def require_shape(connection: Connection, document: Document) -> None:
-    """Check that the columns are those that the definition was applied to.
+def require_shape(connection: Connection, document: Document, *, captured: bool = False) -> None:
+    """Check that the columns are those that the definition was applied to, and perhaps that tables have triggers.
 
     Raises:
-        AlteredError: They are not; whether that matters is to be found out.
-        DocumentError: Changes of a table are not captured, either.
+        AlteredError: The columns are others; whether that matters is to be found out.
+        DocumentError: Changes of a table are not captured, whatever the columns are.
     """
-    if differences := fingerprint.differences(document.shapes, fingerprint.read(connection, document.shapes)):
+    differences = fingerprint.differences(document.shapes, fingerprint.read(connection, document.shapes))
+    if differences or captured:
         lost = connection.execute(install.uncaptured_query(document.dependencies.tables)).fetchall()
         if lost:
             raise uncaptured(connection, document, [relation for (relation,) in lost])
+    if differences:
         raise AlteredError(
             f"What {document.name} reads has changed since it was applied: {'; '.join(differences)}",
             hint="If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json\n"

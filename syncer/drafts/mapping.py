@@ -23,7 +23,7 @@ import psycopg
 from psycopg import sql
 
 from syncer.base.formatting import amount
-from syncer.base.postgres import Connection, bounded
+from syncer.base.postgres import Connection, snapshot
 from syncer.documents import queries
 from syncer.documents.snapshot import Tries
 from syncer.drafts import rules, shapes
@@ -123,7 +123,7 @@ class _Sample:
         # A number in it may be too long for Python, and it may be nested too deeply.
         with (
             suppress(psycopg.DataError, psycopg.errors.QueryCanceled, ValueError, RecursionError),
-            bounded(self.connection, seconds=_SAMPLE_SECONDS),
+            snapshot(self.connection, statement_seconds=_SAMPLE_SECONDS),
         ):
             rows = self.connection.execute(composed, () if ids is None else (ids,))
             return [json.loads(document) for (document,) in rows]

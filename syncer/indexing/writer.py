@@ -48,7 +48,7 @@ from syncer.base.error_policy import (
 from syncer.base.errors import DocumentError, OvertakenError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
 from syncer.base.model import OUTCOMES, Composition, Target, WriteReport
-from syncer.base.postgres import Connection, Link, bounded
+from syncer.base.postgres import Connection, Link, snapshot
 from syncer.base.retry import retry
 from syncer.documents import registry, suspend
 from syncer.documents.queries import current as current_rows, existing, isolated, some_ids
@@ -511,7 +511,10 @@ class Writer:
         self._failing[document.index_name] = -10 * _FAILING_MAX  # to choose others may take as long as to read all ids
         connection, ids = self._link.connection, list[str]()
         try:
-            with at_work_for(document.name, document.revision, isolates=True), bounded(connection, seconds=1):
+            with (
+                at_work_for(document.name, document.revision, isolates=True),
+                snapshot(connection, statement_seconds=1),
+            ):
                 ids = some_ids(connection, document, _OTHERS)
         except (psycopg.errors.QueryCanceled, psycopg.DataError):  # it fails on a row that may be of none of these
             return

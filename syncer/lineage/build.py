@@ -26,6 +26,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
+from sqlglot.helper import ensure_list
 
 from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
@@ -38,7 +39,6 @@ from syncer.lineage.scope import (
     Scope,
     accepts_null,
     column,
-    column_aliases,
     constants_of,
     is_array,
     is_carried,
@@ -270,7 +270,7 @@ class _Walk:
             if view is None:
                 columns = self._add_reading(table, body.context)
                 body.tables.add(table.alias_or_name)
-                return columns if not column_aliases(table) else []
+                return [] if table.alias_column_names else columns
             self._unread |= {id(inner): inner for inner in tables(view)}
             return renamed(self.query(view, None, body.context), table)
         cte = body.scope.cte(table.name) if isinstance(table.this, exp.Identifier) else None
@@ -430,10 +430,12 @@ class _Walk:
         for number in nodes:
             self.obstacles.setdefault(number, []).append(obstacle)
 
-    def _read_nested(self, nested: object, body: _Body) -> None:
-        """Read the queries inside an expression, each in a context of its own."""
-        for query in _queries(nested):
-            self.query(query, body.scope, (*body.context, next(self._contexts)))
+    def _read_nested(self, nested: exp.Expr | list[exp.Expr] | None, body: _Body) -> None:
+        """Read the outermost queries inside of expressions, each in a context of its own."""
+        for tree in ensure_list(nested):
+            for expression in tree.dfs(prune=lambda inner: isinstance(inner, exp.Query)):
+                if isinstance(expression, exp.Query):
+                    self.query(expression, body.scope, (*body.context, next(self._contexts)))
 
 
 def _holding(edges: Sequence[Edge], needed: Collection[int]) -> tuple[Edge, ...]:
@@ -462,15 +464,6 @@ def _conjuncts(expression: exp.Expr) -> Iterator[exp.Expr]:
         yield from _conjuncts(expression.right)
     else:
         yield expression
-
-
-def _queries(tree: object) -> Iterator[exp.Expr]:
-    """Yield the outermost queries inside an expression or a list of them."""
-    if isinstance(tree, exp.Query):
-        yield tree
-    elif isinstance(tree, exp.Expr | list):
-        for inner in tree if isinstance(tree, list) else tree.iter_expressions():
-            yield from _queries(inner)
 
 
 def _is_cut(query: exp.Expr) -> bool:

@@ -192,16 +192,12 @@ def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
     return path.id, path.hops
 
 
-Keys = dict[str, set[frozenset[str]]]
-"""The sets of columns that are unique, by table."""
-Types = dict[str, dict[str, str]]
-"""The types of the columns that can lead to documents, by table; ``enum`` stands for every enum."""
-
-
-def keys_and_types(connection: Connection, relations: Collection[str]) -> tuple[Keys, Types]:
-    """Return what the catalogue says of these tables."""
-    keys: Keys = {relation: set() for relation in relations}
-    types: Types = {relation: {} for relation in relations}
+def keys_and_types(
+    connection: Connection, relations: Collection[str]
+) -> tuple[dict[str, set[frozenset[str]]], dict[str, dict[str, str]]]:
+    """Return the unique keys of each table, and the types of columns that can lead to documents; ``enum`` for any."""
+    keys: dict[str, set[frozenset[str]]] = {relation: set() for relation in relations}
+    types: dict[str, dict[str, str]] = {relation: {} for relation in relations}
     for relation, name, type_, key in connection.execute(_KEYS_AND_TYPES, (list(relations),)):
         if key is None:
             types[relation][name] = type_

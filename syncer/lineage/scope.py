@@ -52,11 +52,6 @@ def numbers(expression: exp.Expr) -> set[int]:
     return columns | {term.meta["node"] for term in expression.walk() if "node" in term.meta}
 
 
-def is_steady(expression: exp.Expr) -> bool:
-    """Whether an expression depends on its columns alone."""
-    return all(isinstance(term, _STEADY) for term in expression.walk())
-
-
 def is_strict(expression: exp.Expr) -> bool:
     """Whether a steady expression is null if a column of it is: ``||`` of texts is, that of arrays is not."""
     return all(type_of(concatenation) == "text" for concatenation in expression.find_all(exp.DPipe))
@@ -182,14 +177,8 @@ Columns = list[tuple[str, Meaning]]
 
 def renamed(columns: Columns, item: exp.Expr) -> Columns:
     """Return the columns under the names of an alias, as in ``AS s(a, b)``."""
-    names = column_aliases(item)
+    names = item.alias_column_names
     return [(names[index] if index < len(names) else name, meaning) for index, (name, meaning) in enumerate(columns)]
-
-
-def column_aliases(item: exp.Expr) -> list[str]:
-    """Return the column names of an alias."""
-    alias = item.args.get("alias")
-    return [column.name for column in alias.args.get("columns") or []] if isinstance(alias, exp.TableAlias) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +207,7 @@ class Scope:
     def meaning(self, expression: exp.Expr) -> Meaning:
         """Return what an expression means; it is unknown unless it depends on columns alone."""
         expression = expression.unnest()
-        if not is_steady(expression):
+        if not all(isinstance(inner, _STEADY) for inner in expression.walk()):
             return UNKNOWN
         if isinstance(expression, exp.Column):
             return self._resolve(expression)

@@ -218,7 +218,7 @@ class _Previewed:
             yield
         except _REFUSALS as error:
             shown = explain(error) or SyncerError(str(error))
-            problem = PlanProblem(severity=PlanSeverity.REFUSED, message=shown.message, action=shown.hint)
+            problem = PlanProblem(PlanSeverity.REFUSED, shown.message, shown.hint)
             self.refused.setdefault(name, []).append(problem)
 
     def formed(self, step: Step) -> Step:
@@ -258,7 +258,7 @@ class _Previewed:
                     "It meets rows that WHERE leaves out, too. In select.sql, compare what cannot fail on any row:\n"
                     "texts, as in posts.id::text = events.subject_id, instead of a cast of the text."
                 )
-                problems.append(PlanProblem(severity=PlanSeverity.WARNING, message=message, action=action))
+                problems.append(PlanProblem(PlanSeverity.WARNING, message, action))
         return DocumentPreview(
             name=document.name,
             index=document.index,

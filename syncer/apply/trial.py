@@ -44,6 +44,7 @@ _COUNT_SECONDS_MAX = 10.0
 _OF_ONE_DOCUMENT = re.compile(r"\[-?\d+:-?\d+\] | in document with id '.*?'| in doc \[.*?\]", re.DOTALL)
 _TRIED_AGAIN_MAX = 50
 """How many documents are built again with other settings."""
+_TO_MAP = "Add the field to index.json: syncer init --from-select adds every field that it lacks."
 _TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."
 _TO_CHAR = """If the text matters, use to_char with a format. Show a range by its bounds, as a date_range takes them:
 jsonb_build_object('gte', lower(p.valid), 'lt', upper(p.valid))."""
@@ -94,7 +95,7 @@ class PlanSeverity(StrEnum):
     """It may be intended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PlanProblem:
     """A problem of a definition, and what to do about it."""
 
@@ -153,7 +154,7 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         shown = live.index_name if live else f"a new index for {document.name}"
         for shortcoming in index.holdings.shortcomings(target):
             message = shortcoming.problem.replace(target.index_name, shown)
-            problems.append(PlanProblem(severity=PlanSeverity.WARNING, message=message, action=shortcoming.advice))
+            problems.append(PlanProblem(PlanSeverity.WARNING, message, shortcoming.advice))
     shown_number = amount(len(tried) + sum(map(bool, failures)), "sampled document")
     problems += (*_errors(failures, rejections, shown_number), *_notes(connection, document, sample))
     return Trial(documents=count, sample=sample, problems=tuple(problems))
@@ -212,9 +213,7 @@ def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -
     for message in dict.fromkeys(failures.values()):
         ids = [id_ for id_, failure in failures.items() if failure == message and id_]
         shown = f"{len(ids):,} of {tried} cannot be built, for example {shown_id(ids[0])}: " if ids else ""
-        yield PlanProblem(
-            severity=PlanSeverity.ERROR, message=f"{shown}the SELECT fails on the data: {message}", action=_TO_FIX
-        )
+        yield PlanProblem(PlanSeverity.ERROR, f"{shown}the SELECT fails on the data: {message}", _TO_FIX)
     alike: dict[tuple[str, str], list[Rejection]] = {}
     for rejection in rejections:
         reason = _OF_ONE_DOCUMENT.sub("", rejection.reason)
@@ -222,14 +221,10 @@ def _errors(failures: dict[str, str], rejections: list[Rejection], tried: str) -
     for group in alike.values():
         example = group[0]
         are, reason = "are" if len(group) > 1 else "is", without_values(_OF_ONE_DOCUMENT.sub("", example.reason))
-        yield PlanProblem(
-            severity=PlanSeverity.ERROR,
-            message=f"{len(group):,} of {tried} {are} rejected, for example {shown_id(example.composition.id)}: "
-            f"{example.kind}: {shortened(reason)}",
-            action="Add the field to index.json: syncer init --from-select adds every field that it lacks."
-            if example.kind == "strict_dynamic_mapping_exception"
-            else _TO_FIX,
-        )
+        message = f"{len(group):,} of {tried} {are} rejected, for example {shown_id(example.composition.id)}: "
+        message += f"{example.kind}: {shortened(reason)}"
+        is_unmapped = example.kind == "strict_dynamic_mapping_exception"
+        yield PlanProblem(PlanSeverity.ERROR, message, _TO_MAP if is_unmapped else _TO_FIX)
 
 
 def _read_back(rows: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem]:
@@ -238,10 +233,10 @@ def _read_back(rows: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem
     if drifts:
         fields = sorted({difference.path.partition("[")[0] for drift in drifts for difference in drift.differences})
         yield PlanProblem(
-            severity=PlanSeverity.REFUSED,
-            message=f"{len(drifts):,} of {amount(len(rows), 'sampled document')} are read back otherwise than they "
+            PlanSeverity.REFUSED,
+            f"{len(drifts):,} of {amount(len(rows), 'sampled document')} are read back otherwise than they "
             f"were written, for example {shown_id(drifts[0].id)}: {shortened(', '.join(fields)) or drifts[0].kind}",
-            action="syncer could never find such documents equal to their SELECT. See what index.json, or a template "
+            "syncer could never find such documents equal to their SELECT. See what index.json, or a template "
             "of the\ncluster, does to these fields.",
         )
 
@@ -250,24 +245,24 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
     select, views, tables = (getattr(document.dependencies, of) for of in ("canonical_select", "views", "tables"))
     unordered, rounded = unordered_fields(connection, select, views, tables)
-    note = partial(PlanProblem, severity=PlanSeverity.NOTE)
+    note = partial(PlanProblem, PlanSeverity.NOTE)
     if unordered:
         yield note(
-            message=f"{', '.join(sorted(unordered))}: an aggregate has no ORDER BY. Its elements may come in another "
+            f"{', '.join(sorted(unordered))}: an aggregate has no ORDER BY. Its elements may come in another "
             "order each time, and verify then reports a difference",
-            action="Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
+            "Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
         )
     if rounded:
         yield note(
-            message=f"{', '.join(sorted(rounded))}: a sum of floating-point numbers depends on their order in the last "
+            f"{', '.join(sorted(rounded))}: a sum of floating-point numbers depends on their order in the last "
             "digits, and verify reports those as rounding",
-            action="To have it exact, sum numeric values, as in: sum(c.score::numeric).",
+            "To have it exact, sum numeric values, as in: sum(c.score::numeric).",
         )
     if trusted := [function for (function,) in connection.execute(_TRUSTED, (list(tables),))]:
         yield note(
-            message=f"indexes, statistics or domains of its tables call {', '.join(trusted)}: Postgres runs them as "
+            f"indexes, statistics or domains of its tables call {', '.join(trusted)}: Postgres runs them as "
             "syncer's role",
-            action="Their owners can make them do anything that this role may: see docs/security.md.",
+            "Their owners can make them do anything that this role may: see docs/security.md.",
         )
     depending: dict[str, set[str]] = {}
     with suppress(pg.QueryCanceled):
@@ -276,9 +271,9 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
     for setting, names in depending.items():
         if names:
             yield note(
-                message=f"{', '.join(sorted(names))}: depends on {setting}. syncer uses {SESSION[setting]}, whatever "
+                f"{', '.join(sorted(names))}: depends on {setting}. syncer uses {SESSION[setting]}, whatever "
                 "the database, the role or psql use",
-                action=_SETTINGS[setting][1],
+                _SETTINGS[setting][1],
             )
 
 

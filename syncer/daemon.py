@@ -85,8 +85,14 @@ def worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraffic 
 
 def job_worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraffic | None = None) -> JobWorker:
     """A job worker with these settings."""
-    connect = partial(_connect, settings, name)
-    return JobWorker(connect=connect, index=index, settings=settings.worker, name=name, traffic=traffic)
+    return JobWorker(
+        connect=partial(_connect, settings, name),
+        index=index,
+        settings=settings.worker,
+        name=name,
+        traffic=traffic,
+        idle_seconds=10 * settings.relay.poll_seconds,
+    )
 
 
 def _connect(settings: Settings, name: str) -> Connection:

@@ -19,6 +19,7 @@ A transaction that is rolled back has changed nothing, so there is nothing to wa
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,11 +31,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
 
-from syncer.base import postgres, settings
+from syncer.base import error_policy, postgres, settings
 from syncer.base.errors import SyncerError, WaitTimeoutError
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
@@ -46,7 +48,9 @@ from syncer.jobs import model
 
 __all__ = ["SearchIndex", "Servers", "syncer_config", "syncer_database", "syncer_index", "syncer_servers"]
 
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.005
+_LOGIN = re.compile(r"(?<=//).*(?=@)|(?<=password=)('(\\.|[^'])*'|\S*)")
+"""The user and the password in a URL, and the password in a connection string of names and values."""
 _STOP_SECONDS = 60
 _LOG_BYTES = 2000
 _UNCOMMITTED = """
@@ -54,6 +58,15 @@ SELECT application_name FROM pg_stat_activity
 WHERE datname = current_database() AND state LIKE 'idle in transaction%' AND backend_xid IS NOT NULL
   AND application_name NOT LIKE 'syncer %'
 """
+
+
+class Address(str):
+    """The address of a server. Its ``repr``, which pytest prints in tracebacks, has no password."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(_LOGIN.sub("…", str(self)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +95,7 @@ class SearchIndex:
             WaitTimeoutError: It takes longer than the timeout.
         """
         deadline = time.monotonic() + timeout_seconds
-        with closing(postgres.connect(self._settings.postgres, name="testing")) as connection:
+        with _connected(self._settings) as connection:
             if uncommitted := connection.execute(_UNCOMMITTED).fetchall():
                 names = ", ".join(name or "without a name" for (name,) in uncommitted)
                 raise SyncerError(
@@ -104,7 +117,7 @@ class SearchIndex:
 
     def alias(self, name: str) -> str:
         """Return what searches of a definition use as the index."""
-        with closing(postgres.connect(self._settings.postgres, name="testing")) as connection:
+        with _connected(self._settings) as connection:
             return registry.named(connection, name)[0].index
 
     def _pause(self, connection: Connection, deadline: float) -> None:
@@ -115,6 +128,16 @@ class SearchIndex:
             jobs = ", ".join(f"{job.id} of {job.document}" for job in model.unfinished(connection))
             raise WaitTimeoutError("Not everything is indexed in time", hint=f"Unfinished jobs: {jobs or 'none'}")
         time.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def _connected(settings: Settings) -> Iterator[Connection]:
+    try:
+        connection = postgres.connect(settings.postgres, name="testing")
+    except psycopg.OperationalError as error:  # psycopg's own traceback has the password
+        raise error_policy.explain(error) or SyncerError(repr(error)) from None
+    with closing(connection):
+        yield connection
 
 
 def _require_written(connection: Connection) -> None:
@@ -129,7 +152,8 @@ def _require_written(connection: Connection) -> None:
 @pytest.fixture(scope="session")
 def syncer_servers() -> Iterator[Servers]:
     """Servers for the run; the first run on a machine downloads the embedded ones."""
-    dsn, url = (os.environ.get(f"SYNCER_TESTING_{name}", "") for name in ("POSTGRES_DSN", "ELASTICSEARCH_URL"))
+    names = ("POSTGRES_DSN", "ELASTICSEARCH_URL")
+    dsn, url = (Address(os.environ.get(f"SYNCER_TESTING_{name}", "")) for name in names)
     if (dsn or url) and os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
         hint = "Unset SYNCER_TESTING_POSTGRES_DSN and SYNCER_TESTING_ELASTICSEARCH_URL, or run with one worker."
         raise SyncerError(
@@ -146,7 +170,8 @@ def syncer_servers() -> Iterator[Servers]:
         try:
             endpoints = sandbox.start(with_kafka=False)
             yield Servers(
-                postgres_dsn=dsn or endpoints.postgres_dsn, elasticsearch_url=url or endpoints.elasticsearch_url
+                postgres_dsn=dsn or Address(endpoints.postgres_dsn),
+                elasticsearch_url=url or Address(endpoints.elasticsearch_url),
             )
         finally:
             sandbox.stop()
@@ -166,20 +191,24 @@ def syncer_config() -> Path:
 
 @pytest.fixture(scope="session")
 def _syncer_daemon(
-    syncer_servers: Servers, syncer_database: str, syncer_config: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    syncer_servers: Servers,
+    syncer_config: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SearchIndex]:
     """Apply the documents, keep them up to date until the end of the run, and drop their indices."""
+    database = Address(request.getfixturevalue("syncer_database"))  # an argument would be printed as it is
     folder = tmp_path_factory.mktemp("syncer")
     documents = shutil.copytree(syncer_config / "documents", folder / "documents")
     environment = {name: text for name, text in os.environ.items() if not name.startswith("SYNCER_")} | {
         "SYNCER_CONFIG": str(folder),
-        "SYNCER_POSTGRES_DSN": syncer_database,
+        "SYNCER_POSTGRES_DSN": database,
         "SYNCER_ELASTICSEARCH_URL": syncer_servers.elasticsearch_url,
         "SYNCER_RELAY_POLL_SECONDS": str(_POLL_SECONDS),
         "SYNCER_WEB_PORT": "0",
     }
     configured = Settings.model_validate(
-        {"postgres": {"dsn": syncer_database}, "elasticsearch": {"url": syncer_servers.elasticsearch_url}}
+        {"postgres": {"dsn": database}, "elasticsearch": {"url": syncer_servers.elasticsearch_url}}
     )
     _command(environment, "migrate")
     _command(environment, "apply", "--yes")

@@ -230,6 +230,9 @@ def _show_report(report: VerifyReport) -> None:
     if report.is_complete and not (report.busy or report.drifts):
         verdict = f"{count} {'equals its' if report.documents == 1 else 'equal their'} SELECT"
     say(f"{report.document}: {verdict} ({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)")
+    if report.without_id:
+        rows = f"{amount(report.without_id, 'row')} of the SELECT {'has' if report.without_id == 1 else 'have'}"
+        say(f"{rows} no _id, and so no document. To see them: SELECT * FROM (…) AS d WHERE d._id IS NULL")
     if report.searched is not None:
         searched = " and ".join(report.searched) or "no index"
         say((f"Searches find {searched} instead of {report.index_name} alone", "bold red"), ". Run: syncer apply")

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
@@ -44,6 +44,7 @@ _APART = """
 CROSS JOIN LATERAL (SELECT * FROM ({select}) AS d WHERE d._id = k.id OFFSET 0) AS d
 """
 _COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
+_WITHOUT_ID = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NULL"
 _DUPLICATE = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id HAVING count(*) > 1 LIMIT 1
 """
@@ -135,6 +136,25 @@ def count(connection: Connection, document: Document, *, seconds: float) -> int:
     """Return the number of documents of the SELECT, if it is counted in time."""
     with reading(connection, document, statement_seconds=seconds):
         return int(str(value(connection, query_of(_COUNT, document))))
+
+
+def count_without_id(connection: Connection, document: Document) -> int | None:
+    """Return how many rows of the SELECT have no id, and are no documents; None if that fails on the data."""
+    try:
+        with reading(connection, document):
+            return int(str(value(connection, query_of(_WITHOUT_ID, document))))
+    except DocumentError as error:
+        if not is_of_data(error.__cause__):
+            raise
+        return None
+
+
+def estimate(connection: Connection, document: Document, span: IdRange) -> tuple[float, float]:
+    """Return what Postgres expects to spend on reading a range, in its own unit, and to return in rows."""
+    query = query_of(_IN_RANGE, document, condition=condition(document, span))
+    explained: Any = value(connection, sql.SQL("EXPLAIN (FORMAT JSON) {}").format(query))
+    plan = msgspec.json.decode(explained)[0]["Plan"]
+    return plan["Total Cost"], plan["Plan Rows"]
 
 
 def require_unique(connection: Connection, document: Document) -> None:

@@ -6,8 +6,8 @@ SELECT returns are compared. And which changes are in flight is unknown, so what
 each after a time that changes may take. What differs then and has kept its version has *drifted*; what something writes
 all the while is *busy*.
 
-Needs no schema of syncer's: SELECT on the tables, and ``read`` and ``view_index_metadata`` on the index. One snapshot
-lasts until all documents are read.
+Needs no schema of syncer's: SELECT on the tables, and ``read`` and ``view_index_metadata`` on the index. Documents are
+read in ranges with short snapshots if ``_id`` is a unique column, unless one snapshot for all costs much less.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 import psycopg
-from psycopg import sql
 
 from syncer.base.errors import ComposeError, DefinitionError, DocumentError
 from syncer.base.model import Target
 from syncer.base.postgres import Connection, value
-from syncer.documents.queries import Row
+from syncer.documents import queries
+from syncer.documents.queries import IdRange, Row
 from syncer.documents.registry import Dependencies, Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Copy
+from syncer.lineage import routes
 from syncer.lineage.catalog import refused
 from syncer.verify import compare, diff, meaning
 from syncer.verify.compare import Differing, Settled, Settler, VerifyReport
@@ -39,6 +40,9 @@ from syncer.verify.meaning import Meaning
 
 READINGS = 3
 """How often a document that differs is read again."""
+_WHOLE_COSTS_MORE = 2
+"""How much more the ranges may cost than one query for all documents: each has a short snapshot in return."""
+_ORIGIN = "SELECT a.attrelid::regclass::text, a.attname FROM pg_attribute AS a WHERE a.attrelid = $1 AND a.attnum = $2"
 _SESSION = "SET default_transaction_read_only = on; SET search_path TO DEFAULT"
 _PREFIX = "SELECT * FROM ("
 _JSON = msgspec.json.Decoder(float_hook=Decimal)
@@ -112,11 +116,12 @@ def audit(
 def _document(connection: Connection, select: str, file: str, target: Target) -> Document:
     """Return the definition that the walk of both sides needs."""
     try:
-        columns = connection.execute(f"{_PREFIX}{select}\n) AS d LIMIT 0", prepare=True).description or ()
+        cursor = connection.execute(f"{_PREFIX}{select}\n) AS d LIMIT 0", prepare=True)
     except psycopg.errors.InsufficientPrivilege:
         raise
     except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
         raise refused(connection, error, select, file, prefix=_PREFIX) from error
+    columns = cursor.description or ()
     types = {column.name: column.type_code for column in columns}
     if len(types) < len(columns):
         raise DefinitionError(f"{file} returns two columns of one name", hint="Name each column differently, with AS.")
@@ -124,19 +129,30 @@ def _document(connection: Connection, select: str, file: str, target: Target) ->
         raise DefinitionError(
             f"{file} has no column _id", hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p"
         )
+    number, result = list(types).index("_id"), cursor.pgresult
+    assert result is not None  # of a query that returns rows
+    origin = result.ftable(number), result.ftablecol(number)
+    root, key = connection.execute(_ORIGIN, origin).fetchone() or (None, None)
+    if root is None or frozenset({key}) not in routes.keys_and_types(connection, [root])[0][root]:
+        root = key = None
     dependencies = Dependencies(
         canonical_select=f"{select}\n",
-        id_type=str(value(connection, sql.SQL("SELECT format_type({}, NULL)").format(types["_id"]))),
+        id_type=str(value(connection, "SELECT format_type($1, -1)", (types["_id"],))),
         fields=tuple(name for name in types if name not in {"_id", "_routing"}),
         has_routing="_routing" in types,
-        root=None,
-        root_key=None,
+        root=root,
+        root_key=key,
         tables={},
         views=(),
         shapes={},
     )
     alias = target.index_name
-    return Document(name=file, revision=0, index=alias, index_body={}, dependencies=dependencies, target=target)
+    document = Document(name=file, revision=0, index=alias, index_body={}, dependencies=dependencies, target=target)
+    whole, first = IdRange(), queries.next_range(connection, document, None, rows=compare.PAGE)
+    (whole_cost, documents), (cost, _) = (queries.estimate(connection, document, span) for span in (whole, first))
+    if cost * documents / compare.PAGE > _WHOLE_COSTS_MORE * whole_cost:  # the condition does not reach a CTE or window
+        dependencies = replace(dependencies, root=None, root_key=None)
+    return replace(document, dependencies=dependencies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

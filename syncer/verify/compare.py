@@ -125,6 +125,7 @@ class VerifyReport(Settled):
     """What a verification found. What was repaired is not among ``drifts`` and ``busy``.
 
     Args:
+        without_id: How many rows of the SELECT have no ``_id``, and are no documents; None if that cannot be computed.
         repaired: Documents that differed and are equal since they were written again.
         is_complete: False if so many differed that the comparison ended early.
         searched: The indices that searches find, if it is not this one alone.
@@ -135,6 +136,7 @@ class VerifyReport(Settled):
     document: str
     index_name: str
     documents: int = 0
+    without_id: int | None = 0
     repaired: list[Drift] = field(default_factory=list)
     is_complete: bool = True
     searched: list[str] | None = None
@@ -208,6 +210,7 @@ def walk(
 ) -> None:
     """Walk both sides, and add to the report what differs once it is settled; ``progress`` is as for `verify`."""
     began = time.monotonic()
+    report.without_id = queries.count_without_id(walking, settler.document)
     suspects: set[str] = set()
     looked_up = 0
     in_hand: deque[Future[set[str]]] = deque()

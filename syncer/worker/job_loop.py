@@ -79,6 +79,7 @@ class JobWorker:
 
     Args:
         traffic: The live changes of this process, to give way to.
+        idle_seconds: How often to look for a job while there is nothing to do, if that is more often than usual.
     """
 
     def __init__(
@@ -89,10 +90,12 @@ class JobWorker:
         settings: WorkerSettings | None = None,
         name: str = "job_worker",
         traffic: LiveTraffic | None = None,
+        idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
         self._connect = connect
         self._index = index
         self._name = name
+        self._idle_seconds = min(_IDLE_SECONDS, idle_seconds)
         self._stop = Stop()
         settings = settings or WorkerSettings()
         self._chunk_documents = settings.batch_documents_max
@@ -154,7 +157,7 @@ class JobWorker:
         if not self._stop.is_requested:
             self._try_dead_letters(connection)
             self._take_mark(connection)
-        return 0 if units_done or self._writes else _IDLE_SECONDS
+        return 0 if units_done or self._writes else self._idle_seconds
 
     def close(self, *, seconds: float | None = None) -> None:
         """Finish what is being written in this time, and close the connections, which frees the other chunks."""

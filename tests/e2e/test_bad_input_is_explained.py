@@ -275,9 +275,10 @@ def test_settings_are_named(draft: World, tmp_path: Path) -> None:
     """All that are missing at once; a property that Kafka does not know; a server that is not Elasticsearch."""
     bare = {name: "" for name in draft.environment if name.startswith("SYNCER_")} | {"SYNCER_CONFIG": str(tmp_path)}
     explained(draft, "status", "SYNCER_POSTGRES_DSN", "SYNCER_ELASTICSEARCH_URL", "sandbox", environment=bare)
-    unknown = {"SYNCER_KAFKA_PROPERTIES": '{"no.such": 1}'}
+    kafka = draft.endpoints.kafka_bootstrap_servers
+    unknown = {"SYNCER_KAFKA_PROPERTIES": '{"no.such": 1}', "SYNCER_KAFKA_BOOTSTRAP_SERVERS": kafka}
     explained(draft, "apply --yes", "no.such", "kafka.properties", environment=unknown)
-    url = f"http://{draft.endpoints.kafka_bootstrap_servers}"
+    url = f"http://{kafka}"
     elsewhere: dict[str, Any] = {"environment": {"SYNCER_ELASTICSEARCH_URL": url}, "seconds": DOWN_SECONDS}
     explained(draft, "apply --yes", "Elasticsearch", "SYNCER_ELASTICSEARCH_URL", **elsewhere)
     shown(draft, "Elasticsearch is not usable", **elsewhere)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from syncer.monitoring.doctor import CHECKS
-from tests.faults.harness import following
+from tests.faults.harness import following, needs_kafka
 from tests.support.world import BLOG_SCHEMA, NOT_PARSED, REPOSITORY, World, wait_until
 
 BLOG = """
@@ -225,6 +225,7 @@ def test_a_definition_that_is_new_and_then_wrong(empty_world: World) -> None:
     assert "tilte" in refused["documents"][0]["problems"][0]["message"]
 
 
+@needs_kafka
 def test_from_an_empty_database_each_fix_leads_on_until_nothing_is_wrong(empty_world: World) -> None:
     """The doctor asks for `migrate`, then for `apply`, and then nothing is wrong; a command can be pasted unbroken."""
     world = empty_world
@@ -242,6 +243,7 @@ def test_from_an_empty_database_each_fix_leads_on_until_nothing_is_wrong(empty_w
     assert f"""      PUT /{world.index_of()}/_settings\n      {{"index.gc_deletes": "3600s"}}\n""" in printed
 
 
+@needs_kafka
 def test_a_server_that_is_down_does_not_prevent_the_checks_of_the_others(shared_world: World) -> None:
     """It is named; several that are down take no longer than one."""
     for down in (["postgres"], ["kafka"], ["elasticsearch"], list(AWAY)):

@@ -121,6 +121,31 @@ def test_what_cannot_work_is_refused(
     assert "'PATH':" not in ended.stdout
 
 
+@pytest.mark.parametrize(
+    "dsn", ["postgresql://syncer:{}@127.0.0.1:9/x", "host=127.0.0.1 port=9 password='{} x' user=x"]
+)
+def test_a_traceback_has_no_password(dsn: str, tmp_path: Path) -> None:
+    """Not of a fixture that fails, of one that a project overrides, nor of a test; also with local variables."""
+    (tmp_path / "conftest.py").write_text(
+        'import pytest\npytest_plugins = ["syncer.testing"]\n@pytest.fixture(scope="session")\n'
+        "def syncer_database(syncer_servers): return str(syncer_servers.postgres_dsn)"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "def test_index(syncer_index): pass\ndef test_servers(syncer_servers): assert syncer_servers is None"
+    )
+    for name in ("document.yaml", "select.sql", "index.json"):
+        file = tmp_path / "config" / "documents" / "x" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    environment = _environment() | {
+        "SYNCER_TESTING_POSTGRES_DSN": dsn.format("s3cret-1"),
+        "SYNCER_TESTING_ELASTICSEARCH_URL": "http://elastic:s3cret-2@127.0.0.1:9",
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:django", "-vvl", "."]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ("1 failed, 1 error" in ended.stdout, "s3cret" in ended.stdout) == (True, False), ended.stdout
+
+
 def _environment() -> dict[str, str]:
     """This process's variables, without those of syncer and of the workers that run these tests."""
     return {name: text for name, text in os.environ.items() if not name.startswith(("SYNCER_", "PYTEST_"))}

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.jobs import queue
 from syncer.sandbox.server import chosen_ports
+from tests.faults.harness import needs_kafka
 from tests.support.job_worker import held_backfill
 from tests.support.network import ask
 from tests.support.world import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
@@ -109,6 +110,7 @@ def test_the_api_has_what_the_commands_print(world: World) -> None:
     assert daemon.stop() == 0
 
 
+@needs_kafka
 def test_monitoring_finds_what_it_looks_for(world: World) -> None:
     """Health, and each documented metric once a daemon has done work of every kind; no value without a token."""
     world.sql(BLOG)

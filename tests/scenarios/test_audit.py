@@ -175,6 +175,39 @@ def test_a_column_may_name_a_field_of_an_object(
     assert {difference.path for drift in report.drifts for difference in drift.differences} == differing
 
 
+@pytest.mark.parametrize(
+    "select",
+    [
+        "SELECT p.code AS _id, p.n FROM parts AS p",
+        "SELECT p.mark AS _id, p.n FROM parts AS p",
+        "WITH s AS MATERIALIZED (SELECT * FROM parts) SELECT s.code AS _id, s.n FROM s",
+        "SELECT p.code AS _id, max(p.n) OVER (PARTITION BY p.mark, p.code IS NULL) AS n FROM parts AS p",
+    ],
+)
+def test_ids_may_be_read_in_ranges_or_at_once(select: str, empty_world: World) -> None:
+    """Each row of the SELECT is compared once, and those without an id are counted; also where no range is cheaper."""
+    world, numbers = empty_world, range(1, 2500)
+    world.sql("CREATE TABLE parts (code text UNIQUE, mark character(5) UNIQUE, n int)")
+    world.sql("INSERT INTO parts SELECT 'p' || g, 'p' || g, g FROM generate_series(1, 2499) AS g")
+    world.sql("INSERT INTO parts SELECT NULL, NULL, 1 FROM generate_series(1, 3); ANALYZE parts")
+    with world.elasticsearch() as client:
+        operations = [line for n in numbers if n != 7 for line in ({"index": {"_id": f"p{n}"}}, {"n": n})]
+        client.bulk(index=world.alias, operations=operations, refresh=True)
+    report = audited(world, select)
+    assert [(drift.id, drift.kind) for drift in report.drifts] == [("p7", "missing")]
+    assert (report.documents, report.without_id) == (2499, 3)
+
+
+def test_rows_without_an_id_are_named(filled: World) -> None:
+    """How many, and the query that shows them; they are no documents, so the index is right."""
+    filled.sql("CREATE TABLE drafts (post int); INSERT INTO drafts VALUES (1), (NULL), (NULL)")
+    (filled.folder / "posts.sql").write_text(f"{SELECT} UNION ALL SELECT post, 'x' FROM drafts WHERE post IS NULL")
+    printed = filled.prints(*command(filled), environment={"COLUMNS": "200"})
+    assert "2 rows of the SELECT have no _id, and so no document" in printed
+    query = printed.partition("To see them: ")[2].partition("\n")[0]
+    assert len(filled.sql(query.replace("…", (filled.folder / "posts.sql").read_text()))) == 2
+
+
 Between = Callable[[World, Elasticsearch, int], object]
 FLIGHTS: dict[str, tuple[Between, int, int]] = {
     "written late": (lambda w, c, n: fill(c, f"{w.alias}-1", {"3": {"title": "old" if n == 1 else "new"}}), 0, 0),

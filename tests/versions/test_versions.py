@@ -53,7 +53,14 @@ SCENARIOS = (
     "tests/faults/test_failovers.py",
     "tests/faults/test_processes.py",
 )
-_SECONDS = 1800
+ON_OPENSEARCH = (
+    "tests/versions/test_servers.py",
+    "tests/scenarios",
+    "tests/e2e",
+    *(f"tests/faults/test_{name}.py" for name in ("elasticsearch", "failovers", "locks", "opensearch", "processes")),
+    "--deselect=tests/scenarios/test_secured_servers.py",  # the sandbox has no plugin for security
+)
+_SECONDS = 7200
 
 
 @pytest.mark.versions
@@ -64,7 +71,8 @@ def test_scenarios_hold_on(versions: dict[str, str]) -> None:
     environment.pop(KEPT_SANDBOX, None)
     if "kafka" not in versions:
         environment[WITHOUT_KAFKA] = "1"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SCENARIOS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ON_OPENSEARCH if "opensearch" in versions else SCENARIOS
     completed = subprocess.run(
         command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=_SECONDS
     )

@@ -59,6 +59,7 @@ ON_OPENSEARCH = (
     "tests/e2e",
     *(f"tests/faults/test_{name}.py" for name in ("elasticsearch", "failovers", "locks", "opensearch", "processes")),
     "--deselect=tests/scenarios/test_secured_servers.py",  # the sandbox has no plugin for security
+    *(f"--deselect=tests/e2e/test_{name}.py" for name in ("demo", "sandbox")),  # they start other servers
 )
 _SECONDS = 7200
 

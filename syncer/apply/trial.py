@@ -33,7 +33,6 @@ from syncer.documents.snapshot import Tries, reading
 from syncer.elasticsearch.bulk import Index, Rejection
 from syncer.elasticsearch.indices import Indices
 from syncer.elasticsearch.reader import Copy
-from syncer.lineage.unordered import unordered_fields
 from syncer.verify.diff import compare
 
 BYTES_MAX = 5_000_000
@@ -243,6 +242,8 @@ def _read_back(rows: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem
 
 def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
+    from syncer.lineage.unordered import unordered_fields  # noqa: PLC0415 - it imports sqlglot, which is slow to load
+
     select, views, tables = (getattr(document.dependencies, of) for of in ("canonical_select", "views", "tables"))
     unordered, rounded = unordered_fields(connection, select, views, tables)
     note = partial(PlanProblem, PlanSeverity.NOTE)

@@ -23,7 +23,7 @@ from syncer.base.settings import ElasticsearchSettings, shipped
 from syncer.cli.context import UsageError, flag, load_settings
 from syncer.cli.render import say
 from syncer.documents import definition
-from syncer.drafts import mapping, orm
+from syncer.drafts import mapping
 from syncer.drafts.catalogue import Catalogue
 from syncer.drafts.draft import Drafter
 from syncer.elasticsearch import client as search
@@ -151,6 +151,8 @@ def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, st
     is_own = select_file.exists() and file.samefile(select_file)
     text, changes = file.read_text("utf-8-sig"), list[str]()
     if not _has_id(drafter.catalogue.connection, query):
+        from syncer.drafts import orm  # noqa: PLC0415 - it imports sqlglot, which is slow to load
+
         text, changes = orm.with_id(drafter, query, str(file))
         if is_own:
             raise DefinitionError(f"{file} has no column _id", hint=f"As in:\n{text}")

@@ -27,7 +27,6 @@ from syncer.base.model import Place, is_utf8
 from syncer.base.postgres import Connection, copied, value
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import Tries, reading
-from syncer.lineage.routes import keys_and_types
 
 _DOCUMENTS = """
 SELECT d._id::text, '{{' || array_to_string(ARRAY[{fields}]::text[], ',') || '}}', {routing} FROM
@@ -168,6 +167,8 @@ def twice(
     connection: Connection, document: Document, which: str, *, hint: str = "", ids: Sequence[str] = ()
 ) -> ComposeError:
     """Return the error for a SELECT whose ids are not unique, such as these."""
+    from syncer.lineage.routes import keys_and_types  # noqa: PLC0415 - it imports sqlglot, which is slow to load
+
     root, key = document.dependencies.root, document.dependencies.root_key
     if root and key and frozenset({key}) not in keys_and_types(connection, [root])[0][root]:
         return ComposeError(

@@ -31,8 +31,6 @@ from syncer.documents.queries import IdRange, Row
 from syncer.documents.registry import Dependencies, Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Copy
-from syncer.lineage import routes
-from syncer.lineage.catalog import refused
 from syncer.verify import compare, diff, meaning
 from syncer.verify.compare import Differing, Settled, Settler, VerifyReport
 from syncer.verify.diff import Compared, Difference, Drift, DriftKind
@@ -115,12 +113,14 @@ def audit(
 
 def _document(connection: Connection, select: str, file: str, target: Target) -> Document:
     """Return the definition that the walk of both sides needs."""
+    from syncer.lineage import catalog, routes  # noqa: PLC0415 - they import sqlglot, which is slow to load
+
     try:
         cursor = connection.execute(f"{_PREFIX}{select}\n) AS d LIMIT 0", prepare=True)
     except psycopg.errors.InsufficientPrivilege:
         raise
     except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
-        raise refused(connection, error, select, file, prefix=_PREFIX) from error
+        raise catalog.refused(connection, error, select, file, prefix=_PREFIX) from error
     columns = cursor.description or ()
     types = {column.name: column.type_code for column in columns}
     if len(types) < len(columns):

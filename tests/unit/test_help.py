@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,3 +82,9 @@ def test_a_mistyped_command_is_explained(monkeypatch: pytest.MonkeyPatch, line: 
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 2
     assert USAGE[line] in result.output
+
+
+def test_sqlglot_is_loaded_only_to_read_a_select() -> None:
+    """It takes a tenth of a command's start; most commands, and a daemon, read none."""
+    loaded = "import sys; from syncer.cli import app; sys.exit('sqlglot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0

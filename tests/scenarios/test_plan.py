@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,13 +12,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from syncer.apply import activate, preview, trial
+from syncer.apply import activate, cost, preview, trial
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview
 from syncer.apply.trial import Trial
 from syncer.base.model import Target
-from syncer.documents import analyze, queries, registry
+from syncer.documents import analyze, definition, queries, registry
 from syncer.documents.definition import Definition
+from syncer.documents.snapshot import Tries
 from syncer.elasticsearch.bulk import Index
 from syncer.monitoring.doctor import CheckSeverity
 from tests.support import doctor
@@ -288,6 +290,26 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
     (made,) = look(blog, "pair").missing_indexes
     assert "lines (((((id)::text || ':'::text) || (entry)::text)));" in made.statement
     require_helpful(blog, "pair", made.statement)
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        "SELECT p.id AS _id, u.name FROM posts AS p JOIN users AS u ON u.id = p.user_id",
+        """SELECT c.id AS _id, u.name FROM comments AS c JOIN posts AS p ON p.id = c.post_id
+        JOIN users AS u ON u.id = p.user_id""",
+        """SELECT u.id AS _id, (SELECT count(*) FROM comments AS c JOIN posts AS p ON p.id = c.post_id
+        WHERE p.user_id = u.id) AS comments FROM users AS u""",
+    ],
+)
+def test_a_table_is_read_once_for_all_changed_rows_that_are_tried(blog: World, select: str) -> None:
+    """Which of twenty rows leads to the most documents is one join, and not one for each of them."""
+    folder = blog.define("shown", select)
+    with blog.connect() as connection, closing(Tries(connection, seconds=60)) as tries:
+        for use in analyze.analyse(connection, definition.load(folder)).tables.values():
+            list(cost.of_changes(tries, "shown", use))
+        [(scans,)] = connection.execute("SELECT max(seq_scan) FROM pg_stat_xact_user_tables").fetchall()
+    assert 1 < scans < cost.SAMPLE_ROWS
 
 
 def test_a_missing_index_on_the_elements_of_an_array_is_named(blog: World) -> None:

@@ -204,15 +204,16 @@ def load_all(servers: Servers, loads: Sequence[InitialLoad], *, allow_failed: bo
         # As long as this session lasts, `syncer status` knows that a command is at work on new indices.
         servers.connection.execute("SELECT pg_advisory_lock_shared($1)", (AdvisoryLock.REBUILD,))
     failed: list[SyncerError] = []
+    remaining = list(loads)
     try:
-        for load in loads:
+        while remaining:
             try:
-                _load(servers, load, allow_failed=allow_failed)
+                _load(servers, remaining.pop(0), allow_failed=allow_failed)
             except SyncerError as error:
                 failed.append(error)
     finally:
         # Even if the loads go on without this command: searches find what is written.
-        for load in loads:
+        for load in remaining:
             _settle(servers, load.document)
     for earlier in failed[:-1]:
         render.show_error(earlier)

@@ -30,8 +30,8 @@ _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 # Without refreshes a load is 1.3 times as fast. Fewer merges, a translog that is synced less often and one that is
 # flushed later made no measurable difference.
 _NO_COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False}
-_WAITS_FOR_ONE = {"index.write.wait_for_active_shards": 1}
-_LOAD = {**_NO_COPIES, **_WAITS_FOR_ONE, "index.refresh_interval": -1}
+_WAITS = "index.write.wait_for_active_shards"
+_LOAD = {**_NO_COPIES, _WAITS: 1, "index.refresh_interval": -1}
 
 _FORBIDDEN, _NOT_FOUND = 403, 404
 _BLOCKED = "cluster_block_exception"
@@ -93,9 +93,7 @@ class Indices:
         settings = self._settings(target)
         # Recorded first, so that the settings to restore are known whatever happens. They may stem from a template.
         self._put_meta(target, {**meta, "settled": {name: settings.get(name) for name in _LOAD}, **aliases})
-        # In a request of its own: the number of replicas is compared with what was set before.
-        self._put_settings(target, _WAITS_FOR_ONE)
-        self._put_settings(target, _LOAD)
+        self._put_without_copies(target, _LOAD, settings)
         self._require_sound(target, target.index_name)
         if before is not None:
             self._require_aliases_fit(before, target)
@@ -227,6 +225,13 @@ class Indices:
         if settings and not put(index=target.index_name, settings=settings)["acknowledged"]:
             problem = f"Not every node has taken the settings of {target.index_name} in time"
             raise IndexingError(problem, hint="Run the command again.")
+
+    def _put_without_copies(self, target: Target, settings: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+        """Put settings with which an index has no replicas; a write to it waits for none."""
+        # In a request of its own: the number of replicas is compared with what was set before.
+        if current.get(_WAITS, "1") != "1":
+            self._put_settings(target, {_WAITS: 1})
+        self._put_settings(target, {_WAITS: 1, **settings})
 
     def _put_meta(self, target: Target, ours: Mapping[str, Any]) -> None:
         mappings = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
@@ -373,9 +378,8 @@ class Indices:
                 raise _refused(document, refusal.replace(target.index_name, live.index_name))
             shown = live.index_name if live else f"a new index for {document}"
             self._require_sound(target, shown, has_routing=has_routing)
-            self._put_settings(target, _WAITS_FOR_ONE)
             # Hidden only now: templates for every index do not apply to hidden ones.
-            self._put_settings(target, {**_NO_COPIES, "index.hidden": True})
+            self._put_without_copies(target, {**_NO_COPIES, "index.hidden": True}, self._settings(target))
             yield target
 
     def obstacle(self, *, document: str, alias: str, body: Mapping[str, Any], live: Target) -> str | None:

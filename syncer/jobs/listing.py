@@ -11,7 +11,6 @@ against ALTER TABLE, captured, and of the shape that the definition was applied 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -32,8 +31,6 @@ from syncer.jobs.model import CHUNKS_AHEAD, Job, JobKind, JobState, find
 
 _RANGE_CHUNKS = 20
 """How many chunks a range fills."""
-_STEP_SECONDS = 1.0
-"""How long a step lists range after range; chunks are written in between."""
 
 _TRY_LOCK = "SELECT pg_try_advisory_lock($1::bigint | ($2::bigint & 4294967295))"
 _UNLOCK = "SELECT pg_advisory_unlock($1::bigint | ($2::bigint & 4294967295))"
@@ -76,7 +73,6 @@ UPDATE syncer.job AS j
 SET chunks_end = j.chunks_end + s.chunks, chunks_left = j.chunks_left + s.chunks,
     documents_listed = j.documents_listed + s.documents, listed_to = $3, is_listed = $4
 FROM stored AS s WHERE j.id = $1 AND j.state = 'writing'
-RETURNING j.chunks_left
 """
 _IN_CHUNKS = """
 SELECT DISTINCT i.id FROM syncer.job_chunk AS c CROSS JOIN unnest(c.ids) AS i (id) WHERE c.job = $1 AND i.id = ANY ($2)
@@ -176,7 +172,7 @@ def _list_ids(
         with at_work_for(document.name, document.revision):
             connection.execute(_NUMBERS, (job.id, Jsonb(dict(sequence_numbers()))))
     try:
-        _list_ranges(connection, job, document, chunk)
+        _list_range(connection, job, document, chunk)
     except DocumentError as error:
         if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
             raise
@@ -190,33 +186,32 @@ def _list_ids(
                 queue.end(connection, job.id, JobState.CANCELLED, why)
 
 
-def _list_ranges(connection: Connection, job: Job, document: Document, size: int) -> None:
-    """List range after range, for a while or until the job is some chunks ahead."""
-    until = time.monotonic() + _STEP_SECONDS
-    is_listed, chunks_left = job.is_listed or job.state is not JobState.WRITING, 0
-    select: sql.Composable = sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
-    ids = affected.touched_by(document, job.cause or ()) if job.kind is JobKind.FAN_OUT else select
-    while not is_listed and chunks_left < 2 * CHUNKS_AHEAD and time.monotonic() < until:
-        try:
-            with reading(connection, document, captured=True, stores=True, lock_seconds=COMPONENT_LOCK_SECONDS):
-                connection.execute(_PLAN_FREELY, prepare=False)
-                span = IdRange()
-                if job.kind is not JobKind.FAN_OUT:
-                    [listed_to] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
-                    span = queries.next_range(connection, document, listed_to, rows=_RANGE_CHUNKS * size)
-                query = sql.SQL(_LIST).format(ids=ids, in_range=queries.condition(document, span))
-                row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
-                if row is None:
-                    raise psycopg.Rollback
-        except DocumentError as error:
-            # On a row the SELECT fails. All rows of the root table are listed, so that its document alone is at fault.
-            if ids is not select or document.dependencies.root is None or not is_of_data(error.__cause__):
-                raise
-            ids = queries.root_keys(document)
-            continue
-        if row is None:  # cancelled meanwhile
-            return
-        chunks_left, is_listed = row[0], span.is_last
+def _list_range(connection: Connection, job: Job, document: Document, size: int) -> None:
+    """List the next range: of a fan-out, all that it touches."""
+    if job.is_listed or job.state is not JobState.WRITING:
+        return
+
+    def store(ids: sql.Composable) -> None:
+        with reading(connection, document, captured=True, stores=True, lock_seconds=COMPONENT_LOCK_SECONDS):
+            connection.execute(_PLAN_FREELY, prepare=False)
+            span = IdRange()
+            if job.kind is not JobKind.FAN_OUT:
+                [listed_to] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
+                span = queries.next_range(connection, document, listed_to, rows=_RANGE_CHUNKS * size)
+            query = sql.SQL(_LIST).format(ids=ids, in_range=queries.condition(document, span))
+            if not connection.execute(query, (job.id, size, span.through, span.is_last)).rowcount:
+                raise psycopg.Rollback  # cancelled meanwhile
+
+    if job.kind is JobKind.FAN_OUT:
+        store(affected.touched_by(document, job.cause or ()))
+        return
+    try:
+        store(sql.SQL(document.dependencies.canonical_select))  # deparsed by Postgres
+    except DocumentError as error:
+        # On a row the SELECT fails. All rows of the root table are listed, so that its document alone is at fault.
+        if document.dependencies.root is None or not is_of_data(error.__cause__):
+            raise
+        store(queries.root_keys(document))
 
 
 def _list_in_doubt(connection: Connection, job: Job, document: Document, ids: Iterable[str] | None, chunk: int) -> None:

@@ -113,6 +113,7 @@ class JobWorker:
         self._deferred: dict[int, float] = {}
         """By job, when its step is to be tried again."""
         self._looked_at = self._attempted_at = self._marked_at = 0.0
+        self._has_moved_jobs = False
         self._retried_at = self._pruned_at = time.monotonic()
         self._log = structlog.get_logger().bind(job_worker=name)
 
@@ -152,8 +153,11 @@ class JobWorker:
             if is_due and not self._stop.is_requested:
                 self._looked_at = time.monotonic()
                 self._try_suspended(connection)
-            if (is_due or not self._writes) and not self._stop.is_requested:
-                units_done += self._take_steps(connection)
+            # A job that was moved on goes on: it is listed, range by range, while chunks are written.
+            if (is_due or self._has_moved_jobs or not self._writes) and not self._stop.is_requested:
+                steps = self._take_steps(connection)
+                self._has_moved_jobs = steps > 0
+                units_done += steps
         if not self._stop.is_requested:
             self._try_dead_letters(connection)
             self._take_mark(connection)

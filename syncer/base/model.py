@@ -81,6 +81,7 @@ class Change:
         images: The old and new row image, as far as they exist. Empty means any row of the table may have changed.
         untouched: The sets of watched columns that an update has not changed, as far as that is known: see
             `watched_digest`.
+        may_be_repeated: Whether another worker may have received it before, and written some of its documents.
     """
 
     id: int
@@ -89,6 +90,7 @@ class Change:
     operation: Operation
     images: tuple[Image, ...]
     untouched: frozenset[int] = frozenset()
+    may_be_repeated: bool = False
 
     @classmethod
     def parse(cls, record: bytes) -> Change:

@@ -137,8 +137,10 @@ class TableUse:
 
     def moves(self, change: Change) -> bool:
         """Whether the documents that a change leads to may have moved to other shards, or are no longer there."""
-        # Rule: moves-delete-elsewhere.
-        return self.places is None or (bool(self.places) and watched_digest(self.places) not in change.untouched)
+        # Rules: moves-delete-elsewhere, what-is-received-again-deletes-elsewhere.
+        if self.places is None or change.may_be_repeated:
+            return True
+        return bool(self.places) and watched_digest(self.places) not in change.untouched
 
     @property
     def affected(self) -> tuple[str, ...]:

@@ -334,7 +334,12 @@ class Writer:
         again += _ids(outcome.created)
         results.update(outcome.done | dict.fromkeys(unsure, "skipped") | dict.fromkeys(failed, "dead_lettered"))
         if state is not None and state.has_dead_letters:  # including those added after these were read
-            dead_letters.clear(connection, document.index_name, list(outcome.done), batch.version)
+            # Rule: what-has-failed-deletes-elsewhere. Nothing may have been sent for a change that has moved it.
+            unmoved = [id_ for id_ in outcome.done if id_ in current.unmoved]
+            failed_before = dead_letters.find(connection, document.index_name, unmoved) if unmoved else {}
+            again += failed_before
+            written = [id_ for id_ in outcome.done if id_ not in failed_before]
+            dead_letters.clear(connection, document.index_name, written, batch.version)
         log = structlog.get_logger().bind(component=self._name, index=document.index_name, **current.origin)
         for composition in batch.compositions if log.is_enabled_for(logging.DEBUG) else ():
             if (id_ := composition.id) in outcome.done:
@@ -499,6 +504,7 @@ class Writer:
             if batch.document is None or not ids:
                 return []
             failure = Failure(kind=type(error).__name__, error=f"the SELECT fails on the data: {kind(error)}")
+            # Rule: what-has-failed-is-tried-again.
             self._record(replace(current, batch=batch), batch.document, dict.fromkeys(ids, failure))
             self._failing[current.index_name] += 1
             if self._failing[current.index_name] >= _FAILING_MAX:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import psycopg
@@ -21,7 +21,7 @@ import structlog
 
 from syncer.base.errors import LossError
 from syncer.base.model import Change, WriteReport, id_in
-from syncer.base.postgres import Connection, Link
+from syncer.base.postgres import Connection, Link, value
 from syncer.base.settings import KafkaSettings, RelaySettings
 from syncer.capture import progress
 from syncer.capture.outbox import Page
@@ -33,6 +33,7 @@ _KEEP_ALIVE_SECONDS = 5.0
 _SAVE_SECONDS = 0.1
 """How often the progress in the topic is saved at most."""
 _STANDBY_SECONDS = 1.0
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 SILENT_SECONDS = 30.0
 """How long to wait in vain for what Kafka has acknowledged: three times as long as a partition has no record.
 
@@ -153,6 +154,8 @@ class TopicSource:
         self._received: dict[int, int] = {}
         """By partition, the last number that Kafka had acknowledged, and that had arrived, when they were compared."""
         self._kept_at = self._saved_at = 0.0
+        self._assigned_at = 0.0
+        """The time of the last assignment, by the clock of Postgres."""
         self._waited = 0.0
         """How long it has waited for records in vain, since they were compared."""
         self._log = structlog.get_logger().bind(worker=name)
@@ -246,6 +249,8 @@ class TopicSource:
         self._acknowledged, self._received = {} if saved is None else saved.numbers, received
 
     def _handled_positions(self) -> dict[int, PartitionPlace]:
+        # No other worker has received a change that is made later.
+        self._assigned_at = float(str(value(self._alive, _NOW)))
         return progress.places(self._alive)
 
     def _save_if_due(self) -> None:
@@ -261,14 +266,18 @@ class TopicSource:
         """The changes among these records; one that cannot be read is made up for. Empty records have none."""
         changes: list[Change] = []
         unreadable = ""
-        for value, (partition, offset) in zip(received.values, received.positions, strict=True):
-            if not value:
+        for record, (partition, offset) in zip(received.values, received.positions, strict=True):
+            if not record:
                 continue
             try:
-                changes.append(Change.parse(value))
+                change = Change.parse(record)
+                # Rule: what-is-received-again-deletes-elsewhere. In the outbox, a move comes later than what was read
+                # before it, and is received again, too.
+                is_early = change.changed_at < self._assigned_at
+                changes.append(replace(change, may_be_repeated=True) if is_early else change)
             except ValueError as error:
                 unreadable = f"the record at offset {offset} of partition {partition} is {error}"
-                if id_in(value):
+                if id_in(record):
                     unreadable += "; a newer version of syncer than this daemon's may have published it"
         if unreadable:
             lost_records.make_up(self._alive, unreadable)

@@ -22,6 +22,7 @@ from tests.faults import harness
 from tests.faults.harness import needs_kafka, require_holds
 from tests.support.breakpoints import REACHED, Plan, Point
 from tests.support.network import ask, line
+from tests.support.routing import put_routing, put_shards
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 from tests.support.writers import QUICK_FAILOVER, fill, writing
 
@@ -130,6 +131,24 @@ def test_daemons_are_killed_at_each_step(
             for (job,) in blog.sql("SELECT id FROM syncer.job WHERE kind = 'backfill'"):
                 harness.wait_done(connection, find(connection, job))
     require_holds(blog, seconds=2 * DEADLINE_SECONDS)
+
+
+def test_daemons_are_killed_while_documents_move(empty_world: World) -> None:
+    """Each document is on its own shard alone, also what could not be written on the way: seen three times or nine."""
+    empty_world.edit_file("p.body,", "p.body, 1 / ((p.views - 3) * (p.views - 9)) AS ratio,")
+    empty_world.edit_file('"strict"', "true", file="index.json")
+    put_shards(empty_world, 3)
+    put_routing(empty_world, "p.user_id")
+    empty_world.worker_settings = dict(QUICK)
+    empty_world.set_up()
+    fill(empty_world)
+    if empty_world.uses_kafka:
+        empty_world.daemon("--only", "relay")
+    with writing(empty_world, writers=3):
+        die(empty_world, *WORKER, environment=MANY)
+        empty_world.daemon()
+    empty_world.sql("UPDATE posts SET views = 10")
+    require_holds(empty_world, seconds=2 * DEADLINE_SECONDS)
 
 
 # Commands are killed

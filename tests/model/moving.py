@@ -1,9 +1,9 @@
 """Moving: a document with a ``_routing`` is on one of two shards, and a write deletes elsewhere only after a move.
 
 A change *moves* the document if it touches what decides whether there is a document, and on which shard: each insert,
-delete and new routing does, an edit of its content does not. Shards know nothing of each other, so each operation of a
-write is a step of its own. A write that finds no row deletes the document on both shards. That a late creator lives is
-assumed here as in `tests.model.writing`.
+delete and new routing does, an edit of its content does not. The first change may *spoil* the document: the SELECT
+fails on it until another change mends it, so nothing is sent for it, and it becomes a dead letter. Shards know nothing
+of each other, so each operation of a write is a step of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.model.explorer import Model, Step, processes, put
 
-_IDLE, _RECEIVED, _READ = range(3)
+_IDLE, _RECEIVED, _FAILED, _READ = range(4)
 _SHARDS = (1, 2)
 _COMMITS = 2
 
@@ -25,13 +25,22 @@ class Copy(NamedTuple):
     state: int = 0
 
 
+class Event(NamedTuple):
+    """The event of a commit."""
+
+    moves: bool  # the document
+    is_repeated: bool = False  # a worker has received it
+    is_saved: bool = False  # as handled
+
+
 class Worker(NamedTuple):
     """A worker and the event that it handles."""
 
     phase: int = _IDLE
     event: int = 0
     moves: bool = False  # its write deletes elsewhere
-    version: int = 0
+    is_recorded: bool = False  # its dead letter is
+    version: int = 0  # 0 if the SELECT has failed
     state: int = 0  # that it has read
     shard: int = 0  # where the document belongs in that state; 0 if there is none
     unsent: tuple[int, ...] = ()  # the shards that its write is still to reach
@@ -42,9 +51,11 @@ class Worker(NamedTuple):
 class State(NamedTuple):
     """The state of the model."""
 
-    events: tuple[bool | None, ...] = ()  # for each, whether it moves the document; None once it is saved as handled
+    events: tuple[Event, ...] = ()
     shard: int = 1  # where the document belongs; 0 if there is none
+    is_spoilt: bool = False
     last_version: int = 1
+    failed_version: int = 0  # of the dead letter; 0 if there is none
     copies: tuple[Copy, ...] = (Copy(version=1, state=1), Copy())
     workers: tuple[Worker, ...] = (Worker(), Worker())
     forgets: int = 1
@@ -55,43 +66,58 @@ class Moving(Model[State]):
 
     initial = State()
     identical = ("workers",)
-    bounds = f"2 workers, 2 shards, {_COMMITS} commits, deletes forgotten once; any number of crashes and deliveries"
+    bounds = (
+        f"2 workers, 2 shards, {_COMMITS} commits, deletes forgotten once or the SELECT fails after the first commit; "
+        "any number of crashes and deliveries"
+    )
 
     moves_delete_elsewhere: bool
     absence_is_deleted_everywhere: bool
     what_is_done_again_deletes_elsewhere: bool
+    what_is_received_again_deletes_elsewhere: bool
+    what_has_failed_deletes_elsewhere: bool
+    what_has_failed_is_tried_again: bool
+    a_late_creator_lives_or_is_repeated: bool  # an assumption
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
         for at, worker, name in processes(state.workers, "worker"):
             if worker.phase == _IDLE:
                 for number, event in enumerate(state.events, 1):
-                    if event is not None:
-                        moves = event and self.moves_delete_elsewhere
-                        received = Worker(phase=_RECEIVED, event=number, moves=moves)
-                        yield f"{name} receives event {number}", put(state, "workers", at, received)
+                    if not event.is_saved:
+                        yield self._receive(state, at, name, number, event)
             elif worker.phase == _RECEIVED:
-                read = self._read(state, worker)
-                what = f"{name} reads state {read.state} as version {read.version}: " + (
-                    f"the document belongs on shard {read.shard}" if read.shard else "there is no document"
-                )
-                yield what, put(state, "workers", at, read)._replace(last_version=read.version)
+                yield self._read(state, at, worker, name)
+            elif worker.phase == _FAILED:
+                version = state.last_version + 1
+                again = worker._replace(phase=_RECEIVED, is_recorded=True)
+                if not self.what_has_failed_is_tried_again:
+                    again = worker._replace(phase=_READ)
+                recorded = put(state, "workers", at, again)._replace(last_version=version, failed_version=version)
+                yield f"{name} records a dead letter of version {version}", recorded
             elif worker.unsent:
                 for shard in worker.unsent:
                     yield self._send(state, at, worker, name, shard)
-            elif worker.created and worker.shard != state.shard:
-                moves = worker.moves or self.what_is_done_again_deletes_elsewhere
-                again = Worker(phase=_RECEIVED, event=worker.event, moves=moves, is_late=worker.is_late)
-                yield f"{name} finds that it does not belong there, and starts again", put(state, "workers", at, again)
             else:
-                saved = put(put(state, "events", worker.event - 1, None), "workers", at, Worker())
-                yield f"{name} saves that event {worker.event} is handled", saved
+                yield self._settle(state, at, worker, name)
 
-    def _read(self, state: State, worker: Worker) -> Worker:
+    def _receive(self, state: State, at: int, name: str, number: int, event: Event) -> Step[State]:
+        moves = event.moves and self.moves_delete_elsewhere
+        moves |= event.is_repeated and self.what_is_received_again_deletes_elsewhere
+        received = put(state, "events", number - 1, event._replace(is_repeated=True))
+        what = f"{name} receives event {number}{' again' if event.is_repeated else ''}"
+        return what, put(received, "workers", at, Worker(phase=_RECEIVED, event=number, moves=moves))
+
+    def _read(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
+        if state.is_spoilt:
+            failed = worker._replace(phase=_READ if worker.is_recorded else _FAILED)
+            return f"the SELECT fails for {name}", put(state, "workers", at, failed)
         deletes = worker.moves if state.shard else self.absence_is_deleted_everywhere
         unsent = _SHARDS if deletes else (state.shard or _SHARDS[0],)
-        return worker._replace(
-            phase=_READ, version=state.last_version + 1, state=len(state.events) + 1, shard=state.shard, unsent=unsent
-        )
+        version, number = state.last_version + 1, len(state.events) + 1
+        read = worker._replace(phase=_READ, version=version, state=number, shard=state.shard, unsent=unsent)
+        where = f"the document belongs on shard {read.shard}" if read.shard else "there is no document"
+        what = f"{name} reads state {number} as version {version}: {where}"
+        return what, put(state, "workers", at, read)._replace(last_version=version)
 
     def _send(self, state: State, at: int, worker: Worker, name: str, shard: int) -> Step[State]:
         sent = worker._replace(unsent=tuple(other for other in worker.unsent if other != shard))
@@ -103,15 +129,31 @@ class Moving(Model[State]):
         written = Copy(version=worker.version, state=worker.state if is_there else 0)
         return what, put(put(state, "copies", shard - 1, written), "workers", at, sent)
 
+    def _settle(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
+        again = Worker(phase=_RECEIVED, event=worker.event, moves=True, is_late=worker.is_late)
+        if worker.created and worker.shard != state.shard:
+            again = again._replace(moves=worker.moves or self.what_is_done_again_deletes_elsewhere)
+            return f"{name} finds that it does not belong there, and starts again", put(state, "workers", at, again)
+        if state.failed_version and worker.version and not worker.moves and self.what_has_failed_deletes_elsewhere:
+            return f"{name} finds a dead letter, and starts again", put(state, "workers", at, again)
+        if 0 < state.failed_version < worker.version:
+            return f"{name} removes the dead letter", state._replace(failed_version=0)
+        saved = put(state, "events", worker.event - 1, state.events[worker.event - 1]._replace(is_saved=True))
+        return f"{name} saves that event {worker.event} is handled", put(saved, "workers", at, Worker())
+
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:
             for shard in (*_SHARDS, *([0] if state.shard else [])):
                 moves = shard != state.shard
                 what = f"moves to shard {shard}" if shard and moves else "is edited" if shard else "is deleted"
-                after = state._replace(events=(*state.events, moves), shard=shard)
-                yield f"the document {what}: state {len(after.events) + 1}", after
+                for spoils in (False, True) if shard and not state.events else (False,):
+                    after = state._replace(events=(*state.events, Event(moves)), shard=shard, is_spoilt=spoils)
+                    after = after._replace(forgets=0 if spoils else state.forgets)  # one of the two, for fewer states
+                    yield f"the document {what}{' and spoilt' * spoils}: state {len(after.events) + 1}", after
         for at, worker, name in processes(state.workers, "worker"):
-            if worker.phase and not worker.is_late:
+            is_alone = [other.event for other in state.workers].count(worker.event) == 1
+            is_repeated = is_alone and not (worker.phase and state.events[worker.event - 1].is_saved)
+            if worker.phase and (not worker.is_late or is_repeated or not self.a_late_creator_lives_or_is_repeated):
                 yield f"{name} is killed", put(state, "workers", at, Worker())
         if state.forgets and any(copy.version and not copy.state for copy in state.copies):
             copies = tuple(copy if copy.state else Copy() for copy in state.copies)
@@ -119,6 +161,8 @@ class Moving(Model[State]):
             yield "Elasticsearch forgets deletes", state._replace(forgets=0, copies=copies, workers=workers)
 
     def unequal(self, state: State) -> str | None:
+        if state.is_spoilt:
+            return None if state.failed_version else "the document cannot be written, and has no dead letter"
         for shard, copy in zip(_SHARDS, state.copies, strict=True):
             expected = len(state.events) + 1 if shard == state.shard else 0
             if copy.state != expected:

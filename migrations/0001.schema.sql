@@ -140,7 +140,8 @@ CREATE TABLE syncer.capture (
 
 COMMENT ON COLUMN syncer.capture.watched IS 'The sets of columns whose changes matter to documents.';
 COMMENT ON COLUMN syncer.capture.files IS
-    'Relfilenodes and triggers of the table and its partitions when all documents were last known to show their rows.';
+    'Relfilenodes and triggers of the table and its partitions, and by number the transactions that wrote its captured '
+    'columns into the catalogue, when all documents were last known to show their rows.';
 
 -- The type of a column that was dropped or renamed since its trigger was created: see `syncer.capture.triggers`.
 CREATE TYPE syncer.gone AS ENUM ();

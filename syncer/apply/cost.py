@@ -108,6 +108,11 @@ class MissingIndex:
     seconds: float | None
 
 
+def duration(seconds: float | None) -> str:
+    """Format how long a query took; None if it did not end in time."""
+    return f"more than {SECONDS_MAX:.0f} s" if seconds is None else f"{seconds * 1000:,.1f} ms"
+
+
 def rows(connection: Connection, relation: str, columns: Collection[str]) -> list[tuple[object, ...]]:
     """Return some rows of a table, each as the parameter of an affects query: a JSON array with these columns."""
     statement = sql.SQL(_SAMPLE).format(

@@ -246,7 +246,10 @@ class _Previewed:
             with self.refusals(document.name), closing(tries):
                 samples = [([id_],) for id_ in list(tried.sample)[:_BUILDS]] if tried else []
                 build = queries.query_of(queries.BUILD, document, documents=1)
-                self.missing += cost.measure(tries, build, samples, document=document.name)[1]
+                measured, missing = cost.measure(tries, build, samples, document=document.name)
+                self.missing += missing
+                if measured is not None and measured.is_slow and not missing:
+                    problems.append(_costly(measured))
                 tables = [self._table(tries, document, use) for _, use in sorted(document.dependencies.tables.items())]
         for table in tables:
             for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
@@ -279,3 +282,14 @@ class _Previewed:
         return TablePreview(
             relation=use.relation, watched=tuple(sorted(use.watched)), id_columns=use.id_columns, affects=tuple(affects)
         )
+
+
+def _costly(build: Cost) -> PlanProblem:
+    """Say what each write costs, if syncer knows no index for what the build reads."""
+    took = cost.duration(build.seconds)
+    return PlanProblem(
+        severity=PlanSeverity.NOTE,
+        message=f"to build one document takes {took}, and syncer knows no index that would help",
+        action="Each edit of a document costs that. If the SELECT computes a part for all rows, as in a CTE that is\n"
+        "MATERIALIZED, write it as a subquery with the document's key in WHERE.",
+    )

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from syncer.apply import activate
-from syncer.apply.cost import SECONDS_MAX, MissingIndex
+from syncer.apply.cost import MissingIndex, duration
 from syncer.apply.plan import Plan, PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, read
 from syncer.apply.trial import PlanSeverity
@@ -201,7 +201,7 @@ def _facts(document: DocumentPreview) -> Iterator[tuple[Part, Part]]:
                 tried = "every document: the query fails"
             else:
                 most = "up to " if path.cost.documents > 1 else ""  # of the rows tried
-                tried = f"{most}{amount(path.cost.documents, 'document')}, {_duration(path.cost.seconds)}"
+                tried = f"{most}{amount(path.cost.documents, 'document')}, {duration(path.cost.seconds)}"
             which = f", {_use(table.relation, path.query)}" if len(table.affects) > 1 else ""
             yield f"a change of {table.relation}", f"{tried}{which}"
 
@@ -216,14 +216,8 @@ def _use(relation: str, query: str) -> str:
 
 
 def _needed_by(missing: MissingIndex) -> str:
-    duration = _duration(missing.seconds)
+    took = duration(missing.seconds)
     if not missing.change_of:
-        return f"to build a document of {missing.document} takes {duration}"
+        return f"to build a document of {missing.document} takes {took}"
     documents = f"{amount(missing.documents, 'document')} of {missing.document}"
-    return f"a change of {missing.change_of} → {documents}, {duration}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return f"more than {SECONDS_MAX:.0f} s"
-    return f"{seconds * 1000:,.1f} ms"
+    return f"a change of {missing.change_of} → {documents}, {took}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from contextlib import closing
 from pathlib import Path
@@ -447,6 +448,28 @@ def test_a_build_reads_what_its_documents_need(empty_world: World) -> None:
     world.sql("UPDATE marks SET v = 3 WHERE item_id = 11; DELETE FROM marks WHERE item_id = 12")
     world.wait_until_level()
     assert "Nothing to do" in world.syncer("apply", "--yes").stdout
+
+
+COUNTED = "SELECT u.id AS _id, (SELECT count(*) FROM {} WHERE m.user_id = u.id) AS n FROM users AS u"
+COSTLY = {
+    "materialized": f"WITH m AS MATERIALIZED (TABLE marks) {COUNTED.format('m')}",
+    "kept apart": COUNTED.format("(TABLE marks OFFSET 0) AS m"),
+    "without an equality": COUNTED.format("marks AS m").replace("m.user_id = u.id", "m.user_id % 7 < u.id"),
+}
+
+
+@pytest.mark.parametrize("select", COSTLY.values(), ids=COSTLY.keys())
+def test_what_a_build_costs_is_said_if_no_index_is_known_to_help(blog: World, select: str) -> None:
+    """With the figure, before apply; written as it advises, the SELECT is cheap."""
+    blog.sql(
+        """CREATE TABLE marks (id int PRIMARY KEY, user_id int, note text); CREATE INDEX ON marks (user_id);
+        INSERT INTO marks SELECT i, i, repeat('x', 300) FROM generate_series(1, 30000) AS i;
+        INSERT INTO users (id, name, email) VALUES (7001, 'n', ''); ANALYZE marks, users"""
+    )
+    blog.define("counted", select, marks="SELECT m.user_id::bigint AS _id FROM %(rows)s AS m")
+    (note,) = [problem for problem in problems(blog, "counted", select) if "to build one document" in problem]
+    assert re.match(r"note: to build one document takes [\d.]+ ms, and syncer knows no index that would help", note)
+    assert problems(blog, "counted", COUNTED.format("marks AS m")) == []
 
 
 def test_a_cast_that_fails_on_other_rows_is_a_warning(blog: World) -> None:

@@ -149,7 +149,7 @@ def _shapes(connection: Connection, probed: Probe, used: dict[str, TableUse]) ->
     for read in probed.reads:
         named = used[read.relation].watched | used[read.relation].routing | read.virtual
         asked[read.relation] = Shape(kind="a table", parts=dict.fromkeys(named, ""), is_whole=read.is_whole)
-    lists_values = fingerprint.lists_values(probed.canonical)
+    lists_values = any(function in probed.canonical for function in fingerprint.LISTS_VALUES)
     asked |= {name: Shape(kind="a function") for name in probed.functions}
     asked |= {f"type {name}": Shape(kind="a type", is_whole=lists_values) for name in probed.types}
     return fingerprint.read(connection, asked)
@@ -219,7 +219,6 @@ def _join_field(mapping: dict[str, Any]) -> str | None:
 
 
 def _affects(connection: Connection, definition: Definition, relations: Collection[str]) -> dict[str, _Affects]:
-    """Return the affects queries, by relation."""
     affects: dict[str, _Affects] = {}
     for name, query in definition.affects.items():
         file = f"{definition.folder}/affects/{name}.sql"

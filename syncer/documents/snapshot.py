@@ -23,6 +23,10 @@ from syncer.lineage import fingerprint
 
 COMPONENT_LOCK_SECONDS = LOCK_SECONDS_MAX
 """How long a component waits for a table that is being altered before it checks whether to stop, and retries."""
+_REVERT = (
+    "If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json if they name\n"
+    "what has changed, and run: syncer apply"
+)
 
 
 class Tries:
@@ -93,8 +97,7 @@ def require_shape(connection: Connection, document: Document, *, captured: bool 
     if differences:
         raise AlteredError(
             f"What {document.name} reads has changed since it was applied: {'; '.join(differences)}",
-            hint="If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json\n"
-            "if they name what has changed, and run: syncer apply",
+            hint=_REVERT,
             document=document.name,
             revision=document.revision,
             is_stale=True,
@@ -117,8 +120,7 @@ def uncaptured(connection: Connection, document: Document, lost: Sequence[str]) 
         "or a partition is unlogged (ALTER TABLE … SET LOGGED) or foreign, change that. Then it resumes by itself.\n"
         "Was the table replaced by another one, or restored, or does a subscription load it now? Run: syncer apply"
         if unseen
-        else "If you undo that, the document resumes by itself. Otherwise, fix select.sql and index.json if they name\n"
-        "what has changed, and run: syncer apply",
+        else _REVERT,
         document=document.name,
         revision=document.revision,
         is_stale=True,

@@ -15,8 +15,9 @@ An example that runs through the modules, in the order of the derivation:
     build        which equalities must hold: a user matters only with a post of which n1.id = n0.user_id. That is an
                  edge from 1 to 0, and not back: a post without a user is a document, too
     graph        nodes and edges, and in them the path from a changed row to ``_id``, for a user: 1 → 0
-    routes       that path as SQL: SELECT n1.id::text AS _id FROM the changed rows AS n0 JOIN public.posts AS n1
-                 ON n0.id = n1.user_id. For a post no query is needed: the column id is the document's id
+    routes       that path as SQL: SELECT n1.id::text AS _id
+                 FROM (SELECT id FROM jsonb_to_recordset($1::jsonb) AS changed (id bigint)) AS n0
+                 JOIN public.posts AS n1 ON n0.id = n1.user_id. For a post no query is needed: its column id is the id
 
     fingerprint   the columns, their types, and the views that a document relies on, as recorded at apply
     unordered     fields made by an aggregate without ORDER BY, whose elements may come in any order

@@ -197,7 +197,7 @@ class _Walk:
         return [(name, UNKNOWN) for name, _ in columns] if _is_cut(tree) else columns
 
     def _union(self, tree: exp.SetOperation, outer: Scope | None, context: tuple[int, ...]) -> Columns:
-        first_node = len(self.nodes)
+        node_count = len(self.nodes)
         # Each branch has a context of its own: branches never yield edges between each other.
         branches = tree.this, tree.expression
         left = self.query(branches[0], outer, (*context, next(self._contexts)))
@@ -206,22 +206,22 @@ class _Walk:
         if len(left) != len(right):
             return []
         compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
-        nodes = range(first_node, middle), range(middle, len(self.nodes))
+        nodes = range(node_count, middle), range(middle, len(self.nodes))
         by_branch = (constants_of(branch, len(left), span) for branch, span in zip(branches, nodes, strict=True))
         return [
-            (name, meaning_of_branches(first_node, (in_first, in_second), constants, compares=compares))
+            (name, meaning_of_branches(node_count, (in_first, in_second), constants, compares=compares))
             for (name, in_first), (_, in_second), *constants in zip(left, right, *by_branch, strict=True)
         ]
 
     def _select(self, tree: exp.Select, outer: Scope | None, context: tuple[int, ...]) -> Columns:
-        first_node = len(self.nodes)
+        node_count = len(self.nodes)
         body = _Body(scope=Scope(outer), context=context)
         source, where = tree.args.get("from_"), tree.args.get("where")
         for item in [source, *(tree.args.get("joins") or ())] if source is not None else ():  # separated by commas
             self._from(item.this, body)
         if where is not None:
             # Also of those that name an outer row: only the rows inside never matter without it.
-            every = range(first_node, sys.maxsize), None
+            every = range(node_count, sys.maxsize), None
             body.conditions.extend(
                 _Condition(expression=conjunct, sides=(every,), lacking=self._lacking)
                 for conjunct in _conjuncts(where.this)
@@ -237,13 +237,13 @@ class _Walk:
             meaning = body.scope.meaning(output.unalias())
             # Equal rows are merged: a column leads out only if equal values of its type are identical.
             if merges and (meaning.exact() != meaning):
-                self._note(range(first_node, len(self.nodes)), f"{_text(output.unalias())} {MERGES}")
+                self._note(range(node_count, len(self.nodes)), f"{_text(output.unalias())} {MERGES}")
                 meaning = meaning.exact()
             # Rows compete: a column leads out only if competitors share it. If ``_id`` is another one, a row still
             # leads to the document that it is a part of, but not to those that it displaces: an affects query adds
             # these.
             if meaning.alternatives and not all(output.unalias().unnest() in names for names in shared):
-                self._note(range(first_node, len(self.nodes)), COMPETE)
+                self._note(range(node_count, len(self.nodes)), COMPETE)
                 meaning = Meaning(rivals=meaning.alternatives)
             columns.append((output.alias_or_name, meaning))
         return columns
@@ -252,13 +252,13 @@ class _Walk:
 
     def _from(self, item: exp.Expr, body: _Body) -> _Arm:
         """Read a FROM item with the joins attached to it."""
-        first_node, alias = len(self.nodes), item.alias_or_name
+        node_count, alias = len(self.nodes), item.alias_or_name
         if isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery) and not item.alias:
             arm = self._from(item.this, body)  # parentheses around a join
         else:
             columns = self._table(item, body) if isinstance(item, exp.Table) else self._derived(item, body)
             body.scope.sources[alias] = columns
-            arm = _Arm(nodes=frozenset(range(first_node, len(self.nodes))), owners={name: alias for name, _ in columns})
+            arm = _Arm(nodes=frozenset(range(node_count, len(self.nodes))), owners={name: alias for name, _ in columns})
         for join in item.args.get("joins") or []:
             arm = self._join(join, arm, body)
         return arm
@@ -293,13 +293,13 @@ class _Walk:
         right = self._from(join.this, body)
         on = join.args.get("on")
         side = (join.side or "").upper()
-        equal = list(_conjuncts(on)) if on is not None else []
+        conditions = list(_conjuncts(on)) if on is not None else []
         owners = left.owners | right.owners | dict.fromkeys(left.owners.keys() & right.owners.keys())
         for name in (using.name for using in join.args.get("using") or []):
             aliases = left.owners.get(name), right.owners.get(name)
             if None not in aliases:
                 this, expression = (exp.column(name, table=alias) for alias in aliases)
-                equal.append(exp.EQ(this=this, expression=expression))
+                conditions.append(exp.EQ(this=this, expression=expression))
             owners[name] = {"": aliases[0], "LEFT": aliases[0], "RIGHT": aliases[1]}.get(side)  # FULL merges both
         # ON yields edges only from the rows that it joins: of an outer join, those of its nullable side. The other side
         # needs a match, if ``_id`` is null for a row without one.
@@ -308,7 +308,7 @@ class _Walk:
             (right.nodes, None if side in ("", "LEFT") else left.nodes),
         )
         body.conditions.extend(
-            _Condition(expression=equality, sides=sides, lacking=self._lacking) for equality in equal
+            _Condition(expression=condition, sides=sides, lacking=self._lacking) for condition in conditions
         )
         self._lacking = self._lacking.union(*(needs for _, needs in sides if needs is not None))
         return _Arm(nodes=left.nodes | right.nodes, owners=owners)
@@ -365,9 +365,9 @@ class _Walk:
 
     def _read_in(self, outside: exp.Expr, query: exp.Query, condition: _Condition, body: _Body) -> None:
         """Treat ``x IN (SELECT …)`` as a join: its inner rows never matter without an outer one."""
-        first_node = len(self.nodes)
+        node_count = len(self.nodes)
         columns = self.query(query, body.scope, body.context)
-        inner = range(first_node, len(self.nodes)), None
+        inner = range(node_count, len(self.nodes)), None
         sides = outside.expressions if isinstance(outside, exp.Tuple) else [outside]
         if len(sides) == len(columns):
             for side, (_, meaning) in zip(sides, columns, strict=True):
@@ -392,7 +392,7 @@ class _Walk:
 
     def _equate(self, left: Meaning, right: Meaning, condition: _Condition) -> None:
         """Add the edges of an equality and, if one side is known from every branch of a UNION, the fork into them."""
-        first_edge = len(self.edges)
+        edge_count = len(self.edges)
         for pair in itertools.product(left.alternatives, right.alternatives):
             nodes = [numbers(operand) for operand in pair]
             is_pair = len(nodes[0]) == len(nodes[1]) == 1 and nodes[0] != nodes[1]
@@ -405,7 +405,7 @@ class _Walk:
                     equal = exp.Operator(this=equal.this, expression=equal.expression, operator=operator)
                 self._add_edge(one_node, other_node, equal, condition)
                 self._add_edge(other_node, one_node, equal, condition)
-        added = [edge for edge in self.edges[first_edge:] if edge.needs is None]
+        added = [edge for edge in self.edges[edge_count:] if edge.needs is None]
         for side, other_side in ((left, right), (right, left)):
             if len(side.alternatives) == 1 and other_side.is_complete:
                 targets = set[int]().union(*map(numbers, other_side.alternatives))

@@ -1,8 +1,6 @@
 """Graph: the readings of tables in a SELECT, the equalities between them, and the paths that lead to ``_id``.
 
-`syncer.lineage.build` creates the graph, and says why a path finds the affected documents. The example of
-`syncer.lineage` has the nodes 0 (posts) and 1 (users), and one edge from 1 to 0: a user matters only with a post. It
-has no edge from 0 to 1: a post without a user is a document, too. The path of a changed user is 1 → 0.
+`syncer.lineage.build` creates the graph, and says why a path finds the affected documents.
 """
 
 from __future__ import annotations

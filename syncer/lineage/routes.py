@@ -1,14 +1,8 @@
 """Routes: SQL that leads from the changed rows of a table to document ids.
 
 Guarantee: a route finds every document that its reading of the table takes part in, along the path that
-`syncer.lineage.graph` has found. Postgres has accepted the resulting query.
-
-In the example of `syncer.lineage`, the path of a user, 1 → 0, becomes
-
-    SELECT (n1.id)::text AS _id FROM (SELECT id FROM jsonb_to_recordset($1::jsonb) AS changed (id bigint)) AS n0
-    JOIN public.posts AS n1 ON n0.id = n1.user_id
-
-The tables are numbered anew, so that equal uses of a table are one query.
+`syncer.lineage.graph` has found. Postgres has accepted the resulting query. The tables are numbered anew, so that equal
+uses of a table are one query.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Scopes and expressions: what a name in a SELECT means, in columns of nodes, and what is known of such an expression.
 
-A node is one reading of a table: see `syncer.lineage.graph`. In the example of `syncer.lineage`, the posts are node 0
-and the users node 1. The scope of the SELECT has the sources ``p`` and ``u``, so that ``u.id`` means ``n1.id``, which
-carries its type. The scope of a subquery has its own sources, and that of the SELECT is around it.
+A node is one reading of a table. In the example of `syncer.lineage`, the scope of the SELECT has the sources ``p`` and
+``u``. The scope of a subquery has its own sources, and that of the SELECT is around it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def column(number: int, name: str, type_: str) -> exp.Column:
 def numbers(expression: exp.Expr) -> set[int]:
     """Return the numbers of the nodes whose columns an expression contains, or whose rows all show it as a constant."""
     columns = {int(reference.table.removeprefix("n")) for reference in expression.find_all(exp.Column)}
-    return columns | {term.meta["node"] for term in expression.walk() if "node" in term.meta}
+    return columns | {inner.meta["node"] for inner in expression.walk() if "node" in inner.meta}
 
 
 def is_strict(expression: exp.Expr) -> bool:
@@ -125,21 +124,19 @@ def is_test(expression: exp.Expr) -> bool:
         if isinstance(tested, exp.Cast) and tested.is_type(*_CASTS["text"]):
             tested = tested.this.unnest()
         constant = expression.expression
-        return isinstance(tested, exp.Column) and all(isinstance(term, _CONSTANTS) for term in constant.walk())
+        return isinstance(tested, exp.Column) and all(isinstance(inner, _CONSTANTS) for inner in constant.walk())
     return isinstance(expression, exp.Column)
 
 
 def accepts_null(test: exp.Expr) -> bool:
     """Whether such an expression may be true of a row of nulls."""
-    return any(not is_not_null(null_test) for null_test in test.find_all(exp.Is))
-
-
-def is_not_null(null_test: exp.Is) -> bool:
-    """Whether it reads IS NOT NULL, and not IS NULL."""
-    around = null_test.parent
-    while isinstance(around, exp.Paren):
-        around = around.parent
-    return bool(null_test.args.get("negate")) != isinstance(around, exp.Not)
+    for null_test in test.find_all(exp.Is):
+        around = null_test.parent
+        while isinstance(around, exp.Paren):
+            around = around.parent
+        if bool(null_test.args.get("negate")) == isinstance(around, exp.Not):  # IS NULL, and not IS NOT NULL
+            return True
+    return False
 
 
 # Types that a UNION never converts to that of another branch.
@@ -261,13 +258,13 @@ def with_ctes(tree: exp.Expr, outer: Scope | None) -> Scope | None:
 
 
 def meaning_of_branches(
-    first_node: int, branches: Sequence[Meaning], constants: Sequence[exp.Expr | None], *, compares: bool
+    first_number: int, branches: Sequence[Meaning], constants: Sequence[exp.Expr | None], *, compares: bool
 ) -> Meaning:
     """Return what a column of a UNION means.
 
     It is unknown if a branch's value is converted to another type, or replaced by an equal one of another branch. A
     branch may return a column of an outer row. The other branch sees the same row, but returns another value: only
-    nodes from ``first`` on count, those of the branches themselves.
+    nodes from ``first_number`` on count, those of the branches themselves.
     """
     by_branch = [
         meaning.alternatives or ((constant,) if constant is not None else ())
@@ -279,7 +276,7 @@ def meaning_of_branches(
     if compares and not types <= EXACT_TYPES:
         return UNKNOWN
     every = [alternative for expressions in by_branch for alternative in expressions if numbers(alternative)]
-    alternatives = tuple(alternative for alternative in every if min(numbers(alternative)) >= first_node)
+    alternatives = tuple(alternative for alternative in every if min(numbers(alternative)) >= first_number)
     is_complete = len(alternatives) == len(every) and all(
         meaning.is_complete or (constant is not None and (_is_null(constant) or bool(numbers(constant))))
         for meaning, constant in zip(branches, constants, strict=True)
@@ -307,7 +304,7 @@ def constants_of(branch: exp.Expr, columns: int, nodes: Sequence[int]) -> list[e
 
 def _is_constant(expression: exp.Expr) -> bool:
     kinds = (exp.Cast, exp.DataType, exp.DataTypeParam, exp.Literal, exp.Neg, exp.Null, exp.Paren)
-    return all(isinstance(term, kinds) for term in expression.walk())
+    return all(isinstance(inner, kinds) for inner in expression.walk())
 
 
 def _is_rows_of_a_table(select: exp.Expr) -> bool:

@@ -77,7 +77,6 @@ class Change:
         id: Position in the outbox; unique, but not ordered.
         changed_at: When the statement ran, in seconds since the Unix epoch.
         relation: ``schema.table``.
-        operation: The kind of change.
         images: The old and new row image, as far as they exist. Empty means any row of the table may have changed.
         untouched: The sets of watched columns that an update has not changed, as far as that is known: see
             `watched_digest`.
@@ -189,7 +188,6 @@ class Composition(NamedTuple):
     """One document as one snapshot shows it. A tuple because there is one per document.
 
     Args:
-        id: Its ``_id``.
         version: Assigned together with the snapshot.
         source: The whole document as JSON on one line; None if the SELECT does not return the id.
         routing: The value of ``_routing`` in the SELECT, empty if the SELECT leaves routing to Elasticsearch. None
@@ -230,11 +228,8 @@ OUTCOMES: Final = ("indexed", "deleted", "skipped", "dead_lettered")
 class WriteReport:
     """The outcome of writing documents; each document counts once, however often it was tried.
 
-    Args:
-        deleted: Deleted, or known to be absent.
-        skipped: Not written because a version at least as new is there.
-        compose_seconds: Time spent in Postgres.
-        index_seconds: Time spent in Elasticsearch.
+    What was ``deleted`` may have been absent. What was ``skipped`` is there in a version at least as new. Composing
+    takes time in Postgres, indexing in Elasticsearch.
     """
 
     indexed: int = 0

@@ -125,14 +125,10 @@ class _AnyTextLoader(TextLoader):
 
 
 def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
-    """Open a connection for one component.
+    """Open a connection for one component; ``pg_stat_activity`` shows it as ``syncer NAME``.
 
-    Args:
-        settings: The server and the role.
-        name: The component; ``pg_stat_activity`` shows it as ``syncer NAME``.
-        idle_seconds_max: How long the session may be idle in a transaction, or leave results unread, before the
-            server ends it. This frees the locks of a process that is stopped or whose machine is gone. 0 for no
-            limit.
+    With ``idle_seconds_max``, the server ends a session that is idle in a transaction, or leaves results unread, for so
+    long. This frees the locks of a process that is stopped, or whose machine is gone.
 
     Raises:
         psycopg.OperationalError: The server cannot be reached or refuses the login.

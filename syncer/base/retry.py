@@ -78,14 +78,10 @@ def retry(
     reset: Callable[[], object] = lambda: None,
     but: tuple[type[Exception], ...] = (),
 ) -> _Result:
-    """Repeat an action until it succeeds or fails with a non-retryable error, or one of those that the caller handles.
+    """Repeat an action until it succeeds, or fails with a non-retryable error or one that the caller handles (``but``).
 
-    Args:
-        action: Must be safe to repeat.
-        pause: How to wait; may raise `Stopping`.
-        component: Its name in the log and the status.
-        reset: Called after an error, so that the next attempt starts anew.
-        but: Errors that the caller handles.
+    The action must be safe to repeat. ``reset`` is called after each error, so that the next attempt starts anew.
+    ``pause`` may raise `Stopping`. The log and the status name the ``component``.
     """
     backoff = Backoff()
     try:

@@ -229,10 +229,6 @@ class WebSettings(_Section):
             raise ValueError(f"a token has at least {_TOKEN_CHARACTERS_MIN} characters of ASCII: openssl rand -hex 32")
         return token
 
-    def secret(self) -> str | None:
-        """The token; None if there is none."""
-        return None if self.token is None else self.token.get_secret_value()
-
 
 Level = Literal["debug", "info", "warning", "error"]
 

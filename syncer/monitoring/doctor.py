@@ -257,8 +257,8 @@ def _reach(server: str, further: Ask = lambda _: ()) -> Ask:
     """Whether a server was reached; if so, further questions."""
 
     def ask(deployment: Deployment) -> Iterable[Finding]:
-        answer = deployment.servers[server]
-        return [Finding(answer.message, answer.hint)] if isinstance(answer, SyncerError) else further(deployment)
+        client = deployment.servers[server]
+        return [Finding(client.message, client.hint)] if isinstance(client, SyncerError) else further(deployment)
 
     return ask
 
@@ -472,7 +472,6 @@ def examine(settings: Settings, *, checks: Sequence[Check] = CHECKS) -> list[Fin
 
 
 def _findings(check: Check, deployment: Deployment) -> list[Finding]:
-    """Return what a check found, with what the table says of it."""
     try:
         findings = list(check.ask(deployment)) or [Finding(severity=CheckSeverity.WELL)]
     except _ERRORS as error:

@@ -341,7 +341,7 @@ class Reader:
         """Ask Postgres, then perhaps Elasticsearch, and combine their last answers, as of now."""
         began = time.monotonic()
         servers = [self._postgres.ask(self._ask_postgres, POSTGRES_SECONDS)]
-        stored = self._postgres.answer
+        stored = self._postgres.last_answer
         # By the database's clock, also while it does not answer.
         as_of = stored.at + (servers[0].age_seconds or 0.0) if stored else time.time()
         documents = stored.documents if stored else ()
@@ -350,9 +350,9 @@ class Reader:
             servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(documents), seconds_left))
         if self._settings.kafka.is_used:
             servers.insert(1, _kafka(stored if servers[0].error is None else None))
-        holdings = self._elasticsearch.answer
+        holdings = self._elasticsearch.last_answer or Held()
         status = Status(at=as_of, servers=tuple(servers), stored=stored, documents=())
-        combined = [_combined(document, as_of, status.lag_seconds, holdings or Held()) for document in documents]
+        combined = [_combined(document, as_of, status.lag_seconds, holdings) for document in documents]
         return replace(status, documents=tuple(combined))
 
     # In a thread of the question
@@ -398,8 +398,7 @@ class _Asked(Generic[_Answer]):
     """Asks one server, in threads of their own, one at a time: one that hangs is not waited for any longer."""
 
     def __init__(self, server: str) -> None:
-        self.answer: _Answer | None = None
-        """The last one."""
+        self.last_answer: _Answer | None = None
         self._server = server
         self._answered_at: float | None = None
         self._silent_since: float | None = None
@@ -420,7 +419,7 @@ class _Asked(Generic[_Answer]):
             # Not a thread of an executor: the process would wait for it when it ends.
             threading.Thread(target=_run, args=(question, self._pending), name="status", daemon=True).start()
         try:
-            self.answer = self._pending.result(seconds)
+            self.last_answer = self._pending.result(seconds)
             self._answered_at, self._silent_since = time.monotonic(), None
         except Exception as error:  # noqa: BLE001 - a server's failure must not hide what the other answers
             self._silent_since = self._silent_since or began
@@ -479,17 +478,17 @@ def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]
         searches += [{"index": name}, {"size": 0, "track_total_hits": True}]
     counts: dict[str, int] = {}
     faults: dict[str, IndexFault] = {}
-    for name, answer in zip(names, client.msearch(searches=searches).body["responses"], strict=True):
-        fault = _FAULTS.get(answer.get("status"))
-        if fault and (fault is not IndexFault.BLOCKED or answer["error"]["type"] == "cluster_block_exception"):
+    for name, response in zip(names, client.msearch(searches=searches).body["responses"], strict=True):
+        fault = _FAULTS.get(response.get("status"))
+        if fault and (fault is not IndexFault.BLOCKED or response["error"]["type"] == "cluster_block_exception"):
             faults[name] = fault
-        elif "hits" not in answer:
+        elif "hits" not in response:
             continue
         # OpenSearch does not call a shard failed that has no copy.
-        elif answer["_shards"]["successful"] < answer["_shards"]["total"]:
+        elif response["_shards"]["successful"] < response["_shards"]["total"]:
             faults[name] = IndexFault.SHARDS_AWAY
         else:
-            counts[name] = answer["hits"]["total"]["value"]
+            counts[name] = response["hits"]["total"]["value"]
     searched = Holdings(client).searched(sorted({document.index for document in documents}))
     return Held(counts=counts, faults=faults, searched={alias: tuple(names) for alias, names in searched.items()})
 

@@ -202,7 +202,7 @@ def test_every_secret_can_be_in_a_file_and_is_not_shown(
     loaded = settings.load()
     assert loaded.postgres.dsn == SecretStr(SECRETS["SYNCER_POSTGRES_DSN"])
     assert loaded.elasticsearch.password == loaded.elasticsearch.api_key == SecretStr(SECRET)
-    assert loaded.web.secret() == SECRETS["SYNCER_WEB_TOKEN"]
+    assert loaded.web.token == SecretStr(SECRETS["SYNCER_WEB_TOKEN"])
     # Properties are added to those of the file.
     assert loaded.kafka.properties == {"security.protocol": "SASL_SSL", "sasl.username": "u", "sasl.password": SECRET}
     monkeypatch.setenv("SYNCER_WORKER_THREADS", SECRET)

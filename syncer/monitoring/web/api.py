@@ -107,7 +107,8 @@ class History:
 
 def page(settings: Settings, *, stop: Stop, reporter: Reporter) -> dict[str, Component]:
     """Bind the port, and return the components that keep samples and answer; none if there is no port."""
-    guard = Guard(host=settings.web.host, token=settings.web.secret())
+    token = settings.web.token
+    guard = Guard(host=settings.web.host, token=None if token is None else token.get_secret_value())
     listening = listen(settings.web)
     if listening is None:
         return {}
@@ -212,16 +213,16 @@ class Api:
         if values:
             self._guard.require(Access.VALUES, access)
         with self._connection() as connection, elastic.connect(self._settings.elasticsearch) as elasticsearch:
-            answer: dict[str, Any] = plain(
+            explained: dict[str, Any] = plain(
                 explain.explain(
                     connection, Index(elasticsearch), document, id_, seconds=_EXPLAIN_SECONDS, values=values
                 )
             )
-        for row in answer["indices"]:
+        for row in explained["indices"]:
             if row["dead_letter"] is not None and access < Access.VALUES:  # errors quote values
                 row["dead_letter"]["error"] = None
                 row["says"], row["hint"] = "It could not be written.", _HIDDEN
-        return answer
+        return explained
 
     def wait(self, access: Access, token: _Text, timeout: _Timeout = _WAIT_MAX, searchable: bool = False) -> Any:
         """Wait until the transaction of ``token`` is indexed, at most ``timeout`` seconds."""
@@ -237,7 +238,6 @@ class Api:
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection for one response."""
         with (
             _turn(self._connections, patience=_PLACE_SECONDS),
             migrations.connected(self._settings.postgres, name="web") as connection,

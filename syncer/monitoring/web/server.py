@@ -163,8 +163,8 @@ class App:
         # A problem's link leads to the manual, also without internet access.
         files = {"/": static / "index.html", "/operating": shipped("docs") / "operating.md"}
         files |= {f"/static/{file.name}": file for file in static.iterdir()}
-        answers = {path: (validate_call(handler), needed) for path, (handler, needed) in routes.items()}
-        rules = [Rule(path, endpoint=endpoint, methods=["GET"]) for path, endpoint in (files | answers).items()]
+        handlers = {path: (validate_call(handler), needed) for path, (handler, needed) in routes.items()}
+        rules = [Rule(path, endpoint=endpoint, methods=["GET"]) for path, endpoint in (files | handlers).items()]
         # Paths must match exactly: no redirects to similar ones.
         self._paths = Map(rules, strict_slashes=False, merge_slashes=False, redirect_defaults=False)
         self._refused = Repeated()
@@ -185,10 +185,10 @@ class App:
         if isinstance(endpoint, Path):
             mimetype = "text/plain" if endpoint.suffix == ".md" else mimetypes.guess_type(endpoint)[0]
             return Response(endpoint.read_bytes(), mimetype=mimetype)
-        answer, needed = endpoint
+        handler, needed = endpoint
         access = self._guard.access(request.headers)
         self._guard.require(needed, access)
-        body = answer(access, **{**request.args.to_dict(), **parameters})
+        body = handler(access, **{**request.args.to_dict(), **parameters})
         return body if isinstance(body, Response) else as_json(body)
 
     def _of_error(self, request: Request, error: Exception) -> Response:

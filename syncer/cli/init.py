@@ -138,11 +138,11 @@ def _of_table(drafter: Drafter, name: str, table: str, asked: Sequence[str]) -> 
     """Draft the files of a document of a table's rows, and say what to know of it."""
     root = drafter.catalogue.find(table)
     query = drafter.select(root, asked)
-    draft = mapping.completed(drafter, query, name, mapping.EMPTY_BODY)
-    remarks = [*drafter.remarks, *draft.remarks]
+    body, _, of_fields = mapping.completed(drafter, query, name, mapping.EMPTY_BODY)
+    remarks = [*drafter.remarks, *of_fields]
     title = f"Rows of {root.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
-    return {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(draft.body)}, remarks
+    return {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(body)}, remarks
 
 
 def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, str], list[str]]:
@@ -158,9 +158,9 @@ def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, st
             raise DefinitionError(f"{file} has no column _id", hint=f"As in:\n{text}")
         query = text
     body = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
-    draft = mapping.completed(drafter, query, str(file), body)
-    files, remarks = {"index.json": _text(draft.body)}, [*changes, *draft.remarks]
-    if not draft.has_more and index.exists():
+    body, has_more, remarks = mapping.completed(drafter, query, str(file), body)
+    files, remarks = {"index.json": _text(body)}, [*changes, *remarks]
+    if not has_more and index.exists():
         files, remarks = {}, [*changes, f"Nothing to add: {index} maps every field of the SELECT"]
     if not (folder / "document.yaml").exists():
         files["document.yaml"] = _options(folder.name)
@@ -170,7 +170,6 @@ def _of_select(drafter: Drafter, folder: Path, file: Path) -> tuple[dict[str, st
 
 
 def _has_id(connection: Connection, query: str) -> bool:
-    """Whether a SELECT returns a column _id."""
     if re.search(r"(?<!\w)_id\b", query):
         return True
     with suppress(psycopg.Error), connection.transaction(force_rollback=True):

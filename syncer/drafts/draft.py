@@ -94,14 +94,14 @@ class Drafter:
         table.require_key()
         tree: Tree = {}
         for path in paths:
-            naming.add(tree, table, unquoted(path), path)
+            naming.add_branches(tree, table, unquoted(path), path)
         row = self._row(table, "document")
         columns = [f"{self.id_of(table, row.alias)} AS _id"]
         for name, expression in _renamed(self._fields(row, tree)):
             is_column = expression == self._sql(row.alias, name)
             columns.append(expression if is_column else f"{expression} AS {self._sql(name)}")
         where = _where(self._conditions_on(row))
-        for pair in naming.polymorphic(table):
+        for pair in naming.polymorphic_columns(table):
             self._note(_POLYMORPHIC, pair)
         drawn = {branch.down for branch in tree}
         if more := dict.fromkeys(down.table.relation for down in table.referring if down not in drawn):
@@ -114,7 +114,7 @@ class Drafter:
         """Return the columns of a row, the rows that it refers to, and what is asked for."""
         table, columns, children = row.table, dict(self._columns(row)), list[_Field]()
         for reference in table.references if row.role != "label" else ():
-            is_private = not (self.has_all_columns or reference.columns.isdisjoint(naming.private(table)))
+            is_private = not (self.has_all_columns or reference.columns.isdisjoint(naming.private_columns(table)))
             if is_private or reference is row.parent or reference in table.guards:
                 continue
             branch = Branch(None, reference)
@@ -133,7 +133,7 @@ class Drafter:
         table, point = row.table, [name for axis in ("lat", "lon") for name in row.table.of_kind(axis)[:1]]
         has_point = len(point) > 1 and row.role != "label"
         hidden = self._hidden(row).union(point if has_point else (), row.parent.columns if row.parent else ())
-        private = set() if self.has_all_columns else naming.private(table)
+        private = set() if self.has_all_columns else naming.private_columns(table)
         for column in (column for name, column in table.columns.items() if name not in hidden):
             if reason := next((reason for types, reason in rules.LEFT_OUT if types.search(column.type.name)), None):
                 self._note(f"left out, since {reason}: {{}}", f"{table.name}.{column.name}")
@@ -151,7 +151,7 @@ class Drafter:
         table, key = row.table, {*row.table.key}
         if self.has_all_columns:
             return set()
-        conditional = {name for name in naming.conditional(table) if table.columns[name].kind != "published_on"}
+        conditional = {name for name in naming.condition_columns(table) if table.columns[name].kind != "published_on"}
         if row.role == "document":
             return conditional | (key if len(key) == 1 else set())
         hidden = {*table.of_kind("changed")}
@@ -204,7 +204,7 @@ class Drafter:
                 return []
             name, is_array = naming.name_of(up), up.is_temporal
         elif down:
-            name, locale = naming.name_of_rows(down.table, down), naming.locale(down)
+            name, locale = naming.name_of_rows(down.table, down), naming.locale_column(down)
             is_array = down.is_temporal or not down.is_unique
             name = name if is_array or locale else naming.singular(name)
         if locale:
@@ -222,7 +222,7 @@ class Drafter:
     def _texts(self, link: _Row) -> list[_Field]:
         """Return what a link says of itself: as what it links."""
         table = link.table
-        hidden = naming.private(table).union(table.key, *(reference.columns for reference in table.references))
+        hidden = naming.private_columns(table).union(table.key, *(reference.columns for reference in table.references))
         columns = [column for name, column in table.columns.items() if name not in hidden]
         return [_Field(column.name, self._shown(link, column)) for column in columns if column.type.name in rules.TEXTS]
 
@@ -239,7 +239,7 @@ class Drafter:
     def _conditions_on(self, row: _Row) -> list[str]:
         """Return the conditions on the rows that are shown, spelled as the table's partial indexes have them."""
         conditions, predicates = [], " ".join(f"({predicate})" for predicate in row.table.predicates)
-        for column in (row.table.columns[name] for name in naming.conditional(row.table)):
+        for column in (row.table.columns[name] for name in naming.condition_columns(row.table)):
             name, spellings = self._sql(column.name), rules.CONDITIONS[column.kind]
             indexed = [spelling for spelling in spellings if f"({spelling.format(name)})" in predicates]
             spelling = (indexed or [spellings[0 if column.is_required else -1]])[0]

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -63,18 +63,12 @@ _FLATTENED = {"flattened": "flattened", "limit": "nested more than 20 levels dee
 _FLAT_OBJECT = {"flattened": "flat_object", "limit": "has a text longer than 32,000 bytes"}
 
 
-class Completed(NamedTuple):
-    """An index.json, whether fields were added to it, and what to know of them, one line each."""
+def completed(
+    drafter: Drafter, select: str, file: str, body: Mapping[str, Any]
+) -> tuple[dict[str, Any], bool, list[str]]:
+    """Complete an index.json with a mapping for every column of a SELECT, which ``file`` names in errors.
 
-    body: dict[str, Any]
-    has_more: bool
-    remarks: list[str]
-
-
-def completed(drafter: Drafter, select: str, file: str, body: Mapping[str, Any]) -> Completed:
-    """Return an index.json with a mapping for every column of a SELECT, which ``file`` names in errors.
-
-    What ``body``, the existing one, says is kept.
+    What ``body``, the existing one, says is kept. Also returns whether fields were added, and what to know of them.
 
     Raises:
         DefinitionError: Postgres refuses the SELECT, or it reads what cannot be captured.
@@ -95,7 +89,7 @@ def completed(drafter: Drafter, select: str, file: str, body: Mapping[str, Any])
     if drafter.is_for_opensearch and "vector" in mapper.notes.values():
         settings = {"index.knn": True} | settings
     body = {**body, "settings": settings, "mappings": {**mappings, "properties": properties}}
-    return Completed(body, mapper.has_more, mapper.remarks())
+    return body, mapper.has_more, mapper.remarks()
 
 
 @dataclass

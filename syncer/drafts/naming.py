@@ -34,7 +34,7 @@ class Branch(NamedTuple):
 Tree = dict[Branch, "Tree"]
 
 
-def add(tree: Tree, table: Table, path: str, asked: str) -> None:
+def add_branches(tree: Tree, table: Table, path: str, asked: str) -> None:
     """Add the branches that a path names: it begins with the longest name that fits.
 
     Of the same name, a table that refers comes before one behind a link, and both before the name of a field.
@@ -60,13 +60,13 @@ def add(tree: Tree, table: Table, path: str, asked: str) -> None:
     for branch in [branch for order, branch in fitting if order == best]:
         inside = tree.setdefault(branch, {})
         if deeper := path[1 - best[0] :]:
-            add(inside, branch.end, deeper, asked)
+            add_branches(inside, branch.end, deeper, asked)
 
 
 def _choices(table: Table) -> Iterator[tuple[int, str, Branch]]:
     """Yield what may be asked for of a table by each of its names, and the rank of that name."""
     for down in table.referring:
-        behind = linked(down)
+        behind = references_behind(down)
         for branch in [Branch(down, up) for up in behind] or [Branch(down, None)]:
             ends = (down.table, branch.end)
             named = [*(table.name for table in ends), *(unquoted(table.relation) for table in ends)]
@@ -81,18 +81,18 @@ def _choices(table: Table) -> Iterator[tuple[int, str, Branch]]:
             yield rank, name, Branch(None, up)
 
 
-def private(table: Table) -> set[str]:
+def private_columns(table: Table) -> set[str]:
     """Return the columns that are bookkeeping, personal or secret; a key never is."""
     return {*table.of_kind("private")}.difference(table.key)
 
 
-def conditional(table: Table) -> list[str]:
+def condition_columns(table: Table) -> list[str]:
     """Return the columns that tell which rows are shown: those of deletions, and the first one of a publication."""
     published = [name for kind in rules.CONDITIONS if kind.startswith("published") for name in table.of_kind(kind)]
     return [*table.of_kind("deleted_on", "deleted"), *published[:1]]
 
 
-def locale(reference: Reference) -> str | None:
+def locale_column(reference: Reference) -> str | None:
     """Return the column that tells the referring rows apart, if they are translations, or keys with one value."""
     table, columns = reference.table, reference.columns
     for unique in table.unique:
@@ -104,7 +104,7 @@ def locale(reference: Reference) -> str | None:
     return None
 
 
-def linked(reference: Reference) -> list[Reference]:
+def references_behind(reference: Reference) -> list[Reference]:
     """Return the references to the rows behind a link table, seen from one of its references; none if it is none.
 
     Besides references, a link has its key, an order and bookkeeping, and if it leads to one of several tables,
@@ -122,7 +122,7 @@ def linked(reference: Reference) -> list[Reference]:
     return behind if is_link and (len(behind) == 1 or is_choice) and not table.referring else []
 
 
-def polymorphic(table: Table) -> list[str]:
+def polymorphic_columns(table: Table) -> list[str]:
     """Return pairs of columns that may refer to rows of several tables: ``source_type, source_id``."""
     referring = {name for reference in table.references for name in reference.columns}
     ids = {name: re.sub(r"_type$", "_id", re.sub(r"Type$", "Id", name)) for name in table.columns}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from psycopg import sql
@@ -86,13 +87,8 @@ class Types:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._types: dict[tuple[int, int], Shape] = {}
-
-    def of(self, oid: int, modifier: int = -1) -> Shape:
-        """Return what values of a type are like."""
-        if (oid, modifier) not in self._types:
-            self._types[oid, modifier] = self._read(oid, modifier)
-        return self._types[oid, modifier]
+        self.of = cache(self._read)
+        """Returns what values of a type are like, by its oid and modifier."""
 
     def row(self, relation: int) -> dict[str, Shape]:
         """Return what the columns of a relation are like."""
@@ -245,7 +241,6 @@ def _is_constant(node: _Node) -> bool:
 
 
 def _text(node: _Node) -> str:
-    """Return a constant text."""
     value = bytes(int(byte) & 255 for byte in node["constvalue"][1].split()[1:-1])
     # A literal whose type is yet unknown has no header, and ends with a zero byte.
     return (value.rstrip(b"\0") if node["constlen"] == "-2" else value[_VARLENA_HEADER:]).decode()

@@ -3,7 +3,7 @@
     app       all commands; defines `run`, `migrate`, `demo`; shows errors
     context   what commands have in common: options, settings, connections
     render    lines, tables and progress in a terminal
-    apply     `plan`, `apply`
+    apply     `plan`, `apply`, `detach`
     load      `backfill`, `index …`, `dead-letters …`; the last steps of a new index, in their order
     verify    `verify`, `explain`
     status    `status`, `events`, `doctor`, `wait`

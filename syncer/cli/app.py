@@ -26,7 +26,7 @@ from syncer.base import log, migrations, postgres, settings
 from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.cli import apply, detach, init, jobs, load, locks, render, sandbox, status, verify
+from syncer.cli import apply, init, jobs, load, locks, render, sandbox, status, verify
 from syncer.cli.context import NoKafka, OpenSearch, UsageError, Yes, confirm, flag
 from syncer.cli.render import say
 from syncer.monitoring import daemons
@@ -196,7 +196,7 @@ for panel, command, examples in (
     ("Set up", migrate, "`syncer migrate`"),
     ("Set up", apply.plan, "`syncer plan`, `syncer plan blogpost --json`"),
     ("Set up", apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
-    ("Set up", detach.detach, "`syncer detach`, `syncer detach --uninstall`"),
+    ("Set up", apply.detach, "`syncer detach`, `syncer detach --uninstall`"),
     ("Operate", run, "`syncer run`, `syncer run --only relay`"),
     ("Operate", status.status, "`syncer status`, `syncer status --json`"),
     ("Operate", status.events, "`syncer events`, `syncer events --since 7d --json`"),

@@ -1,4 +1,4 @@
-"""The commands ``syncer plan`` and ``syncer apply``: preview the config folder's definitions, and activate them."""
+"""The commands ``plan``, ``apply`` and ``detach``: preview definitions, activate them, and stop following them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,25 @@ from syncer.apply.plan import Plan, PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, read
 from syncer.apply.trial import PlanSeverity
 from syncer.base import settings
+from syncer.base.errors import ConfigError
 from syncer.base.formatting import amount, shortened
 from syncer.cli import render
-from syncer.cli.context import AllowFailed, AnyDocument, AsJson, Servers, Yes, confirm, open_servers
+from syncer.cli.context import (
+    AllowFailed,
+    AnyDocument,
+    AsJson,
+    Servers,
+    Yes,
+    confirm,
+    flag,
+    open_postgres,
+    open_servers,
+)
 from syncer.cli.load import load_all
 from syncer.cli.render import Part, say, show_table
+from syncer.documents import registry
 from syncer.kafka import topic
+from syncer.monitoring import daemons
 from syncer.recovery import lost_records
 
 _OUTCOMES = {
@@ -159,7 +172,6 @@ def _show_preview(preview: Preview) -> None:
 
 
 def _verdict(preview: Preview) -> tuple[str, str]:
-    """The verdict in one line: the worst finding."""
     wrong = [document for document in preview.documents if document.errors]
     if wrong:
         elsewhere = f"; also in {', '.join(document.name for document in wrong[1:])}" if wrong[1:] else ""
@@ -221,3 +233,46 @@ def _needed_by(missing: MissingIndex) -> str:
         return f"to build a document of {missing.document} takes {took}"
     documents = f"{amount(missing.documents, 'document')} of {missing.document}"
     return f"a change of {missing.change_of} → {documents}, {took}"
+
+
+def detach(
+    *,
+    uninstall: Annotated[
+        bool, flag("--uninstall", text="Remove triggers, indices, the topic and the schema syncer instead.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Stop capturing changes, or uninstall syncer.
+
+    Disables the triggers of every table, empties the outbox and suspends every document. Your
+    writes continue without syncer, and searches keep the last state. To go on, run
+    `syncer apply`: it enables the triggers and writes every document once. Needs the role that
+    runs apply, and no Elasticsearch. With --uninstall, removes everything that syncer has
+    created; your tables and rows stay as they are.
+    """
+    if uninstall:
+        _uninstall(yes=yes)
+        return
+    with open_postgres("detach") as connection:
+        confirm("Stop capturing changes? Every document stays as it is until `syncer apply`.", yes=yes)
+        activate.stop_capturing(connection, report=say)
+
+
+def _uninstall(*, yes: bool) -> None:
+    with open_servers("detach") as servers:
+        if running := daemons.reporting(servers.connection):
+            raise ConfigError(
+                f"A daemon runs: {', '.join(running)}",
+                hint="Nothing was removed. Stop every daemon, and run this again a few seconds later.",
+            )
+        kafka = servers.settings.kafka
+        for document in registry.documents(servers.connection):
+            say(f"will be removed: index {document.index_name}, searched as {document.index}")
+        say("will be removed: the triggers of every table, and the schema syncer with the outbox")
+        if kafka.is_used:
+            say(f"will be removed: topic {kafka.topic}")
+        confirm("Remove all of this? Your tables and rows stay as they are.", yes=yes)
+        activate.uninstall(servers.connection, servers.index, servers.indices, report=say)
+        if kafka.is_used and topic.delete(kafka):
+            say(f"topic {kafka.topic} is deleted")
+    say("Left for you, if you created them: roles, API keys, ACLs, the service, and the index syncer-locks.")

@@ -71,9 +71,9 @@ def verify(
     if select is not None or index is not None or ignore or settle is not None:
         raise UsageError("--select and --index belong together, and --ignore and --settle go with them alone.")
     reports: list[VerifyReport] = []
-    with open_servers("verify") as parts:
-        for active in _checked_documents(parts, document):
-            reports.append(compared(parts, active, values=values, repair=repair))
+    with open_servers("verify") as servers:
+        for active in _checked_documents(servers, document):
+            reports.append(compared(servers, active, values=values, repair=repair))
             show_verify(reports[-1], active)
     _end(reports, as_json=as_json)
 
@@ -93,12 +93,12 @@ def _audit(
 ) -> None:
     """Compare an index that syncer does not write with a SELECT, and print the result."""
     query = definition.read_sql(select)
-    with open_servers("verify", is_migrated=False) as parts, render.progress(f"comparing {index}") as show:
+    with open_servers("verify", is_migrated=False) as servers, render.progress(f"comparing {index}") as show:
         report = audit.audit(
-            parts.connect,
+            servers.connect,
             query,
             file=str(select),
-            index=parts.index,
+            index=servers.index,
             name=index,
             ignored=ignored,
             settle_seconds=settle_seconds,
@@ -140,14 +140,14 @@ def _audit_advice(report: AuditReport) -> Iterator[str]:
         )
 
 
-def _checked_documents(parts: Servers, name: str | None) -> Iterator[Document]:
+def _checked_documents(servers: Servers, name: str | None) -> Iterator[Document]:
     """What is to equal its SELECT, of one document or of all; each as it is active when its turn comes."""
     if name is not None:
-        parts.document(name)
+        servers.document(name)
     verified: set[str] = set()
     while remaining := [
         document
-        for document in registry.documents(parts.connection)
+        for document in registry.documents(servers.connection)
         if document.index_name not in verified and name in (None, document.name) and document.is_kept
     ]:
         verified.add(remaining[0].index_name)
@@ -157,7 +157,7 @@ def _checked_documents(parts: Servers, name: str | None) -> Iterator[Document]:
 
 
 def compared(
-    parts: Servers,
+    servers: Servers,
     document: Document,
     *,
     settle_seconds: float = SETTLE_SECONDS,
@@ -172,15 +172,15 @@ def compared(
     try:
         if document.suspended is None:
             with at_work_for(document.name, document.revision):
-                expected = parts.index.holdings.count(document.target)  # counting the SELECT may take much longer
+                expected = servers.index.holdings.count(document.target)  # counting the SELECT may take much longer
             with render.progress(f"comparing {document.index_name}") as show:
                 report = compare.verify(
-                    parts.connect,
+                    servers.connect,
                     document,
-                    index=parts.index,
+                    index=servers.index,
                     settle_seconds=settle_seconds,
                     values=values,
-                    repair=partial(_write_again, parts, document, show) if repair else None,
+                    repair=partial(_write_again, servers, document, show) if repair else None,
                     progress=lambda done, looked_up: show(
                         f"{done:,} of {max(done, expected):,}"
                         + (f"; {looked_up:,} of the index looked up in Postgres" if looked_up else "")
@@ -188,23 +188,23 @@ def compared(
                 )
     except DocumentError as error:
         report.suspended = f"{error.message}\n{error.hint}"
-    active = parts.active(document)
+    active = servers.active(document)
     if active is not None and active.revision != document.revision:
-        return compared(parts, active, settle_seconds=settle_seconds, values=values, repair=repair)
+        return compared(servers, active, settle_seconds=settle_seconds, values=values, repair=repair)
     if active is not None and active.suspended is not None:  # the changes that it missed meanwhile are no drift
         report = VerifyReport(document=active.name, index_name=active.index_name, suspended=active.suspended)
     if report.suspended is None and (report.drifts or not report.busy):  # else nothing is known
-        compare.record(parts.connection, report)
+        compare.record(servers.connection, report)
     return report
 
 
-def _write_again(parts: Servers, document: Document, show: Show, ids: Sequence[str]) -> None:
+def _write_again(servers: Servers, document: Document, show: Show, ids: Sequence[str]) -> None:
     """Write documents by a job, on every shard, and wait until it is done."""
     writable = filter(queries.is_text, ids)  # no row has the others, and no job can name them
-    chunk = parts.settings.worker.batch_documents_max
-    job = listing.create_listed(parts.connection, document, writable, chunk=chunk, everywhere=True)
+    chunk = servers.settings.worker.batch_documents_max
+    job = listing.create_listed(servers.connection, document, writable, chunk=chunk, everywhere=True)
     if job is not None:
-        jobs.follow(parts, document, job.id, show)
+        jobs.follow(servers, document, job.id, show)
 
 
 def show_verify(report: VerifyReport, document: Document) -> None:
@@ -219,7 +219,6 @@ def show_verify(report: VerifyReport, document: Document) -> None:
 
 
 def _show_report(report: VerifyReport) -> None:
-    """Print how many documents were compared, and which differ."""
     groups = (
         ("repaired", report.repaired, "dim"),
         ("busy", report.busy, "yellow"),
@@ -290,9 +289,10 @@ def explain(
     version in Elasticsearch, its dead letter, the jobs that may write it, and the tables it
     reads. If it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
     """
-    with render.progress("asking Postgres and Elasticsearch"), open_servers("explain") as parts:
-        servers = parts.connection, parts.index
-        explained = explaining.explain(*servers, document, id_, seconds=_EXPLAIN_SECONDS, values=values)
+    with render.progress("asking Postgres and Elasticsearch"), open_servers("explain") as servers:
+        explained = explaining.explain(
+            servers.connection, servers.index, document, id_, seconds=_EXPLAIN_SECONDS, values=values
+        )
     if as_json:
         render.print_json(explained)
     else:
@@ -303,7 +303,6 @@ def explain(
 
 
 def _show_explanation(title: str, in_index: InIndex, *, values: bool) -> None:
-    """Print the state in one index, and what it rests on."""
     say((in_index.says, _STYLES.get(in_index.state, "bold red")))
     if in_index.hint:
         say(in_index.hint, style="dim")

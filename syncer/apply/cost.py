@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +39,7 @@ _APART_PAGES_MAX = 1_000_000
 _PAGES_PER_DOCUMENT = 100
 """To read so many takes about as long as to write a document: an index does not help a change that leads to many."""
 
+# Each row is the parameter of an affects query: a JSON array with these columns.
 _SAMPLE = "SELECT jsonb_build_array(to_jsonb(r.*))::text FROM (SELECT {columns} FROM {relation} LIMIT {rows}) AS r"
 # One join for all rows: Postgres takes each for a hundred, and would read whole tables for each.
 _MOST = """
@@ -113,19 +114,12 @@ def duration(seconds: float | None) -> str:
     return f"more than {SECONDS_MAX:.0f} s" if seconds is None else f"{seconds * 1000:,.1f} ms"
 
 
-def rows(connection: Connection, relation: str, columns: Collection[str]) -> list[tuple[object, ...]]:
-    """Return some rows of a table, each as the parameter of an affects query: a JSON array with these columns."""
-    statement = sql.SQL(_SAMPLE).format(
-        columns=sql.SQL(", ").join(sql.Identifier(name) for name in sorted(columns)),
-        relation=sql.SQL(relation),  # quoted by Postgres
-        rows=sql.Literal(SAMPLE_ROWS),
-    )
-    return [row for row in connection.execute(statement) if is_utf8(row[0])]
-
-
 def of_changes(tries: Tries, document: str, use: TableUse) -> Iterator[tuple[str, Cost | None, list[MissingIndex]]]:
     """Try the queries from changed rows of a table to a document on rows that it has; `measure` each."""
-    images = rows(tries.connection, use.relation, use.routing) if use.affected else []
+    columns = sql.SQL(", ").join(sql.Identifier(name) for name in sorted(use.routing))
+    # The relation is quoted by Postgres.
+    sample = sql.SQL(_SAMPLE).format(columns=columns, relation=sql.SQL(use.relation), rows=sql.Literal(SAMPLE_ROWS))
+    images = [image for image in tries.connection.execute(sample) if is_utf8(image[0])] if use.affected else []
     for query in use.affected:
         most = _leading_most(tries, query, images)
         distinct = f"SELECT DISTINCT * FROM ({query}) AS touched"

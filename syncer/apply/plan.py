@@ -129,7 +129,6 @@ class ActiveDefinitions:
         captured: The captured tables, by relation; of those in ``lost``, the triggers are gone.
         orphan_indices: Indices left behind by commands that died.
         installation: This database's id; empty before `syncer migrate`.
-        epoch: The epoch in use.
     """
 
     documents: dict[str, Document] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection
 from syncer.documents import definition, queries
 from syncer.documents.definition import Definition
+from syncer.documents.queries import Row
 from syncer.documents.registry import Document, TableUse
 from syncer.documents.snapshot import Tries
 from syncer.elasticsearch.bulk import Index
@@ -236,15 +237,14 @@ class _Previewed:
 
     def document(self, step: Step, *, is_tried: bool) -> DocumentPreview:
         """Try a definition and its queries, unless nothing of it changes."""
-        document, tried, tables = step.document, None, list[TablePreview]()
-        problems: list[PlanProblem] = []
+        document, tables = step.document, list[TablePreview]()
+        count, sample, problems = None, dict[str, Row](), list[PlanProblem]()
         if is_tried:
             with self.refusals(document.name):
-                tried = trial.attempt(self.connection, self.index, self.indices, step)
-                problems += tried.problems
+                count, sample, problems = trial.attempt(self.connection, self.index, self.indices, step)
             tries = Tries(self.connection, seconds=cost.SECONDS_MAX)
             with self.refusals(document.name), closing(tries):
-                samples = [([id_],) for id_ in list(tried.sample)[:_BUILDS]] if tried else []
+                samples = [([id_],) for id_ in list(sample)[:_BUILDS]]
                 build = queries.query_of(queries.BUILD, document, documents=1)
                 measured, missing = cost.measure(tries, build, samples, document=document.name)
                 self.missing += missing
@@ -268,13 +268,12 @@ class _Previewed:
             suspended=step.suspended,
             outcome=step.change,
             reason=step.reason,
-            documents=tried.documents if tried else None,
+            documents=count,
             tables=tuple(tables),
             problems=tuple(sorted(problems, key=lambda problem: list(PlanSeverity).index(problem.severity))),
         )
 
     def _table(self, tries: Tries, document: Document, use: TableUse) -> TablePreview:
-        """Try the queries from changed rows of a table on rows that it has."""
         affects = []
         for query, measured, missing in cost.of_changes(tries, document.name, use):
             self.missing += missing

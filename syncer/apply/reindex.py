@@ -85,37 +85,37 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
         IndexingError: The new index is current; the one before has an alias that is not syncer's, and stays.
     """
     with activate.alone(connection):
-        now = registry.by_role(connection, building.name)
-        found = now.get(Role.BUILDING)
-        if found is None or found.revision != building.revision:
+        by_role = registry.by_role(connection, building.name)
+        document = by_role.get(Role.BUILDING)
+        if document is None or document.revision != building.revision:
             raise DefinitionError(
                 f"{building.index_name} is no longer being built", hint="It was aborted, or replaced by another apply."
             )
         # Rule: the-alias-moves-to-what-is-loaded.
-        suspend.require_active(found)
-        if not found.is_loaded:
-            hint = f"To load it and go on: syncer index rebuild {found.name}"
-            raise DefinitionError(f"{found.index_name} is not loaded", hint=hint)
-        indices.swap(found.index, found.target)
+        suspend.require_active(document)
+        if not document.is_loaded:
+            hint = f"To load it and go on: syncer index rebuild {document.name}"
+            raise DefinitionError(f"{document.index_name} is not loaded", hint=hint)
+        indices.swap(document.index, document.target)
         # Rules: the-old-index-is-followed, out-of-force-before-dropping.
         with connection.transaction():
-            activate.deactivate(connection, now[Role.CURRENT])
-            registry.make_current(connection, found)
-        orphan_indices.drop(connection, indices, now[Role.CURRENT].target)
-    return dataclasses.replace(found, role=Role.CURRENT)
+            activate.deactivate(connection, by_role[Role.CURRENT])
+            registry.make_current(connection, document)
+        orphan_indices.drop(connection, indices, by_role[Role.CURRENT].target)
+    return dataclasses.replace(document, role=Role.CURRENT)
 
 
 def abort(connection: Connection, indices: Indices, name: str) -> Document:
     """Withdraw and drop the index that is being built; return its document."""
     with activate.alone(connection):
-        found = building(connection, name)
-        activate.withdraw(connection, indices, found)
-    return found
+        aborted = building(connection, name)
+        activate.withdraw(connection, indices, aborted)
+    return aborted
 
 
 def building(connection: Connection, name: str) -> Document:
     """Return the document with the index that is being built."""
-    found = registry.by_role(connection, name).get(Role.BUILDING)
-    if found is None:
+    document = registry.by_role(connection, name).get(Role.BUILDING)
+    if document is None:
         raise DefinitionError(f"No index of {name} is being built", hint=f"To build one: syncer index rebuild {name}")
-    return found
+    return document

@@ -103,20 +103,13 @@ class PlanProblem:
     action: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """The result of trying a step, with the documents that were tried by id.
-
-    The number of documents is None if counting took too long, or failed.
-    """
-
-    documents: int | None
-    sample: dict[str, Row]
-    problems: tuple[PlanProblem, ...]
-
-
-def attempt(connection: Connection, index: Index, indices: Indices, step: Step) -> Trial:
+def attempt(
+    connection: Connection, index: Index, indices: Indices, step: Step
+) -> tuple[int | None, dict[str, Row], list[PlanProblem]]:
     """Try what apply would do to one document's index.
+
+    Returns:
+        The number of documents, None if counting took too long or failed; those that were tried, by id; the problems.
 
     Raises:
         IndexingError: Elasticsearch refuses index.json.
@@ -156,7 +149,7 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
             problems.append(PlanProblem(PlanSeverity.WARNING, message, shortcoming.advice))
     shown_number = amount(len(tried) + sum(map(bool, failures)), "sampled document")
     problems += (*_errors(failures, rejections, shown_number), *_notes(connection, document, sample))
-    return Trial(documents=count, sample=sample, problems=tuple(problems))
+    return count, sample, problems
 
 
 def _require_tried(document: Document, rejections: list[Rejection]) -> None:

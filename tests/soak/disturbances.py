@@ -140,7 +140,8 @@ def _split_brain(soak: Soak, dice: random.Random) -> None:
         daemon = there.daemon()
         wait_for_trouble(daemon, OVERTAKEN)
         time.sleep(dice.uniform(0, 5))
-        if daemon.stop() or any(event["event"] == "failover.detected" for event in daemon.events()):
+        soak.fleet.end(daemon)
+        if any(event["event"] == "failover.detected" for event in daemon.events()):
             soak.record.find(f"the daemon of the former primary did not wait: {daemon.log_file}")
     finally:
         former.stop("immediate")

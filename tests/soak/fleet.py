@@ -57,7 +57,7 @@ class Fleet:
             thread.join()
             self.resume()
             for daemon in self._daemons:
-                self._end(daemon)
+                self.end(daemon)
 
     def kill(self, dice: random.Random) -> None:
         """SIGKILL one of them, even if it is stopped."""
@@ -131,7 +131,8 @@ class Fleet:
         self._record.note("daemon started", number=self._started, pid=process.pid)
         return Daemon(process=process, log_file=log_file)
 
-    def _end(self, daemon: Daemon) -> None:
+    def end(self, daemon: Daemon) -> None:
+        """SIGTERM a daemon, and check how it ends."""
         if daemon.process.poll() is None:
             daemon.process.send_signal(signal.SIGTERM)
         try:

@@ -235,7 +235,10 @@ class Indices:
 
     def _put_meta(self, target: Target, ours: Mapping[str, Any]) -> None:
         mappings = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
-        self._client.indices.put_mapping(index=target.index_name, meta={**mappings.get("_meta", {}), "syncer": ours})
+        # Without it, OpenSearch understands that "enabled" is to become true, and refuses.
+        unchanged = {"enabled": mappings["enabled"]} if "enabled" in mappings else {}
+        body = {**unchanged, "_meta": {**mappings.get("_meta", {}), "syncer": ours}}
+        self._client.indices.put_mapping(index=target.index_name, body=body)
 
     def _meta(self, index_name: str) -> dict[str, Any]:
         """Return what syncer wrote into an index's ``_meta``; empty if it is not syncer's, or gone."""

@@ -241,7 +241,7 @@ def test_no_value_of_a_refused_document_is_stored_or_shown(empty_world: World) -
         for options in ([], ["--json"]):
             shown += world.syncer(*command.split(), *options).stdout
     stored = world.sql("SELECT error FROM syncer.dead_letter")
-    assert "out of range of int" in shown
+    assert "out of range of" in shown
     assert not [value for value in (VALUE, "48151623421") if value in shown + str(stored)], shown
 
 

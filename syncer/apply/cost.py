@@ -68,6 +68,12 @@ _KEY_COLUMNS = """
 SELECT quote_ident(a.attname), t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
 WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND t.typname = ANY ($2)
 """
+_INDEXED = """
+SELECT pg_get_indexdef(t.indexrelid, 1, true), EXISTS (
+    SELECT FROM pg_index AS i WHERE i.indrelid = $1::regclass AND i.indisvalid AND i.indpred IS NULL
+        AND pg_get_indexdef(i.indexrelid, 1, true) = pg_get_indexdef(t.indexrelid, 1, true))
+FROM pg_index AS t WHERE t.indrelid = 'pg_temp.syncer_copy'::regclass
+"""
 _FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
 _EQUAL = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+)\)*(?:::[^=<>]*)? = |= \(*(?:{0})\.("[^"]+"|\w+)'
 """A column of a table by its alias, as a side of an equality; perhaps cast."""
@@ -231,9 +237,12 @@ def _lacking(
             if (indexed := _indexed(connection, relation, expression)) is None:
                 yield f"-- no index can find this _id of {relation}: use a column of its own as _id", expression
                 continue
-            columns, condition = [f"({indexed})"], "_id"
-            if indexed != expression:
+            text, is_rewritten, exists = indexed
+            columns, condition = [] if exists else [text], "_id"
+            if is_rewritten:
                 condition = "_id, once select.sql makes it so: Postgres cannot index the text of an instant or a date"
+            if is_rewritten and exists:
+                yield f"-- {relation} has an index for another _id: make it so in select.sql: {text}", condition
         how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
         if contained := re.findall(_CONTAINS.format(names), " ".join(conditions)):
             yield f"CREATE INDEX {how}ON {relation} USING gin ({contained[0]});", f"elements of {contained[0]}"
@@ -241,8 +250,11 @@ def _lacking(
             yield f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});", condition
 
 
-def _indexed(connection: Connection, relation: str, expression: str) -> str | None:
-    """Return an ``_id`` that an index can find, tried on an empty copy: as it is, or made of other texts; or None."""
+def _indexed(connection: Connection, relation: str, expression: str) -> tuple[str, bool, bool] | None:
+    """Return an ``_id`` that an index can find, tried on an empty copy; None if there is none.
+
+    With it comes whether it is made of other texts than the ``_id`` of the definition, and whether it has its index.
+    """
     rewritten = expression
     for column, type_ in connection.execute(_KEY_COLUMNS, (relation, list(KEY_TEXTS))):
         rewritten = rewritten.replace(f"({column})::text", f"({KEY_TEXTS[type_].format(column)})")
@@ -250,7 +262,8 @@ def _indexed(connection: Connection, relation: str, expression: str) -> str | No
         with suppress(pg.InvalidObjectDefinition), connection.transaction(force_rollback=True):
             connection.execute(sql.SQL(f"CREATE TEMPORARY TABLE syncer_copy (LIKE {relation})"))  # quoted by Postgres
             connection.execute(sql.SQL(f"CREATE INDEX ON syncer_copy (({candidate}))"))
-            return candidate
+            [(text, exists)] = connection.execute(_INDEXED, (relation,))
+            return text, candidate != expression, exists
     return None
 
 

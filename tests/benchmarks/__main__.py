@@ -59,7 +59,7 @@ def main() -> None:
         bench.tables, bench.beside, bench.contestants = asked.tables, asked.beside, asked.contestants
         for name in asked.names or [name for name in BENCHMARKS if name not in _BY_NAME_ONLY]:
             say(f"measuring {name}")
-            bench.report = Report()
+            bench.report = Report(contestants=bench.contestants)
             try:
                 bench.report.figures += BENCHMARKS[name](bench)
             except SkippedError as error:

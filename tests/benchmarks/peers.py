@@ -63,10 +63,12 @@ class Peer(Blog):
     def of(cls, blog: Blog) -> Iterator[Self]:
         """The copy, which is dropped at the end."""
         name = f"{blog.name}_{cls.__name__.lower()}"
-        peer = cls(sandbox=blog.sandbox, endpoints=blog.endpoints, folder=blog.folder, name=name, title=cls.__name__)
-        peer.schema, peer.posts, peer.large = blog.schema, blog.posts, blog.large
         with psycopg.connect(blog.endpoints.postgres_dsn, autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{blog.name}"'.encode())
+        # A folder of its own each time: Flink goes on from the checkpoint that it finds.
+        folder = Path(tempfile.mkdtemp(dir=blog.folder))
+        peer = cls(sandbox=blog.sandbox, endpoints=blog.endpoints, folder=folder, name=name, title=cls.__name__)
+        peer.schema, peer.posts, peer.large = blog.schema, blog.posts, blog.large
         peer.sql("DROP SCHEMA syncer CASCADE")
         try:
             yield peer

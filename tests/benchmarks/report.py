@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -93,9 +93,11 @@ class Report:
         runs: Of each contestant, one a pass.
         rows: Numbers by column, of what is no run.
         remarks: On this very run.
+        contestants: Those that were asked for by name; none means all.
     """
 
     about: str = ""
+    contestants: Sequence[str] = ()
     runs: dict[str, list[Run]] = field(default_factory=dict)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
@@ -151,6 +153,7 @@ class Report:
             "python": platform.python_version(),
             "load_before": round(self._load, 1),
             "about": self.about,
+            "contestants": list(self.contestants),
             "figures": [figure.as_json() for figure in self.figures],
             "remarks": self.remarks,
             "rows": self._rows(),
@@ -192,11 +195,22 @@ def keep(name: str, measured: dict[str, Any]) -> None:
     history = json.loads(file.read_text()) if file.exists() else []
     history.append(measured)
     file.write_text(json.dumps(history[-_KEPT_MAX:], indent=1, ensure_ascii=False) + "\n")
-    last_runs = {file.stem: json.loads(file.read_text())[-1] for file in sorted(RESULTS.glob("*.json"))}
-    figures = chain(*(_figures(measure, kept) for measure, kept in last_runs.items()))
+    histories = {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
+    figures = chain(*(_last_figures(measure, history) for measure, history in histories.items()))
     before, _, rest = _PAGE.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
     _PAGE.write_text(f"{before}{_BEGIN}\n{_table(_HEAD, list(figures))}\n{_END}{after}")
+
+
+def _last_figures(name: str, history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Those of the newest run, and of contestants that it left out, those of the run before."""
+    shown: set[str] = set()
+    for kept in reversed(history):
+        rows = _figures(name, kept)
+        yield from (row for row in rows if row[1].partition(": ")[0] not in shown)
+        shown |= {row[1].partition(": ")[0] for row in rows}
+        if not kept.get("contestants"):
+            return
 
 
 def _figures(name: str, kept: Mapping[str, Any]) -> list[tuple[str, ...]]:

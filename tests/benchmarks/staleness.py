@@ -227,7 +227,8 @@ def _staleness(bench: Bench, schema: str) -> Iterator[Figure]:
             try:
                 _try(name, kinds[name].of(original) if way is None else blog(uses_kafka=way), servers)
             except SkippedError as error:
-                report.remarks.append(f"{name} is left out: {error}")
+                report.remarks.append(f"{name}, run {number + 1} is left out: {error}")
+                say(report.remarks[-1])
     report.about = (
         f"{_POSTS:,} posts, {bench.seconds:.0f} s of random writers for each, then quiet; "
         f"medians of {bench.passes} runs; PGSync {PGSYNC_VERSION}, Flink {flink_jars.VERSION}"

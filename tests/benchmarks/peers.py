@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -67,6 +68,7 @@ class Peer(Blog):
             connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{blog.name}"'.encode())
         # A folder of its own each time: Flink goes on from the checkpoint that it finds.
         folder = Path(tempfile.mkdtemp(dir=blog.folder))
+        shutil.copytree(blog.folder / "config", folder / "config")
         peer = cls(sandbox=blog.sandbox, endpoints=blog.endpoints, folder=folder, name=name, title=cls.__name__)
         peer.schema, peer.posts, peer.large = blog.schema, blog.posts, blog.large
         peer.sql("DROP SCHEMA syncer CASCADE")

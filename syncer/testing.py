@@ -43,7 +43,6 @@ from syncer.base.settings import Settings
 from syncer.capture import progress
 from syncer.documents import registry
 from syncer.elasticsearch import client as elastic
-from syncer.indexing import dead_letters
 from syncer.jobs import model
 
 __all__ = ["SearchIndex", "Servers", "syncer_config", "syncer_database", "syncer_index", "syncer_servers"]
@@ -57,6 +56,12 @@ _UNCOMMITTED = """
 SELECT application_name FROM pg_stat_activity
 WHERE datname = current_database() AND state LIKE 'idle in transaction%' AND backend_xid IS NOT NULL
   AND application_name NOT LIKE 'syncer %'
+"""
+_UNWRITTEN = """
+SELECT format('%s is suspended: %s', name, suspended) FROM syncer.document WHERE suspended IS NOT NULL
+UNION ALL
+SELECT format('%s %s cannot be written: %s', document, id, error) FROM syncer.dead_letter
+LIMIT 1
 """
 
 
@@ -142,11 +147,8 @@ def _connected(settings: Settings) -> Iterator[Connection]:
 
 def _require_written(connection: Connection) -> None:
     """Refuse to go on if a document is suspended or cannot be written."""
-    for document in registry.documents(connection):
-        if document.suspended is not None:
-            raise SyncerError(f"{document.name} is suspended: {document.suspended}")
-        for letter in dead_letters.page(connection, document=document.name, limit=1):
-            raise SyncerError(f"{document.name} {letter.id} cannot be written: {letter.error}")
+    for (unwritten,) in connection.execute(_UNWRITTEN, prepare=True):
+        raise SyncerError(unwritten)
 
 
 @pytest.fixture(scope="session")

@@ -56,9 +56,14 @@ class Command:
         self.args = ["syncer", *arguments]
         with _LOCK, Path(os.devnull).open("rb") as nothing, (log_file or Path(os.devnull)).open("ab") as log:
             files = _Streams([stream.fileno() for stream in streams or (nothing, log, log)])
-            request = (self.args, dict(environment), str(folder or Path.cwd()), files)
+            has_begun, begins = _server().Pipe(duplex=False)
+            request = (self.args, dict(environment), str(folder or Path.cwd()), files, begins)
             self._process = _server().Process(target=_run, args=request, daemon=True)
             self._process.start()
+            begins.close()
+        # The server ignores Ctrl-C, and so does what it forks until then.
+        with has_begun, suppress(EOFError):
+            has_begun.recv_bytes()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -142,7 +147,9 @@ class _Streams:
         self.files = [file.detach() for file in files]
 
 
-def _run(arguments: list[str], environment: dict[str, str], folder: str, streams: _Streams) -> None:
+def _run(
+    arguments: list[str], environment: dict[str, str], folder: str, streams: _Streams, begins: connection.Connection
+) -> None:
     """Become the command."""
     for number, file in enumerate(streams.files):
         os.dup2(file, number)
@@ -160,4 +167,8 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, streams
         for name, output in ("out", sys.stdout), ("err", sys.stderr):
             if hasattr(module, name):
                 setattr(module, name, render.console(output))
-    importlib.import_module("syncer.__main__").main()
+    try:
+        begins.close()
+        importlib.import_module("syncer.__main__").main()
+    except KeyboardInterrupt:  # before the command has begun
+        sys.exit(130)

@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "backfill": bulk_work.backfill,
     "rebuild": bulk_work.rebuild,
     "verify": bulk_work.verify,
+    "audit": bulk_work.audit,
     "sources": bulk_work.sources,
     "drain": bulk_work.drain,
     "fan-out": bulk_work.fan_out,

@@ -101,6 +101,18 @@ def verify(bench: Bench) -> Iterator[Figure]:
     yield report.memory("syncer verify", at_most=_COMMAND_MEGABYTES_MAX)
 
 
+def audit(bench: Bench) -> Iterator[Figure]:
+    """The same index compared as one that syncer writes, and as one of another program."""
+    blog, ours, others = bench.even, "syncer verify", "syncer verify --select"
+
+    def compared() -> Run:
+        return blog.command("verify", "--select", str(blog.select_file), "--index", blog.alias)
+
+    report = bench.contest(f"{bench.posts:,} documents", {ours: partial(_over_all, blog, "verify"), others: compared})
+    yield report.ratio(others, ours, by="seconds", called=f"{others} / {ours}, seconds", at_most=1.2)
+    yield report.memory(others, at_most=_COMMAND_MEGABYTES_MAX)
+
+
 def sources(bench: Bench) -> Iterator[Figure]:
     """Changes a second that the relay and the outbox source read and save as done, without Elasticsearch."""
     blog = bench.even

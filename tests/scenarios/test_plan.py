@@ -288,7 +288,7 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
     require_helpful(blog, "entry", *needed)
     blog.define("pair", "SELECT l.id::text || ':' || l.entry::text AS _id, l.entry FROM lines AS l")
     (made,) = look(blog, "pair").missing_indexes
-    assert "lines (((((id)::text || ':'::text) || (entry)::text)));" in made.statement
+    assert "lines (((id::text || ':'::text) || entry::text));" in made.statement
     require_helpful(blog, "pair", made.statement)
 
 

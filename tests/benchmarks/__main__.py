@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from syncer.sandbox import Sandbox
 from syncer.sandbox.server import LASTING_JAVA
 from tests.benchmarks import bulk_work, failovers, locks, one_edit, peers, shapes, single_edits, staleness
 from tests.benchmarks.report import Figure, Report, SkippedError, keep, say, text
-from tests.benchmarks.world import Bench
+from tests.benchmarks.world import Bench, servers_folder
 from tests.conftest import KEPT_SANDBOX
 from tests.support.world import VERSIONS
 
@@ -106,9 +105,8 @@ def _arguments() -> argparse.Namespace:
 def _sandbox() -> Iterator[Sandbox]:
     """The sandbox; its Java servers, unless they run already, are started for a long time."""
     kept_folder = os.environ.get(KEPT_SANDBOX)
-    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(Path(kept_folder) if kept_folder else Path(folder) / "servers", versions=VERSIONS)
+    with servers_folder() as folder:
+        sandbox = Sandbox(Path(kept_folder) if kept_folder else folder, versions=VERSIONS)
         sandbox.elasticsearch.java_options = sandbox.kafka.java_options = LASTING_JAVA
         try:
             yield sandbox

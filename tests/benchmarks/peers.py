@@ -35,7 +35,7 @@ from syncer.sandbox.server import LOOPBACK, chosen_ports
 from tests.benchmarks import flink_jars, references
 from tests.benchmarks.edits import OFTEN, edited
 from tests.benchmarks.report import Figure, Run, SkippedError, say
-from tests.benchmarks.world import SCHEMAS, Bench, Blog
+from tests.benchmarks.world import SCHEMAS, Bench, Blog, servers_folder
 from tests.support.world import Daemon, wait_until
 
 PGSYNC_VERSION = "7.3.0"
@@ -281,9 +281,8 @@ class Flink(Peer):
 @contextmanager
 def logical(bench: Bench) -> Iterator[Bench]:
     """The same with a Postgres of its own that has what peers need."""
-    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(Path(folder), versions=Versions(postgres=_POSTGRES))
+    with servers_folder() as folder:
+        sandbox = Sandbox(folder, versions=Versions(postgres=_POSTGRES))
         postgres = sandbox.postgres
         postgres.settings |= {"wal_level": "logical", "max_wal_size": "2GB"}
         sandbox.kafka, sandbox.elasticsearch = bench.sandbox.kafka, bench.sandbox.elasticsearch

@@ -415,11 +415,18 @@ def two_nodes(bench: Bench) -> Iterator[Bench]:
 
 
 @contextmanager
+def servers_folder() -> Iterator[Path]:
+    """A temporary folder that the servers of root, which run as another user, may enter."""
+    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "servers"
+
+
+@contextmanager
 def opensearch(bench: Bench) -> Iterator[Bench]:
     """The same with OpenSearch; its documents are made from the same Postgres."""
-    with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        server = Sandbox(Path(folder) / "servers", versions=Versions(opensearch="3")).elasticsearch
+    with servers_folder() as folder:
+        server = Sandbox(folder, versions=Versions(opensearch="3")).elasticsearch
         server.java_options = LASTING_JAVA
         try:
             server.start()

@@ -2,8 +2,8 @@
 
 A change *moves* the document if it touches what decides whether there is a document, and on which shard: each insert,
 delete and new routing does, an edit of its content does not. The first change may *spoil* the document: the SELECT
-fails on it until another change mends it, so nothing is sent for it, and it becomes a dead letter. Shards know nothing
-of each other, so each operation of a write is a step of its own.
+fails on it until another change corrects it, so nothing is sent for it, and it becomes a dead letter. Shards know
+nothing of each other, so each operation of a write is a step of its own.
 """
 
 from __future__ import annotations

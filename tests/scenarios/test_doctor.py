@@ -1,4 +1,4 @@
-"""The doctor sees what is broken in each server, and its fix mends it, by the server's own tools."""
+"""The doctor sees what is broken in each server, and its fix cures it, by the server's own tools."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Case:
         severity: How bad it is.
         role: The role that the doctor connects as.
         undo: SQL that restores what the fix leaves behind.
-        is_advice: Whether `undo` mends it, as the fix is for a person to decide.
+        is_advice: Whether `undo` cures it, as the fix is for a person to decide.
     """
 
     id: str

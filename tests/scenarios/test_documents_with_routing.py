@@ -141,7 +141,7 @@ FAILED_MOVES = {
 def test_a_document_that_could_not_be_written_is_deleted_elsewhere_once_it_can(
     empty_world: World, monkeypatch: pytest.MonkeyPatch, changes: list[str]
 ) -> None:
-    """Nothing was sent for the move, and the edit that mends the document moves nothing."""
+    """Nothing was sent for the move, and the edit that corrects the document moves nothing."""
     monkeypatch.setattr(compose, "DOCUMENT_BYTES_MAX", 8000)
     shown = "(SELECT (1 || u.email)::int - 10 FROM users AS u WHERE u.id = p.user_id)"
     empty_world.edit_file("p.body,", f"p.body, 9 / (p.views - 13) / {shown} AS ratio,")

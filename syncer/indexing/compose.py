@@ -244,8 +244,10 @@ class Composer:
             uncaptured=install.uncaptured_query(document.dependencies.tables),
             index_name=sql.Literal(document.index_name),
         )
+        # Postgres prints functions as they are now, not as in a snapshot. If one changes between the two readings, the
+        # second sees the new one: it is refused there, or differs from the first when the statement is executed.
+        applied = str(value(self.connection, fingerprint))
         with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
-            applied = str(value(self.connection, fingerprint))
             for name, few in zip(dict.fromkeys(names), (document.apart_max, None), strict=False):
                 documents = query_of(_BUILD, document, documents=few, bytes_max=sql.SQL("$2"))
                 prepare = sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 import pytest
 
+from syncer.base.errors import AlteredError
+from syncer.documents import snapshot
+from syncer.indexing import compose
 from tests.faults.harness import require_holds
 from tests.support.world import Daemon, World, wait_until
 from tests.support.writers import at_work
@@ -132,6 +138,34 @@ def migrate(world: World, migrations: tuple[str, ...]) -> None:
         marker = f"after {migrations.index(migration)}"
         world.sql("UPDATE films SET title = %s WHERE id = (SELECT min(id) FROM films)", marker)
         wait_until(world.is_handled, what=f"the daemon goes on after {migration}", detail=world.last_words)
+
+
+@pytest.mark.parametrize(
+    "migration",
+    [
+        SEEN["worded"],
+        SEEN["worded"]
+        .replace("LANGUAGE sql", "STRICT LANGUAGE plpgsql")
+        .replace("SELECT lower(t)", "BEGIN RETURN t; END"),
+        "ALTER FUNCTION worded(text) STRICT",
+    ],
+)
+def test_a_function_that_changes_while_a_statement_is_prepared_is_noticed(films: World, migration: str) -> None:
+    """It is not locked, and Postgres prints it as it is, not as it was in the snapshot that was compared."""
+
+    @contextmanager
+    def overtaken(*arguments: Any, **options: Any) -> Iterator[None]:
+        with snapshot.reading(*arguments, **options):
+            films.sql(migration)
+            yield
+
+    with (
+        films.index() as index,
+        films.writer(index) as writer,
+        patch.object(compose, "reading", overtaken),
+        pytest.raises(AlteredError, match=r"the function public\.worded"),
+    ):
+        writer.write(films.index_of("film"), ["1"])
 
 
 def test_what_no_document_shows_has_no_effect(films: World) -> None:

@@ -43,7 +43,7 @@ GRANT SELECT ON ALL SEQUENCES IN SCHEMA syncer TO syncer_relay, syncer_worker, s
 -- Every daemon
 GRANT SELECT ON
     syncer.capture, syncer.daemon, syncer.dead_letter, syncer.document, syncer.event, syncer.installation, syncer.job, syncer.mark,
-    syncer.migration, syncer.outbox, syncer.cursor, syncer.partition, syncer.handled, syncer.verification
+    syncer.migration, syncer.outbox, syncer.cursor, syncer.partition, syncer.handled, syncer.term, syncer.verification
     TO syncer_relay;
 GRANT UPDATE (files) ON syncer.capture TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT ON syncer.outbox TO syncer_relay, syncer_worker, syncer_operator;
@@ -66,8 +66,9 @@ GRANT SELECT, TRUNCATE ON
     syncer.outbox_4, syncer.outbox_5, syncer.outbox_6, syncer.outbox_7
     TO syncer_relay;
 GRANT INSERT, UPDATE, DELETE ON syncer.cursor TO syncer_relay;
+GRANT INSERT, DELETE ON syncer.term TO syncer_relay;
 GRANT SELECT, DELETE ON syncer.job_chunk TO syncer_relay;
-GRANT UPDATE ON SEQUENCE syncer.outbox_segment, syncer.term TO syncer_relay;
+GRANT UPDATE ON SEQUENCE syncer.outbox_segment TO syncer_relay;
 
 -- Workers and operators: cannot empty the outbox, nor move the relay's cursor
 GRANT INSERT, UPDATE, DELETE ON syncer.dead_letter, syncer.job_chunk TO syncer_worker, syncer_operator;

@@ -210,9 +210,14 @@ CREATE TABLE syncer.partition (
 COMMENT ON TABLE syncer.partition IS 'What workers have handled of each partition of the topic.';
 COMMENT ON COLUMN syncer.partition.number IS 'The greatest number of a record that is handled, or covered by a refresh.';
 
-CREATE SEQUENCE syncer.term;
+CREATE TABLE syncer.term (
+    number bigint PRIMARY KEY,
+    name   uuid   NOT NULL DEFAULT gen_random_uuid()
+);
 
-COMMENT ON SEQUENCE syncer.term IS 'The numbers of records begin with the term of their leader, so that none is used twice.';
+COMMENT ON TABLE syncer.term IS 'The leaderships in the history of this database. Records of other ones do not count.';
+COMMENT ON COLUMN syncer.term.number IS 'The numbers of its records begin with it, so that none is used twice.';
+COMMENT ON COLUMN syncer.term.name IS 'Its records have it. Of two primaries, both may begin a term with one number.';
 
 -- The newest cursor up to which everything is handled, and since when the oldest change waits that was read.
 CREATE VIEW syncer.handled AS

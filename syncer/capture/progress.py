@@ -8,9 +8,12 @@
     syncer.partition    the offset and the number that workers have handled, by partition
     syncer.handled      the newest row of syncer.cursor whose numbers are all handled; without Kafka it has none
 
+    syncer.term         the terms of the leaders that have published to Kafka
+
 Each record in Kafka has a number: the term of the leader that sent it, and a counter. No number is used twice, and
-later ones are greater. A term comes from a sequence, and is not less than the time: so it grows after a failover and a
-restore, too.
+later ones are greater. A term has a name, too, which is committed before its first record. After a failover, the former
+primary may publish to the same topic: what it publishes in a term of which this database has no row does not count. The
+reverse holds as well: if a failover took back a term, it took back every cursor that was saved in it.
 
 A cursor is a ``pg_snapshot``, never an id or a time. It is stored in the database that it refers to, and is restored
 together with it. After a failover or a restore of files it belongs to a state that the database still has: a commit
@@ -29,7 +32,7 @@ from psycopg.types.json import Jsonb
 
 from syncer.base.errors import SourceError, TokenError
 from syncer.base.formatting import shortened
-from syncer.base.postgres import Connection, value
+from syncer.base.postgres import Connection, row, value
 
 WAIT_FOR_DISK = "SET LOCAL synchronous_commit TO DEFAULT"
 """For a transaction that creates jobs and saves progress: a crash must not keep the progress and forget the jobs."""
@@ -58,7 +61,13 @@ _SAVE_ADOPTED = """
 INSERT INTO syncer.cursor (snapshot, changes, numbers, adopted_in)
 SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))::pg_snapshot, 0, '{}', pg_current_xact_id()
 """
-_TERM = "SELECT setval('syncer.term', greatest(nextval('syncer.term'), extract(epoch FROM clock_timestamp())::bigint))"
+TERMS_MAX = 1000
+"""How many terms are kept. If a record of an older one was not handled, its loss is noticed."""
+_BEGIN_TERM = """
+WITH gone AS (DELETE FROM syncer.term WHERE number <= (SELECT max(number) FROM syncer.term) - $1)
+INSERT INTO syncer.term (number) SELECT coalesce(max(number), 0) + 1 FROM syncer.term RETURNING number, name::text
+"""
+_HAS_TERM = "SELECT EXISTS (SELECT FROM syncer.term WHERE name::text = $1) WHERE syncer.is_primary()"
 _MERGE = """
 WITH note AS (
     SELECT id, changed_at, lead(id) OVER w AS next, row_number() OVER w AS number, count(*) OVER () AS notes
@@ -148,6 +157,13 @@ class Token(NamedTuple):
     identity: str | None = None
 
 
+class Term(NamedTuple):
+    """The time during which one process leads. Every number in it is greater than ``start``, by 4 billion at most."""
+
+    start: int
+    name: str
+
+
 class Transaction(NamedTuple):
     """How far the changes of a committed transaction are: read from the outbox, and handled.
 
@@ -170,10 +186,16 @@ class PartitionPlace:
     number: int
 
 
-def new_term(connection: Connection) -> int:
-    """Begin a term, as the leader; return what is less than every number in it. The greatest is 4 billion more."""
-    # Rule: numbers-are-never-reused.
-    return int(str(value(connection, _TERM))) << _COUNTER_BITS
+def begin_term(connection: Connection) -> Term:
+    """Begin a term, as the leader."""
+    # Rules: numbers-are-never-reused, a-term-has-a-name, a-term-is-committed-before-its-records.
+    number, name = row(connection, _BEGIN_TERM, (TERMS_MAX,))
+    return Term(number << _COUNTER_BITS, name)
+
+
+def has_term(connection: Connection, name: str) -> bool:
+    """Whether a term was begun in the history of this database."""
+    return bool(value(connection, _HAS_TERM, (name,)))
 
 
 def read(connection: Connection) -> Cursor | None:

@@ -26,7 +26,7 @@ from syncer.base.lifecycle import join
 from syncer.base.retry import answered
 from syncer.base.settings import KafkaSettings
 from syncer.capture.progress import PartitionPlace
-from syncer.kafka.topic import INSTALLATION, NUMBER, common
+from syncer.kafka.topic import INSTALLATION, NUMBER, TERM, common
 
 CLOSE_SECONDS = 2.0
 """How long to wait until the group knows that a member has left."""
@@ -38,23 +38,35 @@ _COMMIT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Records that were received together, and how far each partition is handled once all of them are."""
+    """Records that were received together, and how far each partition is handled once all of them are.
+
+    Records that were ``passed_over``, since they are of another history, count as empty.
+    """
 
     values: tuple[bytes, ...]
     positions: tuple[tuple[int, int], ...]
     """The partition and the offset of each."""
     reached: dict[int, PartitionPlace]
+    passed_over: int
 
 
 class ChangeConsumer:
     """A member of the workers' consumer group. Not for sharing between threads."""
 
     def __init__(
-        self, settings: KafkaSettings, *, begin: Callable[[], Mapping[int, PartitionPlace]], name: str
+        self,
+        settings: KafkaSettings,
+        *,
+        begin: Callable[[], Mapping[int, PartitionPlace]],
+        has_term: Callable[[str], bool],
+        name: str,
     ) -> None:
         self._settings = settings
         self._begin = begin
         """Reads how far partitions are handled. Called while one of them is assigned."""
+        self._has_term = has_term
+        self._terms: dict[str, bool] = {}
+        """By name, whether the term is of this database: its row is committed before its first record."""
         self._log = structlog.get_logger().bind(worker=name)
         self.numbers: dict[int, int] = {}
         """By assigned partition, the greatest number received or handled."""
@@ -102,22 +114,23 @@ class ChangeConsumer:
             messages += self._consumer.consume(records_max - 1, _FOLLOWING_SECONDS)
         if self._failure is not None:
             raise self._failure
-        values, positions, reached = [], [], {}
+        values, positions, reached, passed_over = [], [], {}, 0
         for message in messages:
             partition, offset = message.partition() or 0, message.offset() or 0
             if partition not in self.numbers and message.error() is None:
                 continue  # it was revoked while these were fetched
-            number = self._checked(message, partition)
-            values.append(message.value() or b"")
+            counts = self._check(message, partition)
+            passed_over += not counts
+            values.append((message.value() or b"") if counts else b"")
             positions.append((partition, offset))
-            reached[partition] = PartitionPlace(next_offset=offset + 1, number=number)
+            reached[partition] = PartitionPlace(next_offset=offset + 1, number=self.numbers[partition])
         if not values:
             return None
         answered("kafka")
-        return Received(values=tuple(values), positions=tuple(positions), reached=reached)
+        return Received(values=tuple(values), positions=tuple(positions), reached=reached, passed_over=passed_over)
 
-    def _checked(self, message: Message, partition: int) -> int:
-        """Return the greatest number received in the partition of a record.
+    def _check(self, message: Message, partition: int) -> bool:
+        """Note the number of a record; return False if it does not count, since it is of another history.
 
         Raises:
             TopicError, LossError, KafkaException: As `receive`.
@@ -132,6 +145,14 @@ class ChangeConsumer:
         installation = headers.get(INSTALLATION)
         if self._settings.installation and installation != self._settings.installation:
             raise self._foreign(installation)
+        # Rule: a-record-of-another-history-does-not-count. A cursor that this database has was saved in its own terms.
+        if (term := headers.get(TERM)) is not None:
+            if term not in self._terms:
+                self._terms[term] = self._has_term(term)
+                if not self._terms[term]:
+                    self._log.warning("worker.records_passed_over", term=term, partition=partition)
+            if not self._terms[term]:
+                return False
         number, previous = map(int, headers.get(NUMBER, "0 0").split())
         # Rule: a-record-names-the-one-before.
         if previous > self.numbers.get(partition, 0):
@@ -139,7 +160,7 @@ class ChangeConsumer:
                 "Records are gone from the topic before they were handled", partition=partition, number=previous
             )
         self.numbers[partition] = max(number, self.numbers.get(partition, 0))
-        return self.numbers[partition]
+        return True
 
     def _foreign(self, installation: str | None) -> TopicError:
         name = self._settings.topic

@@ -23,7 +23,8 @@ from syncer.base.model import Change
 from syncer.base.retry import answered
 from syncer.base.settings import KafkaSettings
 from syncer.capture.outbox import OutboxRow
-from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, common, configuration
+from syncer.capture.progress import Term
+from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, TERM, common, configuration
 
 QUIET_SECONDS = 10.0
 """After so long without a change a partition gets an empty record, which shows the loss of those before it."""
@@ -45,7 +46,7 @@ class ChangeProducer:
     every document that reads it is written again.
 
     Args:
-        last_number: Every number of the leader's records is greater.
+        term: The leader's, which is committed.
         saved: By partition, the last number that was saved.
         while_waiting: Called at least every few seconds while this waits for Kafka; what it raises ends that.
     """
@@ -54,14 +55,14 @@ class ChangeProducer:
         self,
         settings: KafkaSettings,
         *,
-        last_number: int,
+        term: Term,
         saved: Mapping[int, int],
         while_waiting: Callable[[float], object],
     ) -> None:
         self.numbers = dict(saved)
         """By partition, the number of the last record."""
         self._settings = settings
-        self._last_number = last_number
+        self._last_number, self._term = term
         self._while_waiting = while_waiting
         self._error: KafkaError | None = None
         self._bytes_max = _accepted_bytes(settings)
@@ -142,6 +143,7 @@ class ChangeProducer:
         self._sent_at[partition] = time.monotonic()
         headers: list[tuple[str, str | bytes | None]] = [
             (INSTALLATION, self._settings.installation),
+            (TERM, self._term),
             (NUMBER, f"{self._last_number} {previous}"),
         ]
         began = time.monotonic()

@@ -20,6 +20,8 @@ ANSWER_SECONDS = 10
 """How long Kafka may take to answer a request."""
 INSTALLATION = "syncer-installation"
 """The record header with the id of the database, which ``syncer migrate`` created."""
+TERM = "syncer-term"
+"""The record header with the name of the leader's term."""
 NUMBER = "syncer-number"
 """The record header with its number, and the number of the record before it in its partition."""
 

@@ -97,7 +97,7 @@ class Relay:
             handled = {partition: position.number for partition, position in partition_places.items()}
             self._producer = ChangeProducer(
                 self._kafka,
-                last_number=progress.new_term(self._reader.connection),
+                term=progress.begin_term(self._reader.connection),
                 saved={**handled, **self._reader.numbers},
                 while_waiting=self._wait_for_kafka,
             )

@@ -123,6 +123,9 @@ class Worker:
             if may_receive:
                 batch = self._source.receive(records_max=BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
             if batch is not None:
+                if batch.passed_over:
+                    # Rule: an-overtaken-worker-gives-up-its-partition.
+                    failover.require_in_use(self._link.connection, self._index)
                 batch.number = next(self._numbers)
                 # Rule: assign-after-receiving.
                 self._resolve(batch)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import psycopg
@@ -49,12 +50,14 @@ class ChangeBatch:
         records: How many records they came in, those without a change included.
         mark: What the source needs to save that they are handled.
         begun_at: The time of receipt, by the monotonic clock.
+        passed_over: How many of the records are of another history, so that another primary may be in use.
         writes: The documents that are being written, and their index.
     """
 
     changes: list[Change]
     records: int
     mark: Any
+    passed_over: int = 0
     begun_at: float = field(default_factory=time.monotonic)
     number: int = 0
     writes: list[tuple[str, Future[WriteReport]]] = field(default_factory=list)
@@ -173,7 +176,9 @@ class TopicSource:
             if self._session is None:
                 self._session = self._link.connection
             if self._consumer is None:
-                self._consumer = ChangeConsumer(self._settings, begin=self._handled_positions, name=self._name)
+                has_term = partial(progress.has_term, self._session)
+                begin = self._handled_positions
+                self._consumer = ChangeConsumer(self._settings, begin=begin, has_term=has_term, name=self._name)
             if self._unsaved:
                 wait_seconds = min(wait_seconds, _SAVE_SECONDS)
             received = self._consumer.receive(records_max=records_max, wait_seconds=wait_seconds)
@@ -185,7 +190,8 @@ class TopicSource:
             self._waited += wait_seconds
             self._renew_if_silent()
             return None
-        return ChangeBatch(changes=self._parse(received), records=len(received.values), mark=received)
+        changes, records = self._parse(received), len(received.values)
+        return ChangeBatch(changes=changes, records=records, mark=received, passed_over=received.passed_over)
 
     def save(self, batch: ChangeBatch) -> None:
         """Save how far partitions are handled, at once or a moment later."""

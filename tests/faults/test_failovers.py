@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,17 @@ from syncer.indexing import failover, marks
 from syncer.jobs import model
 from syncer.jobs.model import JobKind, JobState
 from syncer.sandbox import Endpoints, Sandbox
-from tests.faults.harness import OVERTAKEN, committed, following, require_holds, the_document, wait_for_trouble
+from tests.faults.harness import (
+    OVERTAKEN,
+    committed,
+    following,
+    needs_kafka,
+    require_holds,
+    the_document,
+    wait_for_trouble,
+)
 from tests.support.breakpoints import Plan
-from tests.support.in_process import assign
+from tests.support.in_process import assign, publish, refreshes
 from tests.support.routing import put_routing, put_shards
 from tests.support.standbys import Standbys, ask, commit_lazily, restore, standbys
 from tests.support.world import BLOG_SCHEMA, USES_KAFKA, World, made, wait_until
@@ -242,6 +250,9 @@ def test_two_primaries_do_not_take_turns(private_blog: World, servers: Standbys)
     ask(standby, "SELECT pg_promote(true, 120)")
     other = replace(world, endpoints=replace(world.endpoints, postgres_dsn=standby.address))
     other_daemon = other.daemon(until="failover.detected")
+    # With Kafka, workers of both have joined the group. Those of the former primary have nothing of their own to do.
+    other.sql("UPDATE posts SET title = 'first' WHERE id < 100")
+    require_holds(other)
     world.sql("UPDATE posts SET title = 'of the former primary' WHERE id < 10; DELETE FROM posts WHERE id = 10")
     wait_for_trouble(daemon, OVERTAKEN)
     wait_until(lambda: OVERTAKEN in world.syncer("status").stdout, what="status says so")
@@ -254,6 +265,71 @@ def test_two_primaries_do_not_take_turns(private_blog: World, servers: Standbys)
     world.daemon(program=IMPATIENT.program, until="failover.detected")
     require_holds(world)
     assert recorded(world).epoch == epoch + 2
+
+
+@contextmanager
+def promoted(servers: Standbys, world: World) -> Iterator[tuple[World, World]]:
+    """A standby is promoted while the primary lives on: the database in use, and the other one."""
+    standby = servers.follow()
+    ask(standby, "SELECT pg_promote(true, 120)")
+    yield replace(world, endpoints=replace(world.endpoints, postgres_dsn=standby.address)), world
+    standby.stop("immediate")
+
+
+@contextmanager
+def copied(_: Standbys, world: World) -> Iterator[tuple[World, World]]:
+    """A dump is restored on another server, as for tests, and that copy uses production's topic."""
+    there = world.sandbox.postgres.address
+    with psycopg.connect(there, autocommit=True) as server:
+        server.execute(f'CREATE DATABASE "{world.name}"')
+        copy = replace(world, endpoints=replace(world.endpoints, postgres_dsn=there))
+        copy.restore(world.dump())
+        yield world, copy
+        server.execute(f'DROP DATABASE "{world.name}" WITH (FORCE)')
+
+
+BESIDE = {
+    "the former primary, then Kafka is turned off": (promoted, True),
+    "the former primary": (promoted, False),
+    "a copy": (copied, False),
+}
+"""The other database that publishes, and whether Kafka is turned off before what follows is handled."""
+
+
+@needs_kafka
+@pytest.mark.parametrize("private_blog", [True], indirect=True, ids=[""])
+@pytest.mark.parametrize(("beside", "is_turned_off"), BESIDE.values(), ids=BESIDE)
+def test_what_another_database_publishes_does_not_count(
+    private_blog: World,
+    servers: Standbys,
+    beside: Callable[[Standbys, World], AbstractContextManager[tuple[World, World]]],
+    *,
+    is_turned_off: bool,
+) -> None:
+    """Only records of a database's own terms count, also if the numbers of others in the same topic are greater."""
+    with beside(servers, private_blog) as (world, other):
+        settle(world)
+        before = refreshes(world)
+        with capture_logs() as logs, world.relay() as relay, world.index() as index, world.worker(index) as worker:
+            world.sql(LATER)
+            assert relay.run_once().published
+            for number in range(3):  # each relay leads in a term of its own
+                publish(other, f"UPDATE posts SET title = 'elsewhere {number}' WHERE id IN (4, 5)")
+
+            def are_passed_over() -> bool:
+                worker.run_once()
+                return [event["event"] for event in logs].count("worker.records_passed_over") >= 3
+
+            wait_until(are_passed_over, what="what the other one has published is passed over")
+            wait_until(lambda: worker.run_once() == 0 and world.is_handled(), what="all of its own is handled")
+            world.sql("DELETE FROM posts WHERE id IN (4, 5)")
+            assert relay.run_once().published
+            assert not world.is_handled()
+            if not is_turned_off:
+                wait_until(lambda: worker.run_once() >= 0 and world.is_handled(), what="the deletes are handled")
+        world.uses_kafka = not is_turned_off
+        settle(world)
+        assert is_turned_off or refreshes(world) == before
 
 
 # Requests of an earlier epoch

@@ -20,12 +20,13 @@ from tests.model.reindexing import Reindexing
 from tests.model.relaying import Relaying
 from tests.model.routing import Routing
 from tests.model.sessions import Sessions
+from tests.model.sharing import Sharing
 from tests.model.suspending import Suspending
 from tests.model.writing import Writing
 
 MODELS: tuple[type[Model[Any]], ...] = (
     *(Writing, Moving, Routing, Relaying, CleaningUp, Fanning, Reindexing, Suspending, Progressing),
-    *(Sessions, Marks, Fencing, Overtaking),
+    *(Sessions, Marks, Fencing, Overtaking, Sharing),
 )
 RULES = {rule.replace("_", "-"): (model, rule) for model in MODELS for rule in model.rules}
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"

@@ -14,6 +14,7 @@ from syncer.base.model import Composition, Operation, Place, Target
 from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
 from syncer.capture.outbox import OutboxRow, Page
+from syncer.capture.progress import Term
 from syncer.capture.reader import OutboxReader
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.elasticsearch.reader import Holdings
@@ -122,9 +123,9 @@ class DiesBeforeSending(ChangeProducer):
 class OldTerm(ChangeProducer):
     """Goes on with the numbers of the term in which the cursor was saved."""
 
-    def __init__(self, settings: KafkaSettings, *, last_number: int, saved: Mapping[int, int], **more: Any) -> None:
-        del last_number
-        super().__init__(settings, last_number=max(saved.values(), default=0), saved=saved, **more)
+    def __init__(self, settings: KafkaSettings, *, term: Term, saved: Mapping[int, int], **more: Any) -> None:
+        term = term._replace(start=max(saved.values(), default=0))
+        super().__init__(settings, term=term, saved=saved, **more)
 
 
 # Elasticsearch

@@ -49,6 +49,17 @@ def test_merging_what_waits_keeps_what_is_handled(world: World, monkeypatch: pyt
         assert world.sql(WAITING)[0][1] == 0
 
 
+def test_terms_of_long_ago_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many are kept, beside the new one, and the numbers in each are greater than those in all before it."""
+    monkeypatch.setattr(progress, "TERMS_MAX", 2)
+    with world.connect() as connection:
+        terms = [progress.begin_term(connection) for _ in range(4)]
+        assert [progress.has_term(connection, term.name) for term in terms] == [False, True, True, True]
+        assert not progress.has_term(connection, "a copy's")
+    starts = [term.start for term in terms]
+    assert sorted({*starts}) == starts
+
+
 @pytest.mark.parametrize("rows", [2, 3])
 def test_a_backlog_is_saved_to_its_end(world: World, rows: int) -> None:
     """Read in pages of two rows, of one transaction or of several: what was read is what the saved cursor sees."""

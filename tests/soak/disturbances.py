@@ -134,9 +134,7 @@ def _split_brain(soak: Soak, dice: random.Random) -> None:
     former = split()
     try:
         wait_until(lambda: soak.world.sql(_EPOCH)[0] > before, what="the promoted database is in use")
-        # Without Kafka: both would publish to one topic, which docs/failover.md advises against.
-        endpoints = replace(soak.world.endpoints, postgres_dsn=former.address)
-        there = replace(soak.world, endpoints=endpoints, uses_kafka=False)
+        there = replace(soak.world, endpoints=replace(soak.world.endpoints, postgres_dsn=former.address))
         there.worker_settings = there.worker_settings | {"SYNCER_POSTGRES_DSN": there.dsn}
         there.sql("UPDATE users SET name = 'of the former primary'; DELETE FROM posts WHERE id % 3 = 0")
         daemon = there.daemon()

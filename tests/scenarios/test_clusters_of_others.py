@@ -433,7 +433,7 @@ def test_what_forbids_syncers_own_index_is_named(world: World) -> None:
             refused = world.syncer("backfill", "blogpost")
         finally:
             client.indices.delete_index_template(name="own")
-    assert "Elasticsearch refuses to create syncer-state" in refused.stderr, refused.stderr
+    assert f"{world.sandbox.elasticsearch.name} refuses to create syncer-state" in refused.stderr, refused.stderr
     world.prints("backfill", "blogpost")
 
 

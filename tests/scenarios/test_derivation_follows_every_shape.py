@@ -119,9 +119,15 @@ columns swapped by an alias: SELECT x.id AS _id, s.r_id FROM r x JOIN (SELECT y.
 }
 
 
+CAME_WITH = {"a call that the parser does not know": 16, "a table from json": 17}
+"""The version of Postgres that is the first to run it."""
+
+
 @pytest.mark.parametrize("case", DERIVED)
 def test_a_shape_is_derived_and_right(judge: Judge, case: str) -> None:
     """Nothing is asked of the author of such a SELECT, and no document is missed."""
+    if judge.connection.info.server_version < 10_000 * CAME_WITH.get(case, 0):
+        pytest.skip(f"came with Postgres {CAME_WITH[case]}")
     judge.derive(DERIVED[case])
     hold(judge)
 

@@ -52,17 +52,20 @@ class Standbys:
     def follow(self, **settings: str) -> PostgresServer:
         """A running replica of the primary, with these settings."""
         server = self._server(**settings)
-        self._back_up(server, "--write-recovery-conf")
+        self._back_up(server)
+        # Not by pg_basebackup: what it writes is of its libpq, which may be newer than the server's.
+        server.settings["primary_conninfo"] = self.primary.address
+        Account.of_servers().write(server.data_folder / "standby.signal", "")
         server.start()
         return server
 
-    def _back_up(self, standby: PostgresServer, *options: str) -> None:
+    def _back_up(self, standby: PostgresServer) -> None:
         account = Account.of_servers()
         account.own(standby.folder)
         if self.primary.password_file.exists():
             account.write(standby.password_file, self.primary.password_file.read_text(), mode=0o600)
         command = [str(self.primary.bin_folder / "pg_basebackup"), "--dbname", self.primary.address]
-        command += ["--pgdata", str(standby.data_folder), "--checkpoint=fast", *options]
+        command += ["--pgdata", str(standby.data_folder), "--checkpoint=fast"]
         subprocess.run(command, check=True, cwd=standby.folder, **account.popen_arguments())
 
     # Ways back: each remembers the primary as it is, and returns what makes it that again, at the same address

@@ -24,6 +24,7 @@ from syncer.base.error_policy import is_away
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, lock_timeout, value, without_blocking
 from syncer.capture import triggers
+from syncer.capture.outbox import BACKLOG_CHANGES_MIN
 from syncer.capture.triggers import Capture
 
 # Relations, each with every table that may hold its rows: partitions of every level, or tables that inherit.
@@ -63,7 +64,10 @@ _REFUSED: tuple[dict[str, tuple[str, str]], ...] = (
         ),
     },
 )
-_ARMING_SECONDS_MAX = 0.1
+_LOCK_SECONDS_MAX = 0.1
+ROWS_MAX = BACKLOG_CHANGES_MIN
+"""More rows of new partitions than this are not written as changes: every document that reads the table is refreshed.
+So many take some seconds, in one transaction."""
 
 # A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
 # function for it waits for the lock of each partition.
@@ -95,36 +99,51 @@ WHERE p.oid = e.oid AND p.oid = to_regclass(m.relation) AND p.relkind = 'r' AND 
   AND EXISTS (SELECT FROM unnest(m.before) AS entry WHERE entry LIKE 'columns %' AND entry = ANY (m.files))
 """
 # A partition that has its first file, of no page, is as it was created, or its rows were deleted: if detached, maybe
-# since then. But only VACUUM takes pages from a file.
+# since then. But only VACUUM takes pages from a file. A partitioned one has no rows but those of its own partitions.
 _IS_EMPTY = """
 SELECT FROM pg_class AS p
-WHERE p.oid = coalesce((SELECT g.tgrelid FROM pg_trigger AS g WHERE g.oid = e.oid AND NOT e.is_file), e.oid)
-  AND p.relkind = 'r' AND pg_relation_filenode(p.oid) = p.oid AND pg_relation_size(p.oid) = 0
-  AND (p.reltuples < 0 OR e.entry = ANY (m.files))
+WHERE p.oid = e.member AND (p.relkind = 'p' OR p.relkind = 'r' AND pg_relation_filenode(p.oid) = p.oid
+                            AND pg_relation_size(p.oid) = 0 AND (p.reltuples < 0 OR e.entry = ANY (m.files)))
+"""
+_ROW, _TRUNCATE = 29, 32
+"""``tgtype`` of a trigger after INSERT, UPDATE or DELETE of each row, and of one after TRUNCATE."""
+# A partition whose trigger is as the transaction created it that created the table, too: no other has seen a row come
+# or go without it. What that one left there may be unseen, as by CREATE TABLE, COPY and ATTACH. The catalogue row of a
+# system column is never updated. A trigger that comes with a later transaction does not tell whether the partition
+# was attached before, and detached while rows were deleted.
+_IS_NEW = f"""
+SELECT FROM pg_class AS p JOIN pg_attribute AS a ON a.attrelid = p.oid AND a.attname = 'ctid'
+JOIN pg_trigger AS g ON g.tgrelid = p.oid AND g.xmin = a.xmin AND g.tgenabled = 'A' AND g.tgtype = {_ROW}
+JOIN pg_proc AS f ON f.oid = g.tgfoid AND f.pronamespace = 'syncer'::regnamespace
+JOIN pg_trigger AS top ON top.tgfoid = f.oid AND top.tgrelid = to_regclass(m.relation) AND top.tgtype = {_TRUNCATE}
+WHERE p.oid = e.member AND p.relkind = 'r' AND pg_relation_filenode(p.oid) = p.oid
+  AND NOT EXISTS (SELECT FROM unnest(m.before) AS entry WHERE split_part(entry, ' ', 1) = p.oid::text)
 """
 # What differs of a partition that had no row changes no document, nor does a trigger that is gone: see `lost`.
 # Everything seen here was committed before the change that reports it.
-_NOTE = f"""
+_MOVED = f"""
 WITH present AS (
     SELECT c.relation, c.files AS before, ({_FILES}) AS files FROM syncer.capture AS c
 ), moved AS (
     UPDATE syncer.capture AS c SET files = n.files
     FROM present AS n WHERE n.relation = c.relation AND c.files <> n.files RETURNING n.*
-), noted AS (
-    SELECT m.relation FROM moved AS m WHERE EXISTS (
-        SELECT FROM (SELECT entry, split_part(entry, ' ', 1)::oid AS oid, entry LIKE '% % %' AS is_file
-                     FROM unnest(m.before || m.files) AS entry WHERE entry NOT LIKE 'columns %'
-                     GROUP BY 1 HAVING count(*) = 1) AS e
-        WHERE NOT EXISTS ({_IS_EMPTY}) AND NOT EXISTS ({_IS_AS_IT_WAS})
-          AND (e.is_file OR EXISTS (SELECT FROM pg_trigger AS g WHERE g.oid = e.oid)))
-), written AS (
-    INSERT INTO syncer.outbox (segment, relation, operation)
-    SELECT s.last_value, n.relation, 'N' FROM noted AS n, syncer.outbox_segment AS s
 )
-SELECT relation FROM noted ORDER BY 1
+SELECT m.relation, bool_and(EXISTS ({_IS_NEW})),
+       array_agg(DISTINCT (SELECT format('%s.%I', p.relnamespace::regnamespace, p.relname)
+                           FROM pg_class AS p WHERE p.oid = e.member))
+FROM moved AS m CROSS JOIN LATERAL (
+    SELECT entry, oid, is_file, CASE WHEN is_file THEN oid ELSE (SELECT tgrelid FROM pg_trigger AS g
+                                                                 WHERE g.oid = d.oid) END AS member
+    FROM (SELECT entry, split_part(entry, ' ', 1)::oid AS oid, entry LIKE '% % %' AS is_file
+          FROM unnest(m.before || m.files) AS entry WHERE entry NOT LIKE 'columns %'
+          GROUP BY 1 HAVING count(*) = 1) AS d
+) AS e
+WHERE e.member IS NOT NULL AND NOT EXISTS ({_IS_EMPTY}) AND NOT EXISTS ({_IS_AS_IT_WAS})
+GROUP BY 1 ORDER BY 1
 """.format(relation="c.relation", routing="c.routing", watched="c.watched")
-_ROW, _TRUNCATE = 29, 32
-"""``tgtype`` of a trigger after INSERT, UPDATE or DELETE of each row, and of one after TRUNCATE."""
+_NOTE = """
+INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'N' FROM syncer.outbox_segment
+"""
 # A partition without the trigger has lost it, and so has a table that inherits: it was not there at the installation. A
 # crash empties an unlogged table, and the rows of a foreign partition change elsewhere: no trigger sees either.
 _LOST = f"""
@@ -250,7 +269,7 @@ def arm(connection: Connection) -> dict[str, str]:
         enable = sql.SQL(triggers.ENABLE).format(sql.Identifier(schema, table), sql.Identifier(trigger))
         try:
             with connection.transaction():
-                connection.execute(lock_timeout(_ARMING_SECONDS_MAX, local=True))
+                connection.execute(lock_timeout(_LOCK_SECONDS_MAX, local=True))
                 connection.execute(enable)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
             continue
@@ -268,10 +287,36 @@ def note(connection: Connection) -> list[str]:
     rewritten with a watched column altered, as by ALTER TABLE … TYPE … USING; and a trigger that was disabled for a
     while, or dropped and created. Of a partition, any new file counts: VACUUM FULL looks like a TRUNCATE.
 
-    Each becomes a change in the outbox, as if the table had been truncated. If several daemons run, at most one records
-    each. Returns the tables that it has noted.
+    Each becomes a change in the outbox, as if the table had been truncated. But of a partition that one transaction has
+    created and attached, each row becomes a change, unless they are too many or cannot be read. If several daemons run,
+    at most one records each. Returns the tables that it has noted as a whole.
     """
-    return [relation for (relation,) in connection.execute(_NOTE)]
+    noted = []
+    with connection.transaction():
+        for relation, is_new, partitions in connection.execute(_MOVED).fetchall():
+            if not (is_new and _write_rows(connection, relation, partitions)):
+                connection.execute(_NOTE, (relation,))
+                noted.append(relation)
+    return noted
+
+
+def _write_rows(connection: Connection, relation: str, partitions: Iterable[str]) -> bool:
+    """Write each row of these partitions as a change; False if they are too many, or one cannot be read."""
+    capture, rows = captured(connection)[relation], 0
+    types = _types(connection, [relation])[relation]
+    try:
+        with connection.transaction():
+            connection.execute(lock_timeout(_LOCK_SECONDS_MAX, local=True))
+            for partition in partitions:
+                copy = triggers.copy_rows(capture, partition, types, rows_max=ROWS_MAX + 1 - rows)
+                rows += connection.execute(copy).rowcount
+            if rows > ROWS_MAX:
+                raise psycopg.Rollback
+    except psycopg.Error as error:  # the role may not read a partition that is new, or its owner alters it
+        if is_away(error):
+            raise
+        return False
+    return rows <= ROWS_MAX
 
 
 def uncaptured_query(relations: Collection[str]) -> sql.Composed:
@@ -362,14 +407,20 @@ def _record(connection: Connection, capture: Capture) -> None:
 
 def _bodies(connection: Connection, captures: Collection[Capture]) -> dict[str, str]:
     """The body of each table's function."""
-    types: dict[str, dict[str, str]] = {capture.relation: {} for capture in captures}
-    for relation, column, type_ in connection.execute(_COLUMNS, ([*types],)):
-        types[relation][column] = type_
+    types = _types(connection, [capture.relation for capture in captures])
     version = connection.info.server_version
     return {
         capture.relation: triggers.body(capture, types[capture.relation], server_version=version).as_string(connection)
         for capture in captures
     }
+
+
+def _types(connection: Connection, relations: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The types of each table's columns, as `syncer.capture.triggers` needs them."""
+    types: dict[str, dict[str, str]] = {relation: {} for relation in relations}
+    for relation, column, type_ in connection.execute(_COLUMNS, ([*types],)):
+        types[relation][column] = type_
+    return types
 
 
 def disable(connection: Connection, relation: str, *, timeout_seconds: float, waiting: Callable[[str], None]) -> None:

@@ -64,13 +64,13 @@ DECLARE
     may_fail boolean := false;
 BEGIN
     BEGIN
-        IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN
-            IF TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN
-                IF {is_same} THEN
-                    RETURN NULL;
-                END IF;
-                untouched := {untouched};
+        IF TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN
+            IF {is_same} THEN
+                RETURN NULL;
             END IF;
+            untouched := {untouched};
+        END IF;
+        IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN
             {images}
         END IF;
         {lock}
@@ -143,6 +143,11 @@ _IMAGES = """
 """
 _IMAGE = "pg_catalog.jsonb_object({names}, ARRAY[{texts}]::pg_catalog.text[])"
 _SMALL = f"CASE WHEN pg_catalog.pg_column_size({{0}}) OPERATOR(pg_catalog.<) {IMAGE_BYTES_MAX} THEN {{0}} END"
+_COPY = f"""
+INSERT INTO syncer.outbox (segment, relation, operation, new)
+SELECT {_SEGMENT}, {{relation}}, 'I', {_SMALL.format("r.image")}
+FROM (SELECT {{image}} AS image FROM ONLY {{table}} AS "new" LIMIT {{rows_max}}) AS r
+"""
 _IS_SAME = "ROW({old})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({new})::pg_catalog.record"
 # To compare values that are stored apart is to fetch them. An UPDATE that does not set one leaves it where it is. In
 # parentheses: to PL/pgSQL, the first THEN outside of them ends a condition.
@@ -230,14 +235,9 @@ def create_function(body: str, relation: str, owner: str) -> sql.Composed:
 
 def body(capture: Capture, types: Types, *, server_version: int) -> sql.Composed:
     """The body of the function of a table whose columns have these types."""
-    routing = sorted(capture.routing)
     columns = capture.routing.union(*capture.watched)
     is_wide = server_version >= TELLS_CHUNKS
     wide = frozenset(name for name in columns if is_wide and types.get(name) not in _NARROW)
-
-    def image(row: str) -> sql.Composed:
-        texts = _comma(_text(sql.Identifier(row, column), types.get(column, "")) for column in routing)
-        return sql.SQL(_IMAGE).format(names=sql.Literal(routing), texts=texts)
 
     sets = [
         sql.SQL(_UNTOUCHED_SET).format(
@@ -258,8 +258,24 @@ def body(capture: Capture, types: Types, *, server_version: int) -> sql.Composed
         segment=sql.SQL(_SEGMENT),
         is_same=_is_same(columns, wide),
         untouched=untouched,
-        images=sql.SQL(_IMAGES).format(old=image("old"), new=image("new")),
+        images=sql.SQL(_IMAGES).format(old=_image("old", capture, types), new=_image("new", capture, types)),
     )
+
+
+def copy_rows(capture: Capture, table: str, types: Types, *, rows_max: int) -> sql.Composed:
+    """The statement that writes the rows of a partition of a captured table as changes; at most so many."""
+    return sql.SQL(_COPY).format(
+        relation=sql.Literal(capture.relation),
+        image=_image("new", capture, types),
+        table=sql.SQL(table),  # quoted by Postgres itself
+        rows_max=sql.Literal(rows_max),
+    )
+
+
+def _image(row: str, capture: Capture, types: Types) -> sql.Composed:
+    routing = sorted(capture.routing)
+    texts = _comma(_text(sql.Identifier(row, column), types.get(column, "")) for column in routing)
+    return sql.SQL(_IMAGE).format(names=sql.Literal(routing), texts=texts)
 
 
 def _is_same(columns: frozenset[str], wide: frozenset[str]) -> sql.Composed:

@@ -208,6 +208,7 @@ def test_partitions_that_come_later_are_captured(events: World) -> None:
     assert plan(events).captures == ()
 
 
+CREATE_N = "CREATE TABLE n PARTITION OF events FOR VALUES FROM (40) TO (50)"
 AWAY = "ALTER TABLE events DETACH PARTITION {0}; UPDATE {0} SET kind = 'x'; ALTER TABLE events ATTACH PARTITION {0} FOR"
 CHANGED_SETS = (
     """
@@ -232,6 +233,16 @@ CHANGED_SETS = (
     f"{AWAY.format('events_2')} VALUES FROM (20) TO (30)",
     f"{AWAY.format('events_3')} VALUES FROM (30) TO (40)",
     "TRUNCATE events_1",
+    f"{CREATE_N}; INSERT INTO n (id, day) VALUES (9, 45); TRUNCATE n; INSERT INTO n (id, day) VALUES (8, 45)",
+    f"""
+    {CREATE_N}; INSERT INTO n (id, day) VALUES (9, 45), (8, 45);
+    ALTER TABLE n DISABLE TRIGGER USER; DELETE FROM n WHERE id = 9; ALTER TABLE n ENABLE TRIGGER USER
+    """,
+    f"""
+    {CREATE_N}; INSERT INTO n (id, day) VALUES (9, 45), (8, 45);
+    ALTER TABLE events DETACH PARTITION n; DELETE FROM n WHERE id = 9;
+    ALTER TABLE events ATTACH PARTITION n FOR VALUES FROM (40) TO (50)
+    """,
 )
 
 
@@ -266,6 +277,48 @@ def test_an_empty_partition_comes_and_goes_without_a_change(events: World, state
     assert (note(events), written(events)) == ([], [])
     events.sql("INSERT INTO events VALUES (12, 7)")
     assert written(events) == inserted((7, 12))
+
+
+NEW_SETS = (
+    """
+    CREATE TABLE n (note text, kind text, gone int, id int NOT NULL, doc jsonb, day int NOT NULL);
+    ALTER TABLE n DROP gone; INSERT INTO n (id, day) VALUES (1, 45), (2, 45), (3, 45);
+    ALTER TABLE events ATTACH PARTITION n FOR VALUES FROM (40) TO (50);
+    COMMIT; UPDATE n SET id = 4 WHERE id = 3
+    """,
+    f"""
+    {CREATE_N}; ALTER TABLE n DISABLE TRIGGER USER; INSERT INTO n (id, day) VALUES (1, 41), (2, 42);
+    DO $$ BEGIN EXECUTE (SELECT string_agg(format('ALTER TABLE n ENABLE ALWAYS TRIGGER %I', tgname), ';')
+                         FROM pg_trigger WHERE tgrelid = 'n'::regclass); END $$
+    """,
+    f"{CREATE_N}; COMMIT; INSERT INTO events (id, day) VALUES (1, 41)",
+    """
+    CREATE TABLE n PARTITION OF events_3 FOR VALUES FROM (1000) TO (2000) PARTITION BY RANGE (id);
+    CREATE TABLE n_1 PARTITION OF n DEFAULT; INSERT INTO events (id, day) VALUES (1001, 30), (1002, 31);
+    COMMIT; DELETE FROM events WHERE id = 1001; COMMIT; VACUUM (FREEZE) pg_attribute, pg_trigger
+    """,
+)
+
+
+@pytest.mark.parametrize("statements", NEW_SETS)
+def test_of_a_partition_that_one_transaction_created_and_attached_only_the_rows_are_changes(
+    events: World, statements: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documents of all other rows are left. If the rows are too many or cannot be read, all is written again."""
+    [(files,)] = events.sql("SELECT files FROM syncer.capture")
+    with psycopg.connect(events.dsn, autocommit=True) as application:
+        for transaction in statements.split("COMMIT;"):
+            application.execute(transaction.encode())
+    rows = events.sql("SELECT id::text, day::text FROM n")
+    assert [note(events), note(events)] == [[], []]
+    changes = written(events)
+    assert NOTED not in changes
+    assert {*rows} <= {(image["id"], image["day"]) for *_, image in changes if image}
+    for rows_max, statement in ((0, "SELECT"), (len(rows), "ALTER TABLE events RENAME id TO ident")):
+        monkeypatch.setattr(capture_install, "ROWS_MAX", rows_max)
+        events.sql("UPDATE syncer.capture SET files = %s", files)
+        events.sql(statement)
+        assert (note(events), written(events)) == ([WHOLE], [NOTED])
 
 
 UNREAD = (

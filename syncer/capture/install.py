@@ -67,7 +67,7 @@ _REFUSED: tuple[dict[str, tuple[str, str]], ...] = (
 _LOCK_SECONDS_MAX = 0.1
 ROWS_MAX = BACKLOG_CHANGES_MIN
 """More rows of new partitions than this are not written as changes: every document that reads the table is refreshed.
-So many take some seconds, in one transaction."""
+So many take about a second, in one transaction."""
 
 # A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
 # function for it waits for the lock of each partition.

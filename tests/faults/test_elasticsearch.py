@@ -199,15 +199,15 @@ def blog(world: World) -> World:
 
 @pytest.mark.parametrize("of", [World.alias_of, World.write_alias_of], ids=["search", "write"])
 def test_an_alias_that_is_deleted_is_given_back(blog: World, of: Callable[[World, str], str]) -> None:
-    """`syncer apply` gives it back, and writes what was missed meanwhile."""
+    """`syncer apply` gives it back, and writes what was missed. A daemon may give back a write alias first."""
     daemon, index = blog.daemon(), blog.index_of()
     with blog.elasticsearch() as client, writing(blog, writers=2):
         client.indices.delete_alias(index=index, name=of(blog, "blogpost"))
         blog.sql("UPDATE users SET name = 'while it is away' WHERE id = 3")
         if of is World.write_alias_of:
             daemon.wait_for("document.suspended")
-        applied = blog.syncer("apply", "--yes")
-    assert (applied.returncode, "aliases" in applied.stdout + applied.stderr) == (0, True), applied.stderr
+        blog.prints("apply", "--yes")
+        assert of(blog, "blogpost") in client.indices.get_alias(index=index)[index]["aliases"]
     require_holds(blog)
 
 

@@ -11,9 +11,9 @@
     syncer.term         the terms of the leaders that have published to Kafka
 
 Each record in Kafka has a number: the term of the leader that sent it, and a counter. No number is used twice, and
-later ones are greater. A term has a name, too, which is committed before its first record. After a failover, the former
-primary may publish to the same topic: what it publishes in a term of which this database has no row does not count. The
-reverse holds as well: if a failover took back a term, it took back every cursor that was saved in it.
+later ones are greater. A term has a name, too, which is committed before its first record. Records of a term that this
+database lacks do not count: another primary has published them, or a failover has taken back the term. Then it has also
+taken back every cursor that was saved in it, so the changes are published again.
 
 A cursor is a ``pg_snapshot``, never an id or a time. It is stored in the database that it refers to, and is restored
 together with it. After a failover or a restore of files it belongs to a state that the database still has: a commit

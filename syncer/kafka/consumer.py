@@ -3,8 +3,8 @@
 The group only shares the partitions among its members. Where to begin in a partition, and up to which number its
 records are handled, is read from Postgres: see `syncer.capture.progress`.
 
-Guarantees: records that are gone before they were handled raise a `LossError`; they are never skipped. A record that
-this database did not publish is refused.
+Guarantees: records that are gone before they were handled raise a `LossError`; they are never skipped. A record of
+another installation is refused. One of another history of this database, such as a former primary's, is passed over.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ChangeConsumer:
         installation = headers.get(INSTALLATION)
         if self._settings.installation and installation != self._settings.installation:
             raise self._foreign(installation)
-        # Rule: a-record-of-another-history-does-not-count. A cursor that this database has was saved in its own terms.
+        # Rule: a-record-of-another-history-does-not-count. No cursor of this database waits for its number.
         if (term := headers.get(TERM)) is not None:
             if term not in self._terms:
                 self._terms[term] = self._has_term(term)

@@ -185,7 +185,7 @@ class Sharing(Model[State]):
                 yield "the standby is promoted as primary B", state._replace(is_promoted=True)
         if 0 <= state.holder < state.in_use:
             yield "the worker of primary A dies", state._replace(holder=-1)
-        if state.in_use and state.losses < _LOSSES and state.log:
+        if state.holder == 1 and state.losses < _LOSSES and state.log:
             yield "Kafka loses the last record", state._replace(log=state.log[:-1], losses=state.losses + 1)
 
     def wrong(self, state: State) -> str | None:

@@ -212,6 +212,7 @@ FORBIDDEN = {
         "UPDATE syncer.outbox SET xid = '1'",
         "UPDATE syncer.cursor SET snapshot = snapshot",
         "SELECT setval('syncer.outbox_segment', 1)",
+        "INSERT INTO syncer.term VALUES (1)",
         "SELECT setval('syncer.version', 1)",
         "DELETE FROM syncer.document",
         "UPDATE syncer.event SET message = message",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -222,7 +223,9 @@ def _affects(connection: Connection, definition: Definition, relations: Collecti
     affects: dict[str, _Affects] = {}
     for name, query in definition.affects.items():
         file = f"{definition.folder}/affects/{name}.sql"
-        with names_as_written(connection):
+        row = None
+        # to_regclass refuses some texts, as "a.b.c" and, before Postgres 16, "my table".
+        with suppress(psycopg.ProgrammingError, psycopg.NotSupportedError), names_as_written(connection):
             row = connection.execute(_RELATION, (name,)).fetchone()
         if row is None or row[0] not in relations:
             names = ", ".join(relation.removeprefix("public.") for relation in relations)

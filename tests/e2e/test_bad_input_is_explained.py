@@ -92,7 +92,9 @@ REFUSED: list[tuple[str, str | None, tuple[str, ...]]] = [
     *(("index.json", text, parts) for text, parts in BODIES.items()),
     *((USERS, text, (USERS, *parts)) for text, parts in AFFECTS.items()),
     ("affects/tags.sql", ANY_ROW, ("affects/tags.sql", "tags")),
-    ("affects/my table.sql", ANY_ROW, ("affects/my table.sql",)),
+    ("affects/my table.sql", ANY_ROW, ("affects/my table.sql", "Rename the file after a table of the SELECT")),
+    ("affects/a.b.c.sql", ANY_ROW, ("affects/a.b.c.sql", "Rename the file after a table of the SELECT")),
+    ("affects/f(a.b).sql", ANY_ROW, ("affects/f(a.b).sql", "Rename the file after a table of the SELECT")),
 ]
 """A file of the definition, what is in it (None: it is missing), and parts of the error and its hint."""
 

@@ -106,7 +106,8 @@ def test_a_writer_with_an_old_segment_number_loses_nothing(world: World) -> None
         assert in_segments == [(0, "2"), (1, "3")]
         assert relay.trim() == 0
         assert relay.run_once().published == 2
-        assert relay.trim() == 2
+        is_empty = "SELECT count(*) = 0 FROM syncer.outbox"
+        wait_until(lambda: relay.trim() >= 0 and world.sql(is_empty) == [(True,)], what="both segments are emptied")
     assert published(world) == [1, 2, 3]
 
 
@@ -119,9 +120,8 @@ def test_a_long_transaction_does_not_keep_the_outbox_from_shrinking(world: World
         world.sql(USERS.format(1, 5000))
         full = world.sql(size)[0][0]
         assert relay.run_once().published == 5000
-        relay.trim()
-        wait_until(lambda: relay.trim() == 1, what="its segment is emptied")  # Postgres may be vacuuming it by itself
-        assert world.sql(size)[0][0] < full / 5
+        # Postgres may be vacuuming it by itself.
+        wait_until(lambda: relay.trim() >= 0 and world.sql(size)[0][0] < full / 5, what="its segment is emptied")
 
 
 def test_what_was_rolled_back_gives_its_space_back(world: World) -> None:
@@ -133,9 +133,7 @@ def test_what_was_rolled_back_gives_its_space_back(world: World) -> None:
             application.rollback()
         full = world.sql(size)[0][0]
         relay.run_once()
-        relay.trim()
-        wait_until(lambda: relay.trim() == 1, what="its segment is emptied")
-        assert world.sql(size)[0][0] < full / 5
+        wait_until(lambda: relay.trim() >= 0 and world.sql(size)[0][0] < full / 5, what="its segment is emptied")
 
 
 FOREIGN = {

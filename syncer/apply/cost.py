@@ -34,6 +34,8 @@ SECONDS_MAX = 2.0
 """How long one query may run, and `Tries` share a snapshot; after that, no other row is tried."""
 _FEW_PAGES = 200
 """A query that reads fewer needs no index, nor does a smaller table."""
+_ROWS_PER_PAGE = 100
+"""So many rows count as a page: they take as long, also if an index or a narrow table has more of them on a page."""
 _APART_PAGES_MAX = 1_000_000
 """A build of one document that does not end in time is taken for one that reads so many."""
 _PAGES_PER_DOCUMENT = 100
@@ -55,9 +57,9 @@ SELECT set_config(name, 'off', true) FROM unnest('{enable_seqscan,enable_hashjoi
 _CONDITIONS = ("Index Cond", "Recheck Cond", "Filter", "Join Filter", "Hash Cond", "Merge Cond")
 # A partition stands for its table, whose index every partition gets.
 _TABLE = """
-SELECT format('%I.%I', n.nspname, c.relname), c.relkind = 'p',
+SELECT format('%I.%I', n.nspname, c.relname), c.relkind = 'p', greatest(c.reltuples / $3,
        coalesce((SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(c.oid)), pg_relation_size(c.oid))
-       / current_setting('block_size')::int
+       / current_setting('block_size')::int)
 FROM (SELECT to_regclass(format('%I.%I', $1::text, $2::text))::oid AS oid) AS given
 JOIN pg_class AS c ON c.oid = coalesce(pg_partition_root(given.oid), given.oid)
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -161,8 +163,8 @@ def measure(
         with tries.bounded():
             for parameters in samples:
                 root = (plan := _explain(tries.connection, query, parameters, ", ANALYZE, TIMING OFF, BUFFERS"))["Plan"]
-                documents, pages = int(root["Actual Rows"]), root["Shared Hit Blocks"] + root["Shared Read Blocks"]
-                is_slow = pages >= max(_FEW_PAGES, documents * _PAGES_PER_DOCUMENT)
+                documents = int(root["Actual Rows"])
+                is_slow = _pages(root) >= max(_FEW_PAGES, documents * _PAGES_PER_DOCUMENT)
                 costs.append(Cost(documents=documents, seconds=plan["Execution Time"] / 1000, is_slow=is_slow))
                 if clock() - began >= SECONDS_MAX:
                     break
@@ -201,7 +203,7 @@ def apart_max(tries: Tries, document: Document, id_: str) -> int | None:
                 raise
             pages.append(inf)
         else:
-            pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+            pages.append(_pages(plan))
         if not apart and pages[0] < _FEW_PAGES:
             return 0
     pages_together, pages_apart = pages
@@ -222,7 +224,9 @@ def _lacking(
     for node in nodes:
         if not _reads_all(connection, node):
             continue
-        [(relation, is_partitioned, pages)] = connection.execute(_TABLE, (node["Schema"], node["Relation Name"]))
+        [(relation, is_partitioned, pages)] = connection.execute(
+            _TABLE, (node["Schema"], node["Relation Name"], _ROWS_PER_PAGE)
+        )
         # A condition above the partitions names their table.
         aliases = {node["Alias"], node["Alias"].rpartition("_")[0] if is_partitioned else node["Alias"]}
         names = "|".join(map(re.escape, aliases))
@@ -288,6 +292,13 @@ def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield node
     for child in node.get("Plans", []):
         yield from _nodes(child)
+
+
+def _pages(root: dict[str, Any]) -> float:
+    """Return how many pages an executed plan reads, or as many as its rows stand for."""
+    scans = [node for node in _nodes(root) if "Relation Name" in node]
+    rows = sum((scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0)) * scan["Actual Loops"] for scan in scans)
+    return float(max(root["Shared Hit Blocks"] + root["Shared Read Blocks"], rows / _ROWS_PER_PAGE))
 
 
 def _reads_all(connection: Connection, node: dict[str, Any]) -> bool:

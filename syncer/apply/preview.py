@@ -154,6 +154,8 @@ def read(
     names documents without a folder that are to be withdrawn, ``take_over`` those that replace another installation's
     index, or is ``*`` for all.
     """
+    # Each probe of a SELECT is rolled back, and psycopg then discards what it has prepared.
+    connection.prepare_threshold = None
     is_migrated = migrations.exists(connection)
     if is_migrated:
         migrations.require_current(connection)

@@ -19,6 +19,7 @@ _PARSED = (exp.ArrayAgg, exp.JSONArrayAgg, exp.GroupConcat, exp.AnyValue)
 _ROUNDED = re.compile("Sum|Avg|Std.*|Var.*|Corr|Covar.*|Regr.*")
 """The parser's names of aggregates that add up."""
 _FLOATS = ("double", "float")
+_FLOAT_TYPE = re.compile("double precision|real")
 _NAMED = frozenset({"jsonb_agg", "json_agg_strict", "jsonb_agg_strict", "json_arrayagg", "xmlagg"})
 _RETURNING = re.compile(r" RETURNING jsonb?\b")
 """What Postgres adds to JSON_ARRAYAGG, and the parser does not know."""
@@ -47,6 +48,8 @@ def unordered_columns(select: str, *views: str) -> frozenset[str]:
 @lru_cache(maxsize=16)
 def rounded_columns(floats: frozenset[str], select: str, *views: str) -> frozenset[str]:
     """Return the columns of a SELECT that sum floating-point numbers, which these columns of tables are."""
+    if not floats and not any(map(_FLOAT_TYPE.search, (select, *views))):
+        return frozenset()
     floats = floats | _columns((select, *views), lambda column: _is_float(column, floats), of_all=True)
     return _columns((select, *views), lambda column: _is_rounded(column, floats))
 

@@ -72,6 +72,12 @@ def test_a_sum_of_floating_point_numbers_is_rounded(select: str, fields: set[str
     assert rounded_columns(frozenset({"score"}), select) == fields
 
 
+def test_a_cast_makes_a_sum_rounded_where_no_column_is_a_floating_point_number() -> None:
+    """Also in a view that the SELECT reads."""
+    views = ("SELECT c.n::real AS x FROM c", "SELECT c.n::double precision AS x FROM c")
+    assert [rounded_columns(frozenset(), "SELECT sum(v.x) AS a FROM v", view) for view in views] == [{"a"}] * 2
+
+
 # No server that tests run on has such a collation
 
 COLUMNS = {"word": "text", "alike": "", "number": "numeric"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 from elasticsearch import Elasticsearch
 
 from syncer.elasticsearch.client import open_client
@@ -33,6 +35,8 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name in _OF_TERMINALS or name.startswith("PG")]:
         del os.environ[name]
     os.environ["TERM"] = "xterm"
+    # Else a line is printed for each document that a test writes in this process.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
 

@@ -77,10 +77,10 @@ def test_a_backlog_is_given_up_while_elasticsearch_is_away(world: World, *, is_a
         address = first_line.port
         away = {**_LIMIT, "SYNCER_ELASTICSEARCH_URL": f"http://127.0.0.1:{address}"}
         if not is_away_at_the_start:
-            daemon = world.daemon(program=_HASTY.program, environment=away)
+            daemon = world.daemon(plan=_HASTY, environment=away)
             require_holds(world)
     if is_away_at_the_start:
-        daemon = world.daemon(program=_HASTY.program, environment=away, until="component.retried")
+        daemon = world.daemon(plan=_HASTY, environment=away, until="component.retried")
     outgrow(world)
     wait_until_given_up(world, daemon)
     world.sql("UPDATE posts SET body = 'after the backlog' WHERE id < 10")
@@ -95,11 +95,11 @@ def test_a_backlog_is_given_up_while_kafka_is_away(world: World, *, is_away_at_t
     """With Kafka, changes wait in the outbox only while Kafka is away; no relay leads then."""
     fill(world)
     if not is_away_at_the_start:
-        daemon = world.daemon(program=_HASTY.program, environment=_LIMIT)
+        daemon = world.daemon(plan=_HASTY, environment=_LIMIT)
         require_holds(world)
     with paused(world.sandbox.kafka.pid):
         if is_away_at_the_start:
-            daemon = world.daemon(program=_HASTY.program, environment=_LIMIT, until="component.retried")
+            daemon = world.daemon(plan=_HASTY, environment=_LIMIT, until="component.retried")
         outgrow(world)
         wait_until_given_up(world, daemon)
         world.sql("UPDATE posts SET body = 'after the backlog' WHERE id < 10")
@@ -118,9 +118,9 @@ def test_a_leader_that_dies_while_it_gives_up_the_backlog_loses_nothing(world: W
     fill(world)
     outgrow(world)
     dies = replace(_HASTY, points=(point,))
-    world.daemon(program=dies.program, environment=_LIMIT, until="daemon.joined").exit_code()
+    world.daemon(plan=dies, environment=_LIMIT, until="daemon.joined").exit_code()
     assert world.sql(_JOBS) == [(0,)]
-    wait_until_given_up(world, world.daemon(program=_HASTY.program, environment=_LIMIT))
+    wait_until_given_up(world, world.daemon(plan=_HASTY, environment=_LIMIT))
     require_holds(world)
 
 
@@ -128,7 +128,7 @@ def test_what_an_open_transaction_has_written_is_no_backlog(world: World) -> Non
     """It cannot be read, and to give it up would free nothing: no document is written again for it."""
     world.uses_kafka = False
     fill(world)
-    daemon = world.daemon(program=_HASTY.program, environment=_LIMIT)
+    daemon = world.daemon(plan=_HASTY, environment=_LIMIT)
     with psycopg.connect(world.dsn) as application, world.connect() as connection:
         application.execute("UPDATE users SET email = email || '.'; UPDATE users SET name = name || '.';" * 1000)
         assert world.sql(_SIZE)[0][0] > _BYTES_MAX

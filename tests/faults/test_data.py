@@ -52,8 +52,9 @@ def test_rows_and_documents_at_fault_are_dead_lettered(dividing: World) -> None:
     kinds = list(letters(dividing).values())
     assert (kinds.count("DivisionByZero"), kinds.count(NOT_PARSED), len(kinds)) == (30, 30, 60)
     assert dividing.held().keys() == {str(id_) for id_ in range(3, 91, 3)}
-    logged = [event for event in logs if event["event"] == "document.dead_lettered"]
-    assert 2 <= len(logged) <= 10, logged
+    logged = [event["kind"] for event in logs if event["event"] == "document.dead_lettered"]
+    # Each writer repeats itself only now and then; how often that is depends on how long it takes.
+    assert (set(logged), len(logged) < 30) == ({"DivisionByZero", NOT_PARSED}, True), logged
     with dividing.connect() as connection:
         counted = "SELECT documents_done, indexed, dead_lettered FROM syncer.job WHERE kind = 'backfill'"
         assert connection.execute(counted).fetchall() == [(90, 30, 60)]

@@ -114,7 +114,7 @@ TROUBLES = (read_only,) if VERSIONS.elasticsearch == "9" else (no_room, read_onl
 
 def test_whatever_becomes_of_a_request_it_is_made_again(narrow: World, proxy: Proxy) -> None:
     """Nothing is lost, no document is suspended, and the log says each trouble once."""
-    daemon = narrow.daemon(program=REPEATS.program)
+    daemon = narrow.daemon(plan=REPEATS)
     narrow.wait_until_level()
     with writing(narrow, writers=2), narrow.elasticsearch() as client:
         for name, fault in ANSWERS.items():

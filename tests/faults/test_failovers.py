@@ -262,7 +262,7 @@ def test_two_primaries_do_not_take_turns(private_blog: World, servers: Standbys)
     assert not [event for event in daemon.events() if event["event"] == "failover.detected"]
     assert (other_daemon.stop(), daemon.stop()) == (0, 0)
     standby.stop("immediate")
-    world.daemon(program=IMPATIENT.program, until="failover.detected")
+    world.daemon(plan=IMPATIENT, until="failover.detected")
     require_holds(world)
     assert recorded(world).epoch == epoch + 2
 

@@ -155,10 +155,10 @@ def test_a_promoted_replica_that_forgot_a_delete_brings_nothing_back(
     """
     world.worker_settings = dict(QUICK)
     world.sql("INSERT INTO users (id, name, email) VALUES (100, 'witness', '')")
-    sleeping = world.daemon(program=Plan(points=(Point(at=WRITE, send="SIGSTOP"),), constants=LEASES).program)
+    sleeping = world.daemon(plan=Plan(points=(Point(at=WRITE, send="SIGSTOP"),), constants=LEASES))
     witness(world, 1)
     wait_until_stopped(sleeping)
-    world.daemon(program=Plan(constants=LEASES).program)
+    world.daemon(plan=Plan(constants=LEASES))
     world.wait_until_level()
     world.sql("DELETE FROM posts WHERE id = 1001")
     wait_until(lambda: "1001" not in world.held(), what="the post is gone")

@@ -101,7 +101,7 @@ def test_a_database_that_refuses_sessions_is_waited_for(private_world: World) ->
     """The daemon logs what the server says, in a few lines, and continues when it may."""
     dsn = f"postgresql://{ROLE}@{private_world.dsn.rpartition('@')[2]}"
     environment = {"SYNCER_POSTGRES_DSN": dsn, "PGPASSFILE": passwords(private_world, PASSWORD)}
-    daemon = private_world.daemon(environment=environment, program=REPEATS.program)
+    daemon = private_world.daemon(environment=environment, plan=REPEATS)
     private_world.wait_until_level()
     for number, (refuse, words, allow) in enumerate(REFUSALS):
         operate(private_world, refuse.format(private_world.name))
@@ -157,7 +157,7 @@ def standby_is_away(world: World) -> Iterator[None]:
 
 def test_a_writer_with_narrow_limits_is_captured(private_world: World) -> None:
     """Neither temporary files, nor locks of the leader that trims, nor a synchronous standby that is away matter."""
-    daemon = private_world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"}, program=TRIMS.program)
+    daemon = private_world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"}, plan=TRIMS)
     daemon.wait_for("relay.led")
     with private_world.application() as writer:
         private_world.sql(

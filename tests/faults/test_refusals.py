@@ -14,12 +14,15 @@ import pytest
 from elasticsearch import Elasticsearch
 from structlog.testing import capture_logs
 
-from syncer.base.errors import DocumentError
+from syncer.apply import trial
+from syncer.base.errors import DocumentError, IndexingError
 from syncer.base.model import WriteReport
+from syncer.elasticsearch import bulk
+from syncer.elasticsearch.indices import Indices
 from syncer.worker import job_loop
 from tests.faults.harness import DEAD_LETTERS, SUSPENDED, require_holds
 from tests.support.inference import Model, model
-from tests.support.world import VERSIONS, World, wait_until
+from tests.support.world import VERSIONS, World, planned, wait_until
 
 ROWS = 60
 TABLE = """
@@ -226,10 +229,11 @@ def moved_alias(world: World, *, keeps: bool = False) -> Iterator[str]:
     alias = {"alias": world.write_alias_of("thing"), "is_hidden": True}
     with world.elasticsearch() as client:
         client.indices.create(index=other)
-        before = {"add": {**alias, "index": name, "is_write_index": False}}
-        before = before if keeps else {"remove": {"index": name, "alias": alias["alias"]}}
-        after = {"add": {**alias, "index": other, "is_write_index": True}}
-        client.indices.update_aliases(actions=[before, after])
+        alias_change = {"add": {**alias, "index": name, "is_write_index": False}}
+        alias_change = alias_change if keeps else {"remove": {"index": name, "alias": alias["alias"]}}
+        client.indices.update_aliases(
+            actions=[alias_change, {"add": {**alias, "index": other, "is_write_index": True}}]
+        )
         yield "leads to"
         client.indices.delete(index=other)
         client.indices.update_aliases(actions=[{"add": {**alias, "index": name, "is_write_index": True}}])
@@ -488,18 +492,19 @@ def test_no_dead_letter_is_for_good(
         assert write(world)[0].indexed == ROWS
 
 
-def test_plan_blames_no_document_for_its_cluster(thing_world: World) -> None:
-    """If no shard is allocated to the scratch index, no sampled document is called faulty."""
+def test_a_trial_blames_no_document_for_its_cluster(thing_world: World) -> None:
+    """If no shard is allocated to the scratch index, plan fails with that, and calls no sampled document faulty."""
     define(thing_world, MAPPINGS, name="other")
-    with thing_world.elasticsearch() as client:
-        nowhere = {"settings": {"index.routing.allocation.require._name": "nobody"}}
-        pattern = f"{thing_world.alias_of('other')}*"
-        client.indices.put_index_template(
-            name=thing_world.name, index_patterns=[pattern], template=nowhere, priority=400
-        )
-        planned = thing_world.syncer("plan")
+    nowhere = {"settings": {"index.routing.allocation.require._name": "nobody"}}
+    template: dict[str, Any] = {"index_patterns": [f"{thing_world.alias_of('other')}*"], "template": nowhere}
+    with thing_world.connect() as connection, thing_world.elasticsearch() as client, thing_world.index() as index:
+        steps = planned(connection, Indices(client), thing_world.config).steps
+        [step] = [step for step in steps if step.document.name == "other"]
+        client.indices.put_index_template(name=thing_world.name, priority=400, **template)
+        with (
+            patch.object(client.indices, "create", partial(client.indices.create, timeout="1s")),
+            patch.object(bulk, "_WAIT_FOR_SHARD", "1s"),
+            pytest.raises(IndexingError, match="not taken: unavailable_shards_exception"),
+        ):
+            trial.attempt(connection, index, Indices(client), step)
         client.indices.delete_index_template(name=thing_world.name)
-    output = " ".join((planned.stdout + planned.stderr).split())
-    assert planned.returncode == 1
-    assert "unavailable_shards_exception" in output
-    assert "rejected" not in output

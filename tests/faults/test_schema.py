@@ -306,15 +306,15 @@ def is_waiting(world: World) -> bool:
 def test_a_table_cannot_be_rewritten_behind_a_snapshot(two: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks empty to an older snapshot: a document must not be taken for deleted."""
     assign = version.assign_version
-    monkeypatch.setattr(
-        version, "assign_version", lambda: f"{assign()}; DO 'BEGIN PERFORM pg_catalog.pg_sleep(2); END'"
-    )
-    with ThreadPoolExecutor(1) as threads, two.connect() as connection:
+    waits = "SET LOCAL lock_timeout = 0; DO 'BEGIN PERFORM pg_catalog.pg_advisory_xact_lock_shared(1); END'"
+    monkeypatch.setattr(version, "assign_version", lambda: f"{assign()}; {waits}")
+    with ThreadPoolExecutor(1) as threads, two.connect() as connection, two.application() as holder:
+        holder.execute("SELECT pg_advisory_xact_lock(1)")
         composing = threads.submit(Composer(connection).compose, two.index_of(), ["2"])
-        sleeping = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
-        wait_until(lambda: bool(two.sql(sleeping)), what="the snapshot is taken, and nothing is read yet")
+        wait_until(lambda: is_waiting(two), what="the snapshot is taken, and nothing is read yet")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             two.sql("SET lock_timeout = '300ms'; ALTER TABLE posts ALTER COLUMN views TYPE numeric")
+        holder.rollback()
         assert composing.result().compositions[0].source is not None
 
 
@@ -393,7 +393,7 @@ def test_the_changes_of_a_suspended_document_wait_in_a_fan_out(
     with hazard(shared):
         shared.sql("UPDATE users SET name = 'before'")
         suspends = Point(at="syncer.documents.registry:suspend", when="after")
-        killed = shared.daemon(environment=AT_ONCE, program=Plan(points=(suspends,)).program)
+        killed = shared.daemon(environment=AT_ONCE, plan=Plan(points=(suspends,)))
         wait_until(lambda: killed.process.poll() is not None, what="it is dead", detail=killed.log_file.read_text)
         daemon = shared.daemon(environment=AT_ONCE)
         follow_users(shared, daemon)
@@ -408,7 +408,7 @@ def test_the_changes_of_a_suspended_document_wait_in_a_fan_out(
 def test_a_document_with_too_many_changes_is_refreshed(shared: World) -> None:
     """Beyond what its fan-outs take up, its changes are left to a refresh."""
     limits = {"syncer.jobs.queue:CAUSE_IMAGES_MAX": 1, "syncer.jobs.queue:WAITING_FAN_OUTS_MAX": 2}
-    daemon = shared.daemon(environment=AT_ONCE, program=Plan(constants=limits).program)
+    daemon = shared.daemon(environment=AT_ONCE, plan=Plan(constants=limits))
     shared.wait_until_level()
     waiting = "SELECT is_stale, (SELECT count(*) FROM syncer.job WHERE state = 'new') FROM syncer.document"
     with blocked(shared):

@@ -1,9 +1,6 @@
-"""Runs ``syncer`` in a process that ends, or stands still, at a named point of its own code.
+"""A process of ``syncer`` ends, or stands still, at a named point of its own code, or has other limits.
 
-    python -m tests.support.breakpoints PLAN ARGUMENTS…
-
-Syncer itself knows nothing of that: a function is wrapped before the command begins. The plan is what `Plan` says, as
-JSON; `World.daemon` and the tests write it.
+Syncer itself knows nothing of that: a function is wrapped before the command begins. See `tests.support.preloaded`.
 """
 
 from __future__ import annotations
@@ -11,16 +8,14 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-MODULE = "tests.support.breakpoints"
 REACHED = "reached"
 """What the process says, with the point's name, when it comes there."""
 
@@ -56,22 +51,20 @@ class Plan:
     constants: Mapping[str, Any] = field(default_factory=dict)
     clock_hours: float = 0
 
-    @property
-    def program(self) -> tuple[str, ...]:
-        """What to run instead of the module ``syncer``."""
-        return MODULE, json.dumps(asdict(self))
+    def carry_out(self) -> None:
+        """Make this process so. A constant counts where its own module reads it."""
+        for target, value in self.constants.items():
+            owner, name = _owner(target)
+            assert hasattr(owner, name), target
+            setattr(owner, name, value)
+        for point in self.points:
+            _wrap(point)
+        if self.clock_hours:
+            clock = time.time
+            time.time = lambda: clock() + self.clock_hours * 3600
 
 
-def _carry_out(plan: Mapping[str, Any]) -> None:
-    for target, value in plan["constants"].items():
-        owner, name = _owner(target)
-        assert hasattr(owner, name), target
-        setattr(owner, name, value)
-    for point in plan["points"]:
-        _wrap(Point(**point))
-    if plan["clock_hours"]:
-        clock = time.time
-        time.time = lambda: clock() + plan["clock_hours"] * 3600
+AS_IT_IS = Plan()
 
 
 def _wrap(point: Point) -> None:
@@ -102,8 +95,3 @@ def _owner(target: str) -> tuple[Any, str]:
     assert "._" not in f".{path}", f"{target} is private"
     *outer, name = path.split(".")
     return functools.reduce(getattr, outer, importlib.import_module(module)), name
-
-
-if __name__ == "__main__":
-    _carry_out(json.loads(sys.argv.pop(1)))
-    importlib.import_module("syncer.cli.app").main()

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 import syncer
 from syncer.cli import render
+from tests.support.breakpoints import AS_IT_IS, Plan
 
 _LOCK = threading.Lock()
 """The end of a process can be read once, and starting one looks for others that have ended."""
@@ -42,6 +43,7 @@ class Command:
         log_file: Where what it prints is added, unless its three streams are given.
         streams: Its standard streams.
         folder: Where it works; here by default.
+        plan: What is different in it.
     """
 
     def __init__(
@@ -52,13 +54,15 @@ class Command:
         log_file: Path | None = None,
         streams: Sequence[IO[bytes]] = (),
         folder: Path | None = None,
+        plan: Plan = AS_IT_IS,
     ) -> None:
         self.args = ["syncer", *arguments]
         with _LOCK, Path(os.devnull).open("rb") as nothing, (log_file or Path(os.devnull)).open("ab") as log:
             files = _Streams([stream.fileno() for stream in streams or (nothing, log, log)])
             has_begun, begins = _server().Pipe(duplex=False)
-            request = (self.args, dict(environment), str(folder or Path.cwd()), files, begins)
-            self._process = _server().Process(target=_run, args=request, daemon=True)
+            request = {"environment": dict(environment), "folder": str(folder or Path.cwd()), "streams": files}
+            request |= {"plan": plan, "begins": begins}
+            self._process = _server().Process(target=_run, args=self.args, kwargs=request, daemon=True)
             self._process.start()
             begins.close()
         # The server ignores Ctrl-C, and so does what it forks until then.
@@ -97,7 +101,11 @@ class Command:
 
 
 def run(
-    *arguments: str, environment: Mapping[str, str], seconds: float, stdin: bytes | IO[bytes] = b""
+    *arguments: str,
+    environment: Mapping[str, str],
+    seconds: float,
+    stdin: bytes | IO[bytes] = b"",
+    plan: Plan = AS_IT_IS,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with this environment and no other."""
     with tempfile.TemporaryFile() as stdin_file, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -105,7 +113,7 @@ def run(
             stdin_file.write(stdin)
             stdin_file.seek(0)
             stdin = stdin_file
-        command = Command(arguments, environment=environment, streams=[stdin, out, err])
+        command = Command(arguments, environment=environment, streams=[stdin, out, err], plan=plan)
         try:
             code = command.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -148,7 +156,12 @@ class _Streams:
 
 
 def _run(
-    arguments: list[str], environment: dict[str, str], folder: str, streams: _Streams, begins: connection.Connection
+    *arguments: str,
+    environment: dict[str, str],
+    folder: str,
+    streams: _Streams,
+    plan: Plan,
+    begins: connection.Connection,
 ) -> None:
     """Become the command."""
     for number, file in enumerate(streams.files):
@@ -158,7 +171,7 @@ def _run(
     os.environ.update(environment)
     time.tzset()
     os.chdir(folder)
-    sys.argv = arguments
+    sys.argv = list(arguments)
     # The server's own may have been files, and these may be pipes; consoles have looked at them.
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
@@ -167,6 +180,7 @@ def _run(
         for name, output in ("out", sys.stdout), ("err", sys.stderr):
             if hasattr(module, name):
                 setattr(module, name, render.console(output))
+    plan.carry_out()
     try:
         begins.close()
         importlib.import_module("syncer.__main__").main()

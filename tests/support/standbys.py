@@ -192,9 +192,8 @@ def ask(server: PostgresServer, query: str) -> Any:
 
 def restore(world: World, dumped: str) -> None:
     """The database as it was, or as much of it."""
-    with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{world.name}" WITH (FORCE)')
-        connection.execute(f'CREATE DATABASE "{world.name}"')
+    world.execute_on_server(f'DROP DATABASE "{world.name}" WITH (FORCE)')
+    world.execute_on_server(f'CREATE DATABASE "{world.name}" TEMPLATE template0')
     world.restore(dumped)
 
 

@@ -60,6 +60,7 @@ from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
 from syncer.worker.source import OutboxSource, Source, TopicSource
 from tests.support import preloaded
+from tests.support.breakpoints import AS_IT_IS, Plan
 
 REPOSITORY = Path(__file__).parent.parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
@@ -330,12 +331,12 @@ class World:
     def make(self) -> None:
         """Create the database, and a config folder with the blogpost document."""
         # To the other template Postgres connects by itself now and then, and then it cannot be copied.
-        self._execute_on_server(f'CREATE DATABASE "{self.name}" TEMPLATE template0')
+        self.execute_on_server(f'CREATE DATABASE "{self.name}" TEMPLATE template0')
         self.use("blogpost")
 
     def make_as(self, template: World) -> None:
         """Make this world as if it had been set up, from one that was and is not used; it takes half as long."""
-        self._execute_on_server(f'CREATE DATABASE "{self.name}" TEMPLATE "{template.name}"')
+        self.execute_on_server(f'CREATE DATABASE "{self.name}" TEMPLATE "{template.name}"')
         self.use("blogpost")
         wait_until(self._has_topic, what="Kafka answers, and there is a topic")
         rename = f"replace({{}}, '{template.name}', '{self.name}')".format
@@ -364,7 +365,7 @@ class World:
                 servers.indices.swap(document.index, target)
                 servers.indices.settle(target)
 
-    def _execute_on_server(self, statement: str) -> None:
+    def execute_on_server(self, statement: str) -> None:
         """Create or drop a database, once none of its sessions hinders that: one that vacuums, or is told to end."""
 
         def is_executed() -> bool:
@@ -406,7 +407,7 @@ class World:
             if names:
                 client.indices.delete(index=",".join(names))
         self._delete_topic()
-        self._execute_on_server(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+        self.execute_on_server(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
 
     def _delete_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.endpoints.kafka_bootstrap_servers})
@@ -563,6 +564,7 @@ class World:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("syncer",),
+        plan: Plan = AS_IT_IS,
         until: str = "daemon.started",
     ) -> Daemon:
         """Start ``syncer run``, and return once it has logged an event; another program may run it in its own way."""
@@ -573,7 +575,7 @@ class World:
         variables = {"SYNCER_LOG_LEVEL": "debug", **self.environment, **(environment or {})}
         process: subprocess.Popen[bytes] | preloaded.Command
         if self.is_preloaded and program == ("syncer",):
-            process = preloaded.Command(["run", *arguments], environment=variables, log_file=log_file)
+            process = preloaded.Command(["run", *arguments], environment=variables, log_file=log_file, plan=plan)
         else:
             command = [sys.executable, "-m", *program, "run", *arguments]
             with log_file.open("wb") as log:
@@ -588,13 +590,14 @@ class World:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("syncer",),
+        plan: Plan = AS_IT_IS,
         stdin: bytes = b"",
         seconds: float = 3 * DEADLINE_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a pipe, as a person sees it; another program may run it in its own way."""
         variables = {**self.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console", **(environment or {})}
         if self.is_preloaded and program == ("syncer",):
-            return preloaded.run(*arguments, environment=variables, seconds=seconds, stdin=stdin)
+            return preloaded.run(*arguments, environment=variables, seconds=seconds, stdin=stdin, plan=plan)
         command = [sys.executable, "-m", *program, *arguments]
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds, check=False)
 

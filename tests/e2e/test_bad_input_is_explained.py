@@ -69,6 +69,8 @@ SELECTS: dict[str, tuple[str, ...]] = {
 }
 BODIES: dict[str, tuple[str, ...]] = {
     '{"settings": {"index.gc_deletes": "1s"}}': ("index.json", "gc_deletes"),
+    '{"mappings": {"properties": {"title": {"type": "txt"}}}}': ("index.json of blogpost", "title", "txt"),
+    '{"settings": {"number_of_shads": 1}}': ("index.json of blogpost", "number_of_shads"),
     '{"mappings": {"_routing": {"required": true}}}': ("select.sql has no column _routing", "AS _routing"),
     '{"mappings": {"properties": {"is": {"type": "join", "relations": {"a": "b"}}}}}': (
         "select.sql has no column _routing",
@@ -87,10 +89,10 @@ AFFECTS: dict[str, tuple[str, ...]] = {
 ANY_ROW = "SELECT c.id AS _id FROM %(rows)s AS c"
 USERS = "affects/users.sql"
 REFUSED: list[tuple[str, str | None, tuple[str, ...]]] = [
-    *(("select.sql", text, ("select.sql", *parts)) for text, parts in SELECTS.items()),
+    *(("select.sql", text, ("select.sql", *words)) for text, words in SELECTS.items()),
     ("select.sql", None, ("select.sql is missing",)),
-    *(("index.json", text, parts) for text, parts in BODIES.items()),
-    *((USERS, text, (USERS, *parts)) for text, parts in AFFECTS.items()),
+    *(("index.json", text, words) for text, words in BODIES.items()),
+    *((USERS, text, (USERS, *words)) for text, words in AFFECTS.items()),
     ("affects/tags.sql", ANY_ROW, ("affects/tags.sql", "tags")),
     ("affects/my table.sql", ANY_ROW, ("affects/my table.sql", "Rename the file after a table of the SELECT")),
     ("affects/a.b.c.sql", ANY_ROW, ("affects/a.b.c.sql", "Rename the file after a table of the SELECT")),
@@ -148,12 +150,12 @@ def refusal(world: World) -> str:
     return f"{error.message}\n{error.hint}"
 
 
-@pytest.mark.parametrize(("file", "text", "parts"), REFUSED, ids=lambda value: str(value)[:50] if value else "-")
-def test_a_bad_definition_is_refused(draft: World, file: str, text: str | None, parts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("file", "text", "words"), REFUSED, ids=lambda value: str(value)[:50] if value else "-")
+def test_a_bad_definition_is_refused(draft: World, file: str, text: str | None, words: tuple[str, ...]) -> None:
     """What cannot be followed is refused, with what is wrong where, and nothing is active."""
     write(draft, file, text)
     shown = refusal(draft)
-    assert [part for part in parts if part not in shown] == [], shown
+    assert [word for word in words if word not in shown] == [], shown
 
 
 def test_the_alias_cannot_be_an_index_or_another_database_s(draft: World, loaded: World) -> None:
@@ -174,43 +176,29 @@ def test_the_alias_cannot_be_an_index_or_another_database_s(draft: World, loaded
 # Through the command line
 
 
-def explained(world: World, line: str, *parts: str, code: int = 1, **options: Any) -> str:
+def explained(world: World, line: str, *words: str, code: int = 1, **options: Any) -> str:
     """What a command printed; it must have failed, with one error in words that has all of these parts.
 
     No terminal can answer a question of it.
     """
-    done = world.syncer(*line.split(), **options)
-    printed = done.stdout + done.stderr
-    assert done.returncode == code, printed
+    ended = world.syncer(*line.split(), **options)
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode == code, printed
     assert "Traceback" not in printed
     assert SECRET not in printed
-    assert done.stderr.count("Error") == 1, printed
-    assert [part for part in parts if part not in done.stderr] == [], printed
-    return done.stderr
+    assert ended.stderr.count("Error") == 1, printed
+    assert [word for word in words if word not in ended.stderr] == [], printed
+    return ended.stderr
 
 
-def shown(world: World, *parts: str, **options: Any) -> str:
+def shown(world: World, *words: str, **options: Any) -> str:
     """What ``syncer status`` prints; it has these parts, and its exit code tells that not all is well."""
-    done = world.syncer("status", **options)
-    assert done.returncode == 1, done.stderr
-    assert [part for part in parts if part not in done.stdout] == [], done.stdout
-    assert SECRET not in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "parts"),
-    [
-        ("index.json", '{"mappings": {"properties": {"title": {"type": "txt"}}}}', ("index.json of", "title", "txt")),
-        ("index.json", '{"settings": {"number_of_shads": 1}}', ("index.json of blogpost", "number_of_shads")),
-    ],
-)
-def test_apply_prints_the_error_and_leaves(draft: World, file: str, text: str, parts: tuple[str, ...]) -> None:
-    """``syncer apply`` prints what is wrong and where, and exits with 1."""
-    write(draft, file, text)
-    printed = explained(draft, "apply --yes", *parts)
-    assert str(draft.document_folder) in printed or "blogpost" in printed
+    ended = world.syncer("status", **options)
+    assert ended.returncode == 1, ended.stderr
+    assert [word for word in words if word not in ended.stdout] == [], ended.stdout
+    assert SECRET not in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stdout
 
 
 def test_an_id_that_comes_twice_is_explained_and_can_be_fixed(empty_world: World) -> None:
@@ -237,9 +225,9 @@ def test_an_id_that_comes_twice_is_explained_and_can_be_fixed(empty_world: World
 @pytest.fixture
 def closed_port() -> Iterator[int]:
     """A port of this machine where nothing listens, nor begins to meanwhile, since it is taken."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        yield occupied.getsockname()[1]
 
 
 DOWN = {
@@ -321,8 +309,8 @@ def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
         world.prints("apply", "--yes")
         assert world.differences() == []
         world.sql(f"REVOKE INSERT ON syncer.event FROM {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA syncer TO {role}")
-        done = world.syncer("verify", environment=stranger)  # the timeline alone lacks the command
-        assert (done.returncode, "timeline.write_failed" in done.stderr) == (0, True), done.stderr
+        ended = world.syncer("verify", environment=stranger)  # the timeline alone lacks the command
+        assert (ended.returncode, "timeline.write_failed" in ended.stderr) == (0, True), ended.stderr
     finally:
         world.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
@@ -331,7 +319,7 @@ def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "parts", "code"),
+    ("line", "words", "code"),
     [
         ("apply blogpots --yes", ("There is no document blogpots", "There are: blogpost"), 1),
         ("plan blogpots", ("There is no document blogpots", "There are: blogpost"), 1),
@@ -343,9 +331,9 @@ def test_a_role_that_lacks_a_privilege(empty_world: World) -> None:
         ("apply", ("Confirmation required", "--yes"), 2),
     ],
 )
-def test_what_is_not_there_is_named(loaded: World, line: str, parts: tuple[str, ...], code: int) -> None:
+def test_what_is_not_there_is_named(loaded: World, line: str, words: tuple[str, ...], code: int) -> None:
     """So is what is there instead; without an answer nothing changes."""
-    explained(loaded, line, *parts, code=code)
+    explained(loaded, line, *words, code=code)
     assert loaded.sql("SELECT revision FROM syncer.document") == [(1,)]
 
 

@@ -11,8 +11,6 @@ that. Modules are named after the process, the server or the data that the hazar
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.jobs import model, queue
 from syncer.jobs.model import Job, JobKind, JobState, find
+from tests.support import preloaded
 from tests.support.breakpoints import Plan
 from tests.support.world import DEADLINE_SECONDS, USES_KAFKA, Daemon, World, wait_until
 
@@ -165,14 +164,13 @@ def two_documents(world: World) -> World:
 # Commands and transactions
 
 
-def begin_rebuild(world: World) -> subprocess.Popen[bytes]:
+def begin_rebuild(world: World) -> preloaded.Command:
     """``syncer index rebuild blogpost`` in a process of its own."""
-    with (world.folder / "rebuild.log").open("ab") as log:
-        command = [sys.executable, "-m", "syncer", "index", "rebuild", "blogpost"]
-        return subprocess.Popen(command, env=world.environment, stdout=log, stderr=log)
+    log_file = world.folder / "rebuild.log"
+    return preloaded.Command(["index", "rebuild", "blogpost"], environment=world.environment, log_file=log_file)
 
 
-def require_done(world: World, process: subprocess.Popen[bytes]) -> None:
+def require_done(world: World, process: preloaded.Command) -> None:
     """It ends, and well."""
     assert process.wait(2 * DEADLINE_SECONDS) == 0, (world.folder / "rebuild.log").read_text()
 

@@ -57,7 +57,8 @@ def under_writers(world: World, statement: str) -> None:
             is_done = True
         earlier_counts = list(counts)
         wait_until(
-            lambda: all(now > then + 10 for now, then in zip(counts, earlier_counts, strict=True)), what="they write on"
+            lambda: all(later > earlier + 10 for later, earlier in zip(counts, earlier_counts, strict=True)),
+            what="they write on",
         )
     if not is_done:
         world.sql(statement)
@@ -380,31 +381,31 @@ def test_a_statement_that_is_not_needed_ends_no_daemon(filled: World, state: str
 @pytest.mark.parametrize("objects", ["the tables", "syncer's schema too"])
 def test_owners_change_under_writers_without_an_error(filled: World, objects: str) -> None:
     """REASSIGN OWNED, after the new owner was granted to the old one: no write fails, and all is captured."""
-    first, second = (f"{name}_{filled.name}" for name in ("first", "second"))
+    old_owner, new_owner = (f"{name}_{filled.name}" for name in ("first", "second"))
     try:
-        filled.sql(f"CREATE ROLE {first}; CREATE ROLE {second}; GRANT {second} TO {first}")
+        filled.sql(f"CREATE ROLE {old_owner}; CREATE ROLE {new_owner}; GRANT {new_owner} TO {old_owner}")
         owned = ["public"] if objects == "the tables" else ["public", "syncer"]
         for schema in owned:
             filled.sql(f"""
-                ALTER SCHEMA {schema} OWNER TO {first};
+                ALTER SCHEMA {schema} OWNER TO {old_owner};
                 DO $$ DECLARE name text; BEGIN
                     FOR name IN SELECT oid::regclass FROM pg_class
                                 WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'p', 'v') LOOP
-                        EXECUTE format('ALTER TABLE %s OWNER TO {first}', name);
+                        EXECUTE format('ALTER TABLE %s OWNER TO {old_owner}', name);
                     END LOOP;
                     FOR name IN SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace LOOP
-                        EXECUTE format('ALTER FUNCTION %s OWNER TO {first}', name);
+                        EXECUTE format('ALTER FUNCTION %s OWNER TO {old_owner}', name);
                     END LOOP;
                 END $$
             """)
-        under_writers(filled, f"REASSIGN OWNED BY {first} TO {second}")
+        under_writers(filled, f"REASSIGN OWNED BY {old_owner} TO {new_owner}")
         filled.apply()
         filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
         filled.daemon()
         require_holds(filled)
     finally:
-        filled.sql(f"REASSIGN OWNED BY {first}, {second} TO postgres; DROP OWNED BY {first}, {second}")
-        filled.sql(f"DROP ROLE {first}, {second}")
+        filled.sql(f"REASSIGN OWNED BY {old_owner}, {new_owner} TO postgres; DROP OWNED BY {old_owner}, {new_owner}")
+        filled.sql(f"DROP ROLE {old_owner}, {new_owner}")
 
 
 def test_a_former_owner_may_not_execute_the_trigger_function(filled: World) -> None:

@@ -87,8 +87,8 @@ def private_blog(
     request: pytest.FixtureRequest, sandbox: Sandbox, endpoints: Endpoints, servers: Standbys, tmp_path: Path
 ) -> Iterator[World]:
     """The blog on that Postgres."""
-    there = replace(endpoints, postgres_dsn=servers.primary.address)
-    with blog_at(sandbox, there, tmp_path, uses_kafka=request.param) as world:
+    endpoints_there = replace(endpoints, postgres_dsn=servers.primary.address)
+    with blog_at(sandbox, endpoints_there, tmp_path, uses_kafka=request.param) as world:
         yield world
 
 
@@ -216,13 +216,13 @@ def test_one_backend_is_killed(private_blog: World, servers: Standbys) -> None:
 
 def test_a_clean_restart_costs_nothing(private_blog: World, servers: Standbys) -> None:
     """Nothing is written again, and the epoch is the same; a mark is taken, since files may have been copied."""
-    before, numbers, mark = recorded(private_blog), sequence_numbers(private_blog), number_of_mark(private_blog)
+    earlier, numbers, mark = recorded(private_blog), sequence_numbers(private_blog), number_of_mark(private_blog)
     servers.primary.stop()
     servers.primary.start()
     settle(private_blog)
     assert (written_again(private_blog), sequence_numbers(private_blog)) == ({}, numbers)
-    after = recorded(private_blog)
-    assert (after.epoch, after.mark, number_of_mark(private_blog)) == (before.epoch, mark + 1, mark + 1)
+    later = recorded(private_blog)
+    assert (later.epoch, later.mark, number_of_mark(private_blog)) == (earlier.epoch, mark + 1, mark + 1)
 
 
 def test_a_standby_that_answers_is_tried_again(
@@ -230,13 +230,13 @@ def test_a_standby_that_answers_is_tried_again(
 ) -> None:
     """It may be promoted soon, or while it answers; what connects does not end since it has no unlogged tables."""
     standby = servers.follow()
-    there = replace(private_blog, endpoints=replace(private_blog.endpoints, postgres_dsn=standby.address))
-    with there.connect() as connection, there.index() as index:
+    world_on_standby = replace(private_blog, endpoints=replace(private_blog.endpoints, postgres_dsn=standby.address))
+    with world_on_standby.connect() as connection, world_on_standby.index() as index:
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as refused:
             failover.enter(connection, index)
         assert decide(refused.value) is Action.RETRY
     monkeypatch.setattr(failover, "_IS_PRIMARY", "SELECT pg_promote(true, 120)")
-    with there.connect() as connection, there.index() as index:
+    with world_on_standby.connect() as connection, world_on_standby.index() as index:
         assert failover.enter(connection, index).has_changed
     standby.stop("immediate")
 
@@ -248,19 +248,19 @@ def test_two_primaries_do_not_take_turns(private_blog: World, servers: Standbys)
     daemon = world.daemon()
     standby = servers.follow()
     ask(standby, "SELECT pg_promote(true, 120)")
-    other = replace(world, endpoints=replace(world.endpoints, postgres_dsn=standby.address))
-    other_daemon = other.daemon(until="failover.detected")
+    promoted = replace(world, endpoints=replace(world.endpoints, postgres_dsn=standby.address))
+    promoted_daemon = promoted.daemon(until="failover.detected")
     # With Kafka, workers of both have joined the group. Those of the former primary have nothing of their own to do.
-    other.sql("UPDATE posts SET title = 'first' WHERE id < 100")
-    require_holds(other)
+    promoted.sql("UPDATE posts SET title = 'first' WHERE id < 100")
+    require_holds(promoted)
     world.sql("UPDATE posts SET title = 'of the former primary' WHERE id < 10; DELETE FROM posts WHERE id = 10")
     wait_for_trouble(daemon, OVERTAKEN)
     wait_until(lambda: OVERTAKEN in world.syncer("status").stdout, what="status says so")
-    other.sql("UPDATE posts SET title = 'of the promoted one' WHERE id < 20; DELETE FROM posts WHERE id = 20")
-    require_holds(other)
-    assert recorded(other).epoch == epoch + 1
+    promoted.sql("UPDATE posts SET title = 'of the promoted one' WHERE id < 20; DELETE FROM posts WHERE id = 20")
+    require_holds(promoted)
+    assert recorded(promoted).epoch == epoch + 1
     assert not [event for event in daemon.events() if event["event"] == "failover.detected"]
-    assert (other_daemon.stop(), daemon.stop()) == (0, 0)
+    assert (promoted_daemon.stop(), daemon.stop()) == (0, 0)
     standby.stop("immediate")
     world.daemon(plan=IMPATIENT, until="failover.detected")
     require_holds(world)

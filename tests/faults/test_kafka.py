@@ -89,19 +89,19 @@ def create_anew_and_longer(world: World) -> None:
 
 def cut_off_the_end(world: World) -> None:
     """A replica that had the earlier half of the records leads, as after an unclean election."""
-    name, there = world.settings.kafka.topic, world.endpoints.kafka_bootstrap_servers
-    kept: list[Message] = []
-    with closing(Consumer({"bootstrap.servers": there, "group.id": name + ".reader"})) as reader:
+    name, servers = world.settings.kafka.topic, world.endpoints.kafka_bootstrap_servers
+    records: list[Message] = []
+    with closing(Consumer({"bootstrap.servers": servers, "group.id": name + ".reader"})) as reader:
         for partition, end in ends(world).items():
             reader.assign([TopicPartition(name, partition, 0)])
             earlier: list[Message] = []
             while len(earlier) < end // 2:
                 earlier += reader.consume(end // 2 - len(earlier), 1)
-            kept += earlier
+            records += earlier
     create_anew(world)
-    replica = Producer({"bootstrap.servers": there})
-    for each in kept:
-        replica.produce(name, each.value(), each.key(), partition=each.partition() or 0, headers=each.headers())
+    replica = Producer({"bootstrap.servers": servers})
+    for record in records:
+        replica.produce(name, record.value(), record.key(), partition=record.partition() or 0, headers=record.headers())
     replica.flush()
 
 
@@ -138,14 +138,14 @@ def test_a_loss_is_made_good(
     with following(blog):
         blog.sql(NEW)
         require_holds(blog)
-    before = refreshes(blog)
-    assert bool(before) is if_handled
+    jobs_before = refreshes(blog)
+    assert bool(jobs_before) is if_handled
     # So many that half of the log is longer than what was handled: see the exception in docs/protocol.md.
     publish(blog, *[f"UPDATE posts SET title = 'lost {number}'" for number in range(5)], DELETE)
     happens(blog)
     with capture_logs() as logs, following(blog):
         require_holds(blog)
-    caused = [occasion for job, occasion in refreshes(blog).items() if job not in before]
+    caused = [occasion for job, occasion in refreshes(blog).items() if job not in jobs_before]
     # Partitions are found lost one after the other: what was published between makes another refresh.
     assert bool(caused) is if_waiting, caused
     lost = [event for event in logs if event["event"] == "topic.records_lost"]
@@ -273,10 +273,10 @@ class Deaf(ChangeConsumer):
 
     def receive(self, *, records_max: int, wait_seconds: float) -> None:  # noqa: ARG002 - as it is
         """Nothing, but for its assignment."""
-        before = dict(self.numbers)
+        numbers = dict(self.numbers)
         with suppress(LossError):
             super().receive(records_max=1, wait_seconds=wait_seconds)
-        self.numbers |= {partition: number for partition, number in before.items() if partition in self.numbers}
+        self.numbers |= {partition: number for partition, number in numbers.items() if partition in self.numbers}
 
 
 @pytest.fixture
@@ -284,8 +284,8 @@ def deaf(blog: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A blog whose first client is deaf, and soon at fault."""
     clients = iter([Deaf])
 
-    def client(*what: Any, **how: Any) -> ChangeConsumer:
-        return next(clients, ChangeConsumer)(*what, **how)
+    def client(*arguments: Any, **options: Any) -> ChangeConsumer:
+        return next(clients, ChangeConsumer)(*arguments, **options)
 
     monkeypatch.setattr(source, "ChangeConsumer", client)
     monkeypatch.setattr(source, "SILENT_SECONDS", 0.5)
@@ -323,9 +323,9 @@ LIVED_ON = {
 """A change that becomes a fan-out, what happens before, and whether the worker has saved it when its job is lost."""
 
 
-@pytest.mark.parametrize(("change", "before", "is_saved"), LIVED_ON.values(), ids=LIVED_ON)
+@pytest.mark.parametrize(("change", "preparation", "is_saved"), LIVED_ON.values(), ids=LIVED_ON)
 def test_a_worker_that_outlives_a_failover_receives_again_what_was_lost(
-    sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path, change: str, before: str, *, is_saved: bool
+    sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path, change: str, preparation: str, *, is_saved: bool
 ) -> None:
     """Rule: what is resolved on a session is saved on it. So no change counts as handled whose job was lost."""
     with (
@@ -334,7 +334,7 @@ def test_a_worker_that_outlives_a_failover_receives_again_what_was_lost(
     ):
         fill(world)
         handle(world)
-        world.sql(f"{before}; {NEW}" if before else NEW)
+        world.sql(f"{preparation}; {NEW}" if preparation else NEW)
         publish(world, change)
         go_back, has_failed_over = servers.keep_standby(), Event()
 
@@ -387,11 +387,11 @@ def test_a_change_or_a_batch_is_too_large(empty_world: World) -> None:
         world.sql(f"INSERT INTO books SELECT 1, {LARGE}")
         world.sql(f"INSERT INTO shelves (id, word, label) SELECT 1, {LARGE}, 'found'")
         world.wait_until_level()
-        before = refreshes(world)
+        jobs_before = refreshes(world)
         world.sql("INSERT INTO books SELECT g, 'short' FROM generate_series(2, 999) AS g")
         require_holds(world)
-        assert before
-        assert refreshes(world) == before
+        assert jobs_before
+        assert refreshes(world) == jobs_before
     assert world.held()["1"] == {"label": "found"}
     shortened = [event["relations"] for event in logs if event["event"] == "relay.changes_shortened"]
     assert shortened[0] == ["public.shelves"]

@@ -75,7 +75,7 @@ class Operator:
 
     def document(self) -> Json:
         """What the page says of the blogpost."""
-        document: Json = next(each for each in self.page()["documents"] if each["name"] == "blogpost")
+        document: Json = next(candidate for candidate in self.page()["documents"] if candidate["name"] == "blogpost")
         return document
 
     def events(self) -> str:
@@ -86,7 +86,11 @@ class Operator:
         """The problem with these words, once the page has it: once, as `status` does and the metrics count it."""
 
         def problems() -> list[Json]:
-            return [each for each in self.page()["problems"] if all(part in each["message"] for part in words)]
+            return [
+                candidate
+                for candidate in self.page()["problems"]
+                if all(word in candidate["message"] for word in words)
+            ]
 
         wait_until(lambda: bool(problems()), what=f"the page says {words}")
         (problem,) = problems()

@@ -225,17 +225,17 @@ def test_a_daemon_goes_on_once_the_index_takes_documents(thing_world: World, fau
 @contextmanager
 def moved_alias(world: World, *, keeps: bool = False) -> Iterator[str]:
     """The write alias leads to another index, alone or beside its own."""
-    name, other = world.index_of("thing"), f"{world.alias}-other"
+    name, foreign = world.index_of("thing"), f"{world.alias}-other"
     alias = {"alias": world.write_alias_of("thing"), "is_hidden": True}
     with world.elasticsearch() as client:
-        client.indices.create(index=other)
+        client.indices.create(index=foreign)
         alias_change = {"add": {**alias, "index": name, "is_write_index": False}}
         alias_change = alias_change if keeps else {"remove": {"index": name, "alias": alias["alias"]}}
         client.indices.update_aliases(
-            actions=[alias_change, {"add": {**alias, "index": other, "is_write_index": True}}]
+            actions=[alias_change, {"add": {**alias, "index": foreign, "is_write_index": True}}]
         )
         yield "leads to"
-        client.indices.delete(index=other)
+        client.indices.delete(index=foreign)
         client.indices.update_aliases(actions=[{"add": {**alias, "index": name, "is_write_index": True}}])
 
 

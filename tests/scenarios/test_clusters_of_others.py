@@ -19,11 +19,9 @@ from syncer.apply import preview
 from syncer.apply.trial import PlanProblem, PlanSeverity
 from syncer.base.errors import LockError
 from syncer.locks import Edit, Locks
-from syncer.sandbox import Endpoints, Sandbox
-from syncer.sandbox.servers import ElasticsearchServer
 from tests.faults.harness import require_holds
 from tests.support.doctor import fix, is_well, look
-from tests.support.world import BLOG_SCHEMA, VERSIONS, World, elsewhere, made, sandbox_of_its_own, wait_until
+from tests.support.world import BLOG_SCHEMA, VERSIONS, World, wait_until
 from tests.support.writers import fill, writing
 
 LATER_THAN_8 = VERSIONS.elasticsearch not in (None, "8")
@@ -38,39 +36,21 @@ FIELDS = {"title": {"type": "text"}, "place": {"type": "float"}}
 VECTOR = {"title": {"type": "text"}, "place": {"type": "dense_vector", "dims": 2}}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ElasticsearchServer]:
-    """An Elasticsearch whose templates and settings no other module meets."""
-    with sandbox_of_its_own() as own:
-        own.elasticsearch.start()
-        yield own.elasticsearch
-
-
 @pytest.fixture
-def world(sandbox: Sandbox, endpoints: Endpoints, server: ElasticsearchServer, tmp_path: Path) -> Iterator[World]:
-    """The blog on that Elasticsearch, with users and posts."""
-    with elsewhere(sandbox, endpoints, tmp_path, elasticsearch_url=server.address) as world:
-        fill(world)
-        world.sql("DELETE FROM syncer.outbox")  # no change is in flight
-        yield world
+def world(world: World) -> World:
+    """The blog, with users and posts. Each test leaves the server's templates and settings as they were."""
+    fill(world)
+    world.sql("DELETE FROM syncer.outbox")  # no change is in flight
+    return world
 
 
 @pytest.fixture(scope="module")
-def planned(
-    sandbox: Sandbox, endpoints: Endpoints, server: ElasticsearchServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
+def planned(module_world: World) -> World:
     """A world of which nothing is active, for tests that only plan."""
-    folder = tmp_path_factory.mktemp("planned")
-    there = Endpoints(
-        postgres_dsn=endpoints.postgres_dsn,
-        kafka_bootstrap_servers=endpoints.kafka_bootstrap_servers,
-        elasticsearch_url=server.address,
-    )
-    with made(World(sandbox=sandbox, endpoints=there, folder=folder)) as world:
-        world.sql(BLOG_SCHEMA.read_text())
-        fill(world)
-        world.migrate()
-        yield world
+    module_world.sql(BLOG_SCHEMA.read_text())
+    fill(module_world)
+    module_world.migrate()
+    return module_world
 
 
 @contextmanager
@@ -165,12 +145,12 @@ def test_plan_says_what_an_index_would_become_and_its_advice_holds(planned: Worl
     content, body, words, severity = FOUND[case]
     folder = define(planned, body)
     with template(planned, content):
-        found = [problem for problem in problems(planned, "note") if words in problem.message]
-        assert [problem.severity for problem in found] == [severity], problems(planned, "note")
-        _, is_setting, setting = found[0].action.removesuffix(".").partition("Add to the settings in index.json: ")
+        matching = [problem for problem in problems(planned, "note") if words in problem.message]
+        assert [problem.severity for problem in matching] == [severity], problems(planned, "note")
+        _, is_setting, setting = matching[0].action.removesuffix(".").partition("Add to the settings in index.json: ")
         if is_setting:
-            written = json.loads((folder / "index.json").read_text())
-            (folder / "index.json").write_text(json.dumps(written | {"settings": json.loads(f"{{{setting}}}")}))
+            body_before = json.loads((folder / "index.json").read_text())
+            (folder / "index.json").write_text(json.dumps(body_before | {"settings": json.loads(f"{{{setting}}}")}))
             assert [problem for problem in problems(planned, "note") if words in problem.message] == []
     assert scratch_indices(planned) == []
 
@@ -210,14 +190,14 @@ def test_index_json_is_blamed_only_if_it_is_the_reason(planned: World, case: str
                 )
             if case == "the limit of shards":
                 client.cluster.put_settings(persistent={"cluster.max_shards_per_node": 1})
-            refused = [f"{found.message} {found.action}" for found in problems(planned, "note")]
+            refused = [f"{problem.message} {problem.action}" for problem in problems(planned, "note")]
         finally:
             client.cluster.put_settings(persistent={"cluster.max_shards_per_node": None})
             client.options(ignore_status=404).indices.delete_index_template(name=planned.name)
-    said = [
+    sentences = [
         words in "".join(refused) for words in ("index.json is not the reason", "Change what it names in index.json")
     ]
-    assert said == [case != "index.json", case == "index.json"], refused
+    assert sentences == [case != "index.json", case == "index.json"], refused
     assert scratch_indices(planned) == []
 
 
@@ -225,23 +205,23 @@ def aliases(world: World) -> dict[str, Any]:
     """The aliases of the index that searches find, but for its write alias."""
     index = world.index_of()
     with world.elasticsearch() as client:
-        found: dict[str, Any] = client.indices.get_alias(index=index).body[index]["aliases"]
-    return {name: properties for name, properties in found.items() if "-syncer-write-" not in name}
+        all_aliases: dict[str, Any] = client.indices.get_alias(index=index).body[index]["aliases"]
+    return {name: properties for name, properties in all_aliases.items() if "-syncer-write-" not in name}
 
 
 def test_every_alias_moves_with_a_rebuild_under_writers(world: World) -> None:
     """Aliases of applications and of templates move in the one request; no search finds a document twice meanwhile."""
-    some = {"filter": {"exists": {"field": "title"}}}
+    filtered = {"filter": {"exists": {"field": "title"}}}
     team, tenant, routed = (f"{name}-{world.name}" for name in ("team", "tenant", "routed"))
     world.backfill()
     actions: list[dict[str, Any]] = [
         {"add": {"index": world.index_of(), "alias": team}},
-        {"add": {"index": world.index_of(), "alias": tenant, **some}},
+        {"add": {"index": world.index_of(), "alias": tenant, **filtered}},
         {"add": {"index": world.index_of(), "alias": routed, "routing": "7", "is_hidden": True}},
     ]
     with template(world, {"aliases": {team: {}}}), world.elasticsearch() as client:
         client.indices.update_aliases(actions=actions)
-        there, index = aliases(world), world.index_of()
+        aliases_before, index = aliases(world), world.index_of()
         world.daemon()
         twice: list[str] = []
 
@@ -256,7 +236,7 @@ def test_every_alias_moves_with_a_rebuild_under_writers(world: World) -> None:
             world.backfill()
         require_holds(world)
         assert (rebuilding.result().returncode, twice) == (0, []), rebuilding.result().stderr
-        assert (aliases(world), world.index_of() != index) == (there, True)
+        assert (aliases(world), world.index_of() != index) == (aliases_before, True)
         assert len(world.held()) == client.count(index=team)["count"] == client.count(index=tenant)["count"]
 
 
@@ -295,12 +275,12 @@ WRITE_ALIASES: dict[str, list[dict[str, Any]]] = {
 def test_nothing_is_written_to_the_index_of_another(world: World, case: str) -> None:
     """A writer that connects notices; doctor names it, its fix is pasted, and the document resumes by itself."""
     world.backfill()
-    index, other = world.index_of(), f"{world.alias}-of-others"
-    names = {"{index}": index, "{other}": other, "{alias}": world.write_alias_of()}
+    index, foreign = world.index_of(), f"{world.alias}-of-others"
+    names = {"{index}": index, "{other}": foreign, "{alias}": world.write_alias_of()}
     with world.elasticsearch() as client:
-        client.indices.create(index=other, settings={"number_of_replicas": 0})
+        client.indices.create(index=foreign, settings={"number_of_replicas": 0})
         with pytest.raises(ApiError, match="more than one write index"):
-            client.indices.put_alias(index=other, name=names["{alias}"], is_write_index=True)
+            client.indices.put_alias(index=foreign, name=names["{alias}"], is_write_index=True)
         text = json.dumps(WRITE_ALIASES[case])
         for name, value in names.items():
             text = text.replace(name, value)
@@ -308,26 +288,26 @@ def test_nothing_is_written_to_the_index_of_another(world: World, case: str) -> 
         daemon = world.daemon()
         with writing(world, writers=2):
             daemon.wait_for("document.suspended")
-            while not is_well(found := look(world, "elasticsearch.settings")):
-                fix(world, found[0])
+            while not is_well(findings := look(world, "elasticsearch.settings")):
+                fix(world, findings[0])
         require_holds(world)
-        client.indices.refresh(index=other)
-        assert client.count(index=other)["count"] == 0
+        client.indices.refresh(index=foreign)
+        assert client.count(index=foreign)["count"] == 0
 
 
 def test_a_restored_copy_does_not_join_the_write_alias(world: World) -> None:
     """Elasticsearch refuses a copy that brings the aliases along; without them, nothing is written to it."""
     world.backfill()
     copy: dict[str, Any] = {"rename_pattern": "(.+)", "rename_replacement": "$1-copy", "wait_for_completion": True}
-    where: dict[str, Any] = {"repository": world.name, "snapshot": "one"}
+    older: dict[str, Any] = {"repository": world.name, "snapshot": "one"}
     with world.elasticsearch() as client:
         client.snapshot.create_repository(
             name=world.name, repository={"type": "fs", "settings": {"location": world.name}}
         )
-        client.snapshot.create(**where, indices=world.index_of(), include_global_state=False, wait_for_completion=True)
+        client.snapshot.create(**older, indices=world.index_of(), include_global_state=False, wait_for_completion=True)
         with pytest.raises(ApiError, match="more than one write index"):
-            client.snapshot.restore(**where, **copy, include_global_state=False)
-        client.snapshot.restore(**where, **copy, include_global_state=False, include_aliases=False)
+            client.snapshot.restore(**older, **copy, include_global_state=False)
+        client.snapshot.restore(**older, **copy, include_global_state=False, include_aliases=False)
         client.snapshot.delete_repository(name=world.name)
     world.daemon()
     with writing(world, writers=2):
@@ -359,19 +339,19 @@ def test_one_blocked_index_stops_no_command_for_others(world: World, block: dict
     define(world, {})
     world.documents = ("blogpost", "note")
     world.apply()
-    other = world.index_of("note")
+    blocked = world.index_of("note")
     with world.elasticsearch() as client:
-        client.indices.put_settings(index=other, settings=block)
+        client.indices.put_settings(index=blocked, settings=block)
         try:
             world.edit_file("p.body,", "upper(p.body) AS body,")
             planned = json.loads(world.syncer("plan", "--json").stdout)["documents"]
             applied, verified = world.syncer("apply", "--yes"), world.syncer("verify", "blogpost")
             counts = json.loads(world.syncer("status", "--json").stdout)
-            (found, *_) = look(world, "elasticsearch.settings")
-            assert (found.severity, next(iter(block)) in found.found) == ("wrong", True)
-            fix(world, found)
+            (finding, *_) = look(world, "elasticsearch.settings")
+            assert (finding.severity, next(iter(block)) in finding.found) == ("wrong", True)
+            fix(world, finding)
         finally:
-            client.indices.put_settings(index=other, settings=dict.fromkeys(block))
+            client.indices.put_settings(index=blocked, settings=dict.fromkeys(block))
     assert [(document["name"], document["outcome"]) for document in planned if document["name"] == "blogpost"] == [
         ("blogpost", "in_place")
     ]
@@ -385,12 +365,12 @@ def test_a_filter_on_the_search_alias_is_named_and_kept(world: World) -> None:
     world.backfill()
     with world.elasticsearch() as client:
         client.indices.put_alias(index=world.index_of(), name=world.alias, filter={"term": {"_id": "7"}})
-        seen = world.syncer("verify")
-        assert (seen.returncode, "has a filter" in seen.stdout) == (1, True), seen.stdout
+        verified = world.syncer("verify")
+        assert (verified.returncode, "has a filter" in verified.stdout) == (1, True), verified.stdout
         world.syncer("index", "rebuild", "blogpost")
         assert client.count(index=world.alias)["count"] == 1
-    (found,) = look(world, "elasticsearch.settings")
-    fix(world, found)
+    (finding,) = look(world, "elasticsearch.settings")
+    fix(world, finding)
     assert (world.syncer("verify").returncode, world.differences()) == (0, [])
 
 
@@ -420,6 +400,7 @@ def test_syncers_own_index_is_made_explicitly(world: World, case: str) -> None:
         finally:
             client.cluster.put_settings(persistent=dict.fromkeys(strict))
             client.indices.delete_index_template(name="own")
+            client.indices.delete(index="syncer-state", ignore_unavailable=True)  # others get one without the pipeline
     assert is_well(doctor), doctor
 
 
@@ -473,8 +454,8 @@ def test_locks_change_nothing_that_they_could_not_restore(planned: World, case: 
             client.indices.create(index=name, **UNKEPT[case])
             client.index(index=name, id="1", document={"name": "a", "secret": [1, 2]})
             locks = Locks(client, owner="test", index=f"{planned.alias}-locks")
-            with pytest.raises(LockError, match="could not be rolled back"), locks.documents(name, ["1"]) as held:
-                held.write([Edit(index=name, id="1", source={"name": "b"})])
+            with pytest.raises(LockError, match="could not be rolled back"), locks.documents(name, ["1"]) as lock:
+                lock.write([Edit(index=name, id="1", source={"name": "b"})])
             assert client.get(index=name, id="1")["_version"] == 1
         finally:
             client.indices.delete(index=[name, f"{planned.alias}-locks"], ignore_unavailable=True)
@@ -486,10 +467,10 @@ def test_what_only_a_new_index_cures_leads_to_one(world: World) -> None:
     world.backfill()
     index = world.index_of()
     with world.elasticsearch() as client:
-        found = client.indices.get(index=index).body[index]
+        state = client.indices.get(index=index).body[index]
         client.indices.delete(index=index)
         settings = {DERIVED[0]: DERIVED[1], "index.gc_deletes": "1h", "number_of_replicas": 0}
-        client.indices.create(index=index, settings=settings, mappings=found["mappings"], aliases=found["aliases"])
+        client.indices.create(index=index, settings=settings, mappings=state["mappings"], aliases=state["aliases"])
     world.backfill()
     (finding,) = look(world, "elasticsearch.settings")
     assert DERIVED[0] in finding.found

@@ -20,11 +20,11 @@ def problems(world: World) -> list[dict[str, str]]:
     return problems_found
 
 
-@pytest.mark.parametrize("others", [1, 2], ids=["a foreign session", "two of them"])
-def test_what_keeps_the_lead_is_found(world: World, others: int) -> None:
+@pytest.mark.parametrize("number_of_sessions", [1, 2], ids=["a foreign session", "two of them"])
+def test_what_keeps_the_lead_is_found(world: World, number_of_sessions: int) -> None:
     """Rule: a daemon that cannot lead is not told to restart. The query of the hint names the session; it is ended."""
     lock = f"SELECT pg_advisory_lock_shared({AdvisoryLock.RELAY.value})"
-    foreign = [psycopg.connect(world.dsn, application_name=f"foreign-{number}") for number in range(others)]
+    foreign = [psycopg.connect(world.dsn, application_name=f"foreign-{number}") for number in range(number_of_sessions)]
     for connection in foreign:
         connection.execute(lock)
     world.daemon()
@@ -33,7 +33,7 @@ def test_what_keeps_the_lead_is_found(world: World, others: int) -> None:
     )
     (action,) = [problem["action"] for problem in problems(world) if "No daemon leads" in problem["message"]]
     holders = world.sql(action[action.index("SELECT") :])
-    assert {name for _, _, name in holders} == {f"foreign-{number}" for number in range(others)}
+    assert {name for _, _, name in holders} == {f"foreign-{number}" for number in range(number_of_sessions)}
     for pid, *_ in holders:
         world.sql("SELECT pg_terminate_backend(%s)", pid)
     wait_until(lambda: problems(world) == [], what="a daemon leads")

@@ -136,7 +136,7 @@ def test_names_that_syncer_uses_itself(empty_world: World) -> None:
     """As columns of plain and composite types, as tables and as functions: documents are as the SELECT says."""
     world = empty_world
 
-    def each(template: str, separator: str = ", ") -> str:
+    def all_(template: str, separator: str = ", ") -> str:
         """This text for every such name."""
         return separator.join(template.format(sql.Identifier(name).as_string()) for name in ALIASES)
 
@@ -144,16 +144,16 @@ def test_names_that_syncer_uses_itself(empty_world: World) -> None:
     shutil.rmtree(world.config / "documents")
     world.documents = tuple(f"of_{kind}s" for kind in values)
     world.sql("CREATE TYPE pair AS (k text, v int)")
-    world.sql(each("CREATE TABLE public.{} (id int PRIMARY KEY, label text)", "; "))
+    world.sql(all_("CREATE TABLE public.{} (id int PRIMARY KEY, label text)", "; "))
     trap = "CREATE FUNCTION public.{}(anyelement) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'trap' $$"
-    world.sql(each(trap, "; "))
+    world.sql(all_(trap, "; "))
     world.sql("; ".join(map(trap.format, {"row_to_json", "to_json", "to_jsonb", "array_to_string"} - {*ALIASES})))
     for table, (kind, value) in zip(world.documents, values.items(), strict=True):
-        world.sql(f"CREATE TABLE {table} (id int PRIMARY KEY, parent int, {each('{} ' + kind)})")
+        world.sql(f"CREATE TABLE {table} (id int PRIMARY KEY, parent int, {all_('{} ' + kind)})")
         listed = ", ".join([value] * len(ALIASES))
         world.sql(f"INSERT INTO {table} SELECT n, 1, {listed} FROM generate_series(1, 3) AS n")
         select = (
-            f"SELECT t.id AS _id, {each('t.{}')}, (SELECT f.label FROM fields AS f WHERE f.id = t.parent) AS label_of, "
+            f"SELECT t.id AS _id, {all_('t.{}')}, (SELECT f.label FROM fields AS f WHERE f.id = t.parent) AS label_of, "
             f"(SELECT d.label FROM d WHERE d.id = t.parent) AS label_too FROM {table} AS t"
         )
         world.define(table, select, {"enabled": False})
@@ -209,7 +209,7 @@ def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
     world.sql("INSERT INTO people VALUES (1, %s)", VALUE)
     world.sql("INSERT INTO notes VALUES (1, 1, 'fine', %s), (2, 1, %s, '2')", VALUE, VALUE)
     wait_until(
-        lambda: {each["sample_id"] for each in daemon.events() if "sample_id" in each} == {"1", "2"},
+        lambda: {event["sample_id"] for event in daemon.events() if "sample_id" in event} == {"1", "2"},
         what="both are dead letters",
         detail=daemon.log_file.read_text,
     )

@@ -37,19 +37,21 @@ def followed(world: World) -> None:
     world.migrate()
     world.apply()
     for name in world.documents:
-        expected, held = world.expected(name), world.held(name)
-        assert expected.keys() == held.keys()
+        expected, indexed = world.expected(name), world.held(name)
+        assert expected.keys() == indexed.keys()
         for id_, document in expected.items():
             # The oracle's session writes intervals in Postgres' own style.
-            others = {key for key, value in document.items() if value != held[id_][key] and " interval" not in key}
-            assert others == set()
+            differing = {
+                key for key, value in document.items() if value != indexed[id_][key] and " interval" not in key
+            }
+            assert differing == set()
 
 
 def mapping(world: World, name: str) -> dict[str, Any]:
     """The mapping of a document's fields."""
     body = json.loads((world.config / "documents" / name / "index.json").read_text())
-    found: dict[str, Any] = body["mappings"]["properties"]
-    return found
+    properties: dict[str, Any] = body["mappings"]["properties"]
+    return properties
 
 
 TYPES = """
@@ -104,10 +106,10 @@ def test_a_table_with_every_type_that_there_is(bare: World) -> None:
     columns = [f'"c {name}" {type_}' for type_, name in types]
     columns += [f'"a {name}" {type_}[]' for type_, name in types if name != "int2vector"]
     bare.sql(f"CREATE TABLE everything (id integer PRIMARY KEY, {', '.join(columns)})")
-    given = {name: SAMPLES[name] for _, name in types if name in SAMPLES}
-    quoted = ", ".join(f'"c {name}", "a {name}"' for name in given)
-    values = [value for type_, name in types if name in given for value in (given[name], [given[name]])]
-    marks = ", ".join(f"%s::{type_}, (%s::text[])::{type_}[]" for type_, name in types if name in given)
+    sampled = {name: SAMPLES[name] for _, name in types if name in SAMPLES}
+    quoted = ", ".join(f'"c {name}", "a {name}"' for name in sampled)
+    values = [value for type_, name in types if name in sampled for value in (sampled[name], [sampled[name]])]
+    marks = ", ".join(f"%s::{type_}, (%s::text[])::{type_}[]" for type_, name in types if name in sampled)
     bare.sql(f"INSERT INTO everything (id, {quoted}) VALUES (1, {marks})", *values)
     bare.sql("INSERT INTO everything (id) VALUES (2)")
     printed = drafted(bare, "--table", "everything")
@@ -121,7 +123,7 @@ def test_a_table_with_every_type_that_there_is(bare: World) -> None:
     assert mapping(bare, "everything")["c tstzrange"] == {"type": "date_range"}
     assert (shown["c numrange"], shown["c daterange"]) == ({"gt": 1.5}, None)
     assert shown["c price"] == 12345678.90
-    assert shown.keys() >= {f"c {name}" for name in given if name not in ("bytea", "tsvector")}
+    assert shown.keys() >= {f"c {name}" for name in sampled if name not in ("bytea", "tsvector")}
 
 
 PEOPLE = """

@@ -29,23 +29,23 @@ MANIFESTS = sorted(KUBERNETES.rglob("*.yaml"))
 SETTINGS = KUBERNETES / "settings" / "syncer.yaml"
 COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
 OBJECTS = [
-    found
+    manifest
     for file in MANIFESTS
     if file.name != "kustomization.yaml" and file != SETTINGS
-    for found in yaml.safe_load_all(file.read_text())
+    for manifest in yaml.safe_load_all(file.read_text())
 ]
 """Every object of the manifests."""
-SECRETS = {found["metadata"]["name"]: found["stringData"] for found in OBJECTS if found["kind"] == "Secret"}
+SECRETS = {manifest["metadata"]["name"]: manifest["stringData"] for manifest in OBJECTS if manifest["kind"] == "Secret"}
 TEMPLATES = {
-    found["metadata"]["name"]: found["spec"].get("jobTemplate", found)["spec"]["template"]
-    for found in OBJECTS
-    if found["kind"] in ("Deployment", "Job", "CronJob")
+    manifest["metadata"]["name"]: manifest["spec"].get("jobTemplate", manifest)["spec"]["template"]
+    for manifest in OBJECTS
+    if manifest["kind"] in ("Deployment", "Job", "CronJob")
 }
 """The template of each pod, by the name of what runs it."""
 COMPONENT = yaml.safe_load((KUBERNETES / "kafka" / "kustomization.yaml").read_text())
-KAFKA = [each["value"] for each in yaml.safe_load(COMPONENT["patches"][0]["patch"])]
+KAFKA = [variable["value"] for variable in yaml.safe_load(COMPONENT["patches"][0]["patch"])]
 """The variables that the component adds to the daemons and to the release."""
-DAEMONS = {found["metadata"]["name"]: found for found in OBJECTS if found["kind"] == "Deployment"}
+DAEMONS = {manifest["metadata"]["name"]: manifest for manifest in OBJECTS if manifest["kind"] == "Deployment"}
 
 
 def containers(template: dict[str, Any]) -> list[dict[str, Any]]:
@@ -55,12 +55,12 @@ def containers(template: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_settings_and_commands_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables are ones that syncer reads, each pod can load its settings and secrets, commands are syncer's."""
-    known = {"SYNCER_CONFIG"}
+    variables = {"SYNCER_CONFIG"}
     for section, field in Settings.model_fields.items():
         for name in field.annotation.model_fields:  # type: ignore[union-attr]
-            known |= {f"SYNCER_{section}_{name}".upper(), f"SYNCER_{section}_{name}_FILE".upper()}
+            variables |= {f"SYNCER_{section}_{name}".upper(), f"SYNCER_{section}_{name}_FILE".upper()}
     for file in [COMPOSE_FILE, *MANIFESTS, UNIT, DOCKERFILE]:
-        assert set(re.findall(r"\bSYNCER_[A-Z_]+\b", file.read_text())) - known == set(), file
+        assert set(re.findall(r"\bSYNCER_[A-Z_]+\b", file.read_text())) - variables == set(), file
     monkeypatch.setenv("SYNCER_CONFIG", str(tmp_path))
     (tmp_path / "syncer.yaml").write_text(SETTINGS.read_text())
     for template in TEMPLATES.values():
@@ -161,21 +161,25 @@ def test_the_chart_makes_the_objects_of_the_manifests(kafka: str) -> None:
     helm = shutil.which("helm") or pytest.skip("no helm on this machine: a Go module")
     command = [helm, "template", "syncer", str(HELM), "--set", f"kafka={kafka}"]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    made = {(found["kind"], found["metadata"]["name"]): found for found in yaml.safe_load_all(rendered) if found}
-    copied = made.pop(("ConfigMap", "syncer-release-settings"))
+    objects = {
+        (manifest["kind"], manifest["metadata"]["name"]): manifest
+        for manifest in yaml.safe_load_all(rendered)
+        if manifest
+    }
+    copied = objects.pop(("ConfigMap", "syncer-release-settings"))
     assert yaml.safe_load(copied["data"]["syncer.yaml"]) == yaml.safe_load(SETTINGS.read_text())
-    assert made.pop(("ConfigMap", "syncer-settings"))["data"] == copied["data"]
+    assert objects.pop(("ConfigMap", "syncer-settings"))["data"] == copied["data"]
     expected = {
-        (found["kind"], found["metadata"]["name"]): json.loads(
-            json.dumps(found).replace('"image": "syncer"', f'"image": "{IMAGE}:{PROJECT["version"]}"')
+        (manifest["kind"], manifest["metadata"]["name"]): json.loads(
+            json.dumps(manifest).replace('"image": "syncer"', f'"image": "{IMAGE}:{PROJECT["version"]}"')
         )
-        for found in OBJECTS
-        if found["kind"] != "Secret"
+        for manifest in OBJECTS
+        if manifest["kind"] != "Secret"
     }
     for kind, name in (("Deployment", "syncer"), ("Job", "syncer-release")):
         expected[kind, name]["spec"]["template"]["spec"]["containers"][-1]["env"] += KAFKA if kafka else []
-        made[kind, name]["metadata"].pop("annotations", None)
-        made[kind, name]["spec"]["template"]["metadata"].pop("annotations", None)
-    volumes = made["Job", "syncer-release"]["spec"]["template"]["spec"]["volumes"]
+        objects[kind, name]["metadata"].pop("annotations", None)
+        objects[kind, name]["spec"]["template"]["metadata"].pop("annotations", None)
+    volumes = objects["Job", "syncer-release"]["spec"]["template"]["spec"]["volumes"]
     volumes[0]["configMap"]["name"] = volumes[0]["configMap"]["name"].replace("release-", "")
-    assert made == expected
+    assert objects == expected

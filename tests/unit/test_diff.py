@@ -34,14 +34,14 @@ def drifts(expected: dict[str, Row], *copies: Copy, values: bool = True) -> list
     return list(compare(expected, copies, values=values))
 
 
-def differences(expected: str | dict[str, Any], held: str | dict[str, Any]) -> tuple[Difference, ...]:
+def differences(expected: str | dict[str, Any], indexed: str | dict[str, Any]) -> tuple[Difference, ...]:
     """What differs within one document."""
-    found = drifts({"1": row(expected)}, copy(held))
-    return found[0].differences if found else ()
+    drifted = drifts({"1": row(expected)}, copy(indexed))
+    return drifted[0].differences if drifted else ()
 
 
 @pytest.mark.parametrize(
-    ("expected", "held", "is_equal"),
+    ("expected", "indexed", "is_equal"),
     [
         ('{"a": 1, "b": 2}', '{"b":2,"a":1}', True),
         ('{"a": 1.0}', '{"a": 1.00}', True),
@@ -57,30 +57,30 @@ def differences(expected: str | dict[str, Any], held: str | dict[str, Any]) -> t
         ('{"a": [1]}', '{"a": 1}', False),
     ],
 )
-def test_values_are_compared_and_not_their_spelling(expected: str, held: str, *, is_equal: bool) -> None:
+def test_values_are_compared_and_not_their_spelling(expected: str, indexed: str, *, is_equal: bool) -> None:
     """Not as floats, nor as Python does: long numbers, truth and null are what they are."""
-    assert [found.path for found in differences(expected, held)] == ([] if is_equal else ["a"])
+    assert [difference.path for difference in differences(expected, indexed)] == ([] if is_equal else ["a"])
 
 
 def test_what_differs_is_named() -> None:
     """By its path, with both values; fields and elements that only one side has, too."""
-    other = {"title": "t", "n": 1, "user": {"id": 7, "secret": "x"}, "comments": [{"age": 5}]}
-    (found,) = drifts({"1": row(POST)}, copy(other))
-    assert (found.kind, found.version) == (DriftKind.DIFFERENT, 5)
-    assert found.differences == (
+    indexed = {"title": "t", "n": 1, "user": {"id": 7, "secret": "x"}, "comments": [{"age": 5}]}
+    (drift,) = drifts({"1": row(POST)}, copy(indexed))
+    assert (drift.kind, drift.version) == (DriftKind.DIFFERENT, 5)
+    assert drift.differences == (
         Difference(path="comments[0].age", postgres="3", elasticsearch="5"),
         Difference(path="comments[1]", postgres='{"age": 4}'),
         Difference(path="user.secret", elasticsearch='"x"'),
     )
-    assert "4" not in repr(drifts({"1": row(POST)}, copy(other), values=False)[0].differences)
+    assert "4" not in repr(drifts({"1": row(POST)}, copy(indexed), values=False)[0].differences)
 
 
 def test_long_values_and_many_differences_are_cut() -> None:
     """A report does not grow with the documents."""
-    before, after = ({str(name): letter * 9999 for name in range(99)} for letter in "xy")
-    (found,) = drifts({"1": row(before)}, copy(after))
-    assert len(found.differences) == 20
-    assert max(len(value.postgres or "") for value in found.differences) == 80
+    expected, indexed = ({str(name): letter * 9999 for name in range(99)} for letter in "xy")
+    (drift,) = drifts({"1": row(expected)}, copy(indexed))
+    assert len(drift.differences) == 20
+    assert max(len(value.postgres or "") for value in drift.differences) == 80
 
 
 @pytest.mark.parametrize("opening", ['{"a":', "["])
@@ -90,18 +90,18 @@ def test_documents_may_be_nested_deep(opening: str) -> None:
     for levels in (900, 5000):
         deep = [f'{{"b":{opening * levels}{leaf}{closing * levels}}}' for leaf in (1, 1, 2)]
         assert differences(deep[0], deep[1]) == ()
-        (found,) = differences(deep[0], deep[2])
-        assert (found.path != TOO_DEEP) or levels > 900
-        (found,) = differences(deep[0], '{"b":[1]}')
-        assert found.path == "b" or opening == "[" or levels > 900
+        (difference,) = differences(deep[0], deep[2])
+        assert (difference.path != TOO_DEEP) or levels > 900
+        (difference,) = differences(deep[0], '{"b":[1]}')
+        assert difference.path == "b" or opening == "[" or levels > 900
 
 
 def test_every_place_is_looked_at() -> None:
     """A copy elsewhere is misplaced, beside the right one or instead of it; others are missing, or extra."""
     right, wrong = copy(POST, routing="7"), copy(POST, routing="8")
     for copies in ((right, wrong), (wrong, right), (wrong,)):
-        (found,) = drifts({"1": row(POST, routing="7")}, *copies)
-        assert (found.kind, found.routing) == (DriftKind.MISPLACED, "8")
+        (drift,) = drifts({"1": row(POST, routing="7")}, *copies)
+        assert (drift.kind, drift.routing) == (DriftKind.MISPLACED, "8")
     assert drifts({"1": row(POST, routing="7")}, right) == []
     assert drifts({"1": row(POST, routing="")}, copy(POST)) == []
     kinds = {drift.id: drift.kind for drift in drifts({"1": row(POST)}, copy(POST, "2"))}
@@ -109,7 +109,7 @@ def test_every_place_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "held", "cause"),
+    ("expected", "indexed", "cause"),
     [
         ({"tags": ["a", "b"]}, {"tags": ["b", "a"]}, Cause.REORDERED),
         ({"tags": [{"x": 1, "y": [1, 2]}, {"x": 2}]}, {"tags": [{"x": 2}, {"y": [2, 1], "x": 1}]}, Cause.REORDERED),
@@ -136,15 +136,15 @@ def test_every_place_is_looked_at() -> None:
     ],
 )
 def test_a_harmless_cause_is_given_only_if_nothing_else_differs(
-    expected: dict[str, Any], held: dict[str, Any], cause: Cause | None
+    expected: dict[str, Any], indexed: dict[str, Any], cause: Cause | None
 ) -> None:
     """Another order of the same elements, or rounding: real drift gets neither."""
-    (found,) = compare({"1": row(expected)}, [copy(held)])
-    assert found.cause is cause
+    (drift,) = compare({"1": row(expected)}, [copy(indexed)])
+    assert drift.cause is cause
 
 
 @pytest.mark.parametrize(
-    ("mapping", "left", "right", "is_alike"),
+    ("mapping", "shown", "indexed", "is_alike"),
     [
         ({"type": "scaled_float", "scaling_factor": 100}, Decimal("19.99"), "19.990000000000002", True),
         ({"type": "scaled_float", "scaling_factor": 100}, Decimal("19.99"), "20", False),
@@ -157,8 +157,8 @@ def test_a_harmless_cause_is_given_only_if_nothing_else_differs(
     ],
 )
 def test_a_value_means_what_its_field_reads(
-    mapping: dict[str, Any], left: object, right: object, *, is_alike: bool
+    mapping: dict[str, Any], shown: object, indexed: object, *, is_alike: bool
 ) -> None:
     """What a type does not read stays as it is."""
     meaning = Meaning({"properties": {"a": mapping}})
-    assert (meaning.of({"a": left}) == meaning.of({"a": right})) is is_alike
+    assert (meaning.of({"a": shown}) == meaning.of({"a": indexed})) is is_alike

@@ -35,6 +35,9 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name in _OF_TERMINALS or name.startswith("PG")]:
         del os.environ[name]
     os.environ["TERM"] = "xterm"
+    # On a busy machine, a worker in this process would leave more to jobs, and a writer send smaller requests.
+    for limit in ("documents.affected.SECONDS_MAX", "indexing.writer.BUILD_SECONDS_MAX"):
+        pytest.MonkeyPatch().setattr(f"syncer.{limit}", 60.0)
     # Else a line is printed for each document that a test writes in this process.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     for name in ("NO_PROXY", "no_proxy"):

@@ -69,8 +69,6 @@ SELECTS: dict[str, tuple[str, ...]] = {
 }
 BODIES: dict[str, tuple[str, ...]] = {
     '{"settings": {"index.gc_deletes": "1s"}}': ("index.json", "gc_deletes"),
-    '{"mappings": {"properties": {"title": {"type": "txt"}}}}': ("index.json of blogpost", "title", "txt"),
-    '{"settings": {"number_of_shads": 1}}': ("index.json of blogpost", "number_of_shads"),
     '{"mappings": {"_routing": {"required": true}}}': ("select.sql has no column _routing", "AS _routing"),
     '{"mappings": {"properties": {"is": {"type": "join", "relations": {"a": "b"}}}}}': (
         "select.sql has no column _routing",
@@ -199,6 +197,19 @@ def shown(world: World, *words: str, **options: Any) -> str:
     assert SECRET not in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
     return ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"mappings": {"properties": {"title": {"type": "txt"}}}}', ("index.json of", "title", "txt")),
+        ('{"settings": {"number_of_shads": 1}}', ("index.json of blogpost", "number_of_shads")),
+    ],
+)
+def test_apply_prints_the_error_and_leaves(draft: World, text: str, words: tuple[str, ...]) -> None:
+    """What only Elasticsearch refuses is tried before anything is active."""
+    write(draft, "index.json", text)
+    explained(draft, "apply --yes", *words)
 
 
 def test_an_id_that_comes_twice_is_explained_and_can_be_fixed(empty_world: World) -> None:

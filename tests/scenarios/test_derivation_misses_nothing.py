@@ -110,22 +110,22 @@ class Author:
             return self._any(list(DERIVED.values()))
         if kind == "trap":
             return self._trap()
-        own, depth = list[Source](), self._any([1, 1, 1, 2])
-        text, value = self._document(own, depth)
-        root, other = next(source for source in own if source.table == "r"), self._column(self._any(own))
+        sources, depth = list[Source](), self._any([1, 1, 1, 2])
+        text, value = self._document(sources, depth)
+        root, column = next(source for source in sources if source.table == "r"), self._column(self._any(sources))
         if kind == "union":
             return (
                 f"SELECT 'r' || {root.alias}.id AS _id, ({value})::text AS f{text} UNION ALL "
                 f"SELECT 's' || y.id, y.v::text FROM a AS y JOIN r AS z ON z.id = y.r_id"
             )
         if kind == "group":
-            grouped = self._any([f"{root.alias}.id", f"{root.alias}.k", f"{root.alias}.n", other])
-            return f"SELECT {grouped} AS _id, array_agg({other} ORDER BY {other}) AS f{text} GROUP BY {grouped}"
+            grouped = self._any([f"{root.alias}.id", f"{root.alias}.k", f"{root.alias}.n", column])
+            return f"SELECT {grouped} AS _id, array_agg({column} ORDER BY {column}) AS f{text} GROUP BY {grouped}"
         ids = {
             "root": f"{root.alias}.id",
-            "pair": f"{root.alias}.{self._any(['id', 'k'])} || '-' || {other}",
-            "other": other,
-            "numeric": f"{self._any([source.alias for source in own if 'n' in source.columns])}.n",
+            "pair": f"{root.alias}.{self._any(['id', 'k'])} || '-' || {column}",
+            "other": column,
+            "numeric": f"{self._any([source.alias for source in sources if 'n' in source.columns])}.n",
         }
         return f"SELECT {ids[kind]} AS _id, {value} AS f{text}"
 
@@ -186,12 +186,12 @@ class Author:
 
     def _condition(self, source: Source, among: Sequence[Source]) -> str:
         """What joins a source to others."""
-        found = [self._linked(source, self._any(among)) for percent in (97, 15) if among and self._often(percent)]
+        conditions = [self._linked(source, self._any(among)) for percent in (97, 15) if among and self._often(percent)]
         if among and self._often(15):
-            found.append(f"{self._column(source)} {self._any(['<', '>=', 'IS DISTINCT FROM'])} 2")
+            conditions.append(f"{self._column(source)} {self._any(['<', '>=', 'IS DISTINCT FROM'])} 2")
         if source.table == "m" or self._often(20):
-            found.append(self._constant(self._any([source, source, source, *among])))
-        return " AND ".join(found) or "true"
+            conditions.append(self._constant(self._any([source, source, source, *among])))
+        return " AND ".join(conditions) or "true"
 
     def _constant(self, source: Source) -> str:
         """A condition on one source alone: of what belongs to either, usually its kind."""
@@ -210,10 +210,10 @@ class Author:
         }
         return kinds[self._pick(equal=30, listed=10, less=10, null=30, present=8, either=6, negated=6)]
 
-    def _test(self, own: list[Source], outer: list[Source], depth: int) -> str:
+    def _test(self, sources: list[Source], outer: list[Source], depth: int) -> str:
         """A condition with a subquery."""
-        source = self._any(own or outer)
-        query, mine, alias = self._query(outer + own, depth), self._column(source), self._alias()
+        source = self._any(sources or outer)
+        query, mine, alias = self._query(outer + sources, depth), self._column(source), self._alias()
         item, inner = self._table()
         first = f"(SELECT {alias}.c FROM ({query}) AS {alias})"
         kinds = {
@@ -235,9 +235,11 @@ class Author:
         source = Source(self._alias(), tuple(name for name in COLUMNS[table] if name != "kind"), table)
         return f"{table} AS {source.alias}", source
 
-    def _item(self, own: list[Source], outer: list[Source], depth: int) -> tuple[str, list[Source]]:
+    def _item(self, sources: list[Source], outer: list[Source], depth: int) -> tuple[str, list[Source]]:
         """An item of FROM, and what it brings into sight; a derived table sees what is around the SELECT only."""
-        kind = self._pick(table=60, derived=30 if depth > 0 else 0, view=6, using=6, joined=8, handed=6 if own else 0)
+        kind = self._pick(
+            table=60, derived=30 if depth > 0 else 0, view=6, using=6, joined=8, handed=6 if sources else 0
+        )
         (left, first), (right, second), source = self._table(), self._table(), Source(self._alias())
         side = self._any(["", "LEFT ", "RIGHT ", "FULL "])
         match kind:
@@ -253,26 +255,26 @@ class Author:
             case "joined":
                 return f"({left} {side}JOIN {right} ON {self._linked(first, second)})", [first, second]
         # A row of an earlier item, by a LATERAL inside a join that may not match it.
-        handed = self._column(self._any(own))
+        handed = self._column(self._any(sources))
         lateral = f"(SELECT {handed} AS c, {handed} AS d) AS {source.alias}"
         rows, on = f"generate_series(1, 1) AS {self._alias()}", f"{source.alias}.c = {self._column(second)}"
         return f"({rows} JOIN LATERAL {lateral} ON true JOIN {right} ON {on})", [source, second]
 
-    def _joins(self, own: list[Source], outer: list[Source], depth: int, most: int) -> str:
+    def _joins(self, sources: list[Source], outer: list[Source], depth: int, most: int) -> str:
         """Up to so many joins; what they bring is then in sight."""
         text = ""
         for _ in range(self._dice.randint(0, most)):
             side = self._any([*[""] * 8, *["LEFT "] * 5, "RIGHT ", "RIGHT ", "FULL "])
             if depth > 0 and self._often(22):
                 source = Source(self._alias())
-                query = self._query(outer + own, depth - 1)
-                on = "true" if self._often(70) else self._condition(source, own)
+                query = self._query(outer + sources, depth - 1)
+                on = "true" if self._often(70) else self._condition(source, sources)
                 text += f" {self._any(['', 'LEFT '])}JOIN LATERAL ({query}) AS {source.alias} ON {on}"
-                own.append(source)
+                sources.append(source)
             else:
-                item, brought = self._item(own, outer, depth)
-                text += f" {side}JOIN {item} ON {self._condition(self._any(brought), own)}"
-                own += brought
+                item, brought = self._item(sources, outer, depth)
+                text += f" {side}JOIN {item} ON {self._condition(self._any(brought), sources)}"
+                sources += brought
         return text
 
     # Queries
@@ -300,49 +302,49 @@ class Author:
 
     def _body(self, outer: list[Source], depth: int) -> tuple[str, str, str]:
         """FROM and WHERE of a SELECT that is correlated with what is around it; two of its columns."""
-        item, own = self._item([], outer, depth)
-        text = f" FROM {item}{self._joins(own, outer, depth, 1)}"
-        source = self._any(own)
-        where = [self._condition(source, outer)] if outer and self._often(95) else []
+        item, sources = self._item([], outer, depth)
+        text = f" FROM {item}{self._joins(sources, outer, depth, 1)}"
+        source = self._any(sources)
+        conditions = [self._condition(source, outer)] if outer and self._often(95) else []
         if depth > 0 and self._often(12):
-            where.append(self._test(own, outer, depth - 1))
+            conditions.append(self._test(sources, outer, depth - 1))
         if self._often(12):
-            where.append(self._condition(self._any(own), own))
+            conditions.append(self._condition(self._any(sources), sources))
         if self._often(12):
-            where.append(self._constant(self._any(own)))
-        first = self._column(self._any(own))
+            conditions.append(self._constant(self._any(sources)))
+        first = self._column(self._any(sources))
         if source.table and self._often(60):
             first = f"{source.alias}.{'id' if source.table == 'r' else 'r_id'}"
         elif outer and self._often(4):
             first = self._column(self._any(outer))
-        return text + (f" WHERE {' AND '.join(where)}" if where else ""), first, self._column(source)
+        return text + (f" WHERE {' AND '.join(conditions)}" if conditions else ""), first, self._column(source)
 
-    def _document(self, own: list[Source], depth: int) -> tuple[str, str]:
+    def _document(self, sources: list[Source], depth: int) -> tuple[str, str]:
         """FROM and WHERE of a document's SELECT, and a field's value."""
         root = Source(self._alias(), COLUMNS["r"], "r")
-        own.append(root)
+        sources.append(root)
         text, most = f" FROM r AS {root.alias}", 2
         if self._often(20):
             item, brought = self._item([], [], depth)
             on = self._condition(brought[0], [root])
             text, most = f" FROM {item} {self._any(['RIGHT ', 'LEFT ', ''])}JOIN r AS {root.alias} ON {on}", 1
-            own[:0] = brought
-        text += self._joins(own, [], depth, most)
-        where = [self._test(own, [], depth - 1)] if self._often(25) else []
+            sources[:0] = brought
+        text += self._joins(sources, [], depth, most)
+        conditions = [self._test(sources, [], depth - 1)] if self._often(25) else []
         if self._often(20):
-            where.append(self._condition(self._any(own), own))
+            conditions.append(self._condition(self._any(sources), sources))
         if self._often(30):
-            where.append(self._constant(self._any(own)))
+            conditions.append(self._constant(self._any(sources)))
         alias = self._alias()
         built = f"jsonb_build_array({alias}.c, {alias}.d) ORDER BY {alias}.c, {alias}.d"
         match self._pick(column=30, list=45, test=25):
             case "column":
-                value = self._column(self._any(own))
+                value = self._column(self._any(sources))
             case "test":
-                value = f"({self._test(own, [], depth)})"
+                value = f"({self._test(sources, [], depth)})"
             case _:
-                value = f"(SELECT jsonb_agg({built}) FROM ({self._query(own, depth)}) AS {alias})"
-        return text + (f" WHERE {' AND '.join(where)}" if where else ""), value
+                value = f"(SELECT jsonb_agg({built}) FROM ({self._query(sources, depth)}) AS {alias})"
+        return text + (f" WHERE {' AND '.join(conditions)}" if conditions else ""), value
 
 
 def hold(judge: Judge, select: str, random: Random) -> str:

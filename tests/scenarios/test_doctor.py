@@ -32,8 +32,8 @@ FUNCTION = 'syncer."capture_public.users"()'
 def world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A world on a Postgres of its own, with a document in it; each test leaves it as it was."""
     with (
-        standbys(sandbox) as own,
-        elsewhere(sandbox, endpoints, tmp_path_factory.mktemp("doctor"), postgres_dsn=own.primary.address) as world,
+        standbys(sandbox) as servers,
+        elsewhere(sandbox, endpoints, tmp_path_factory.mktemp("doctor"), postgres_dsn=servers.primary.address) as world,
     ):
         world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'j@example.com')")
         world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'title', 'body')")
@@ -68,20 +68,20 @@ class Case:
     is_advice: bool = False
 
 
-def setting(name: str, value: str, part: str) -> Case:
+def setting(name: str, value: str, words: str) -> Case:
     """A setting of the index."""
-    return Case("elasticsearch.settings", f'PUT /@index/_settings {{"{name}": {value}}}', part)
+    return Case("elasticsearch.settings", f'PUT /@index/_settings {{"{name}": {value}}}', words)
 
 
-def off(name: str, where: str = "ALTER SYSTEM") -> str:
+def off(name: str, scope: str = "ALTER SYSTEM") -> str:
     """SQL that turns a setting off."""
-    return f"{where} SET {name} = off; SELECT pg_reload_conf()"
+    return f"{scope} SET {name} = off; SELECT pg_reload_conf()"
 
 
-def lacks(privilege: str, roles: str, part: str, severity: CheckSeverity) -> Case:
+def lacks(privilege: str, roles: str, words: str, severity: CheckSeverity) -> Case:
     """A privilege that a daemon's role needs."""
     revoke, undo = f"REVOKE {privilege} FROM {roles}", f"GRANT {privilege} TO {roles}"
-    return Case("postgres.privileges", revoke, part, severity, "daemon", undo, is_advice=True)
+    return Case("postgres.privileges", revoke, words, severity, "daemon", undo, is_advice=True)
 
 
 ORPHAN = """PUT /@aliasx-000099 {

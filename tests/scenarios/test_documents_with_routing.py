@@ -113,14 +113,14 @@ def test_only_a_write_for_a_change_that_moves_a_document_deletes_it_elsewhere(em
         return int(stats["_all"]["primaries"]["indexing"]["delete_total"])
 
     with following(empty_world) as follower, empty_world.elasticsearch() as client:
-        before = deletes()
+        earlier = deletes()
         follower.drain()
-        assert deletes() - before == (2 if empty_world.uses_kafka else 0)
+        assert deletes() - earlier == (2 if empty_world.uses_kafka else 0)
         for name, (change, expected) in CHANGES.items():
-            before = deletes()
+            earlier = deletes()
             empty_world.sql(change)
             follower.drain()
-            assert deletes() - before == expected, name
+            assert deletes() - earlier == expected, name
     assert verified(empty_world).holds
 
 
@@ -185,7 +185,7 @@ def test_what_places_documents_is_what_the_select_reads_without_its_fields(empty
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "is_rebuilt"),
+    ("former", "latter", "is_rebuilt"),
     [
         (None, "p.user_id", False),
         ("p.user_id", "NULL::text", False),
@@ -194,12 +194,12 @@ def test_what_places_documents_is_what_the_select_reads_without_its_fields(empty
     ids=["gained", "given up", "dropped"],
 )
 def test_another_routing_leaves_nothing_behind(
-    empty_world: World, before: str | None, after: str | None, *, is_rebuilt: bool
+    empty_world: World, former: str | None, latter: str | None, *, is_rebuilt: bool
 ) -> None:
     """After an apply that changes the routing of everything, each document is in its new place only."""
-    make(empty_world, routing=before)
+    make(empty_world, routing=former)
     index = empty_world.index_of()
-    put_routing(empty_world, after)
+    put_routing(empty_world, latter)
     empty_world.apply()
     assert empty_world.differences() == []
     assert verified(empty_world).holds
@@ -247,12 +247,12 @@ def test_a_routing_leads_where_elasticsearch_puts_the_document(
             source, name = name, f"{name}-resized"
             getattr(client.indices, resize)(index=source, target=name, settings=changed, wait_for_active_shards=1)
         client.indices.refresh(index=name)
-        known, seen = shards_of(client, name), 0
-        for shard in range(known.number):
-            found = client.search(index=name, preference=f"_shards:{shard}", size=10_000).body["hits"]["hits"]
-            assert {known.shard(hit["_source"]["routing"]) for hit in found} <= {shard}
-            seen += len(found)
-        assert seen == len(values())
+        shards, number_of_hits = shards_of(client, name), 0
+        for shard in range(shards.number):
+            hits = client.search(index=name, preference=f"_shards:{shard}", size=10_000).body["hits"]["hits"]
+            assert {shards.shard(hit["_source"]["routing"]) for hit in hits} <= {shard}
+            number_of_hits += len(hits)
+        assert number_of_hits == len(values())
 
 
 def test_an_unknown_function_is_refused(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> None:

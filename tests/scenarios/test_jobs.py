@@ -39,8 +39,8 @@ def world(shared_world: World) -> World:
 @pytest.fixture
 def connection(world: World) -> Iterator[Connection]:
     """A connection to it."""
-    with world.connect() as made:
-        yield made
+    with world.connect() as opened:
+        yield opened
 
 
 def create_part(connection: Connection) -> Job:

@@ -39,7 +39,7 @@ def test_what_waits_is_seen_where_it_waits(world: World) -> None:
         return stored.outbox_waiting, stored.topic_waiting
 
     with world.relay() as relay:
-        assert (waiting(), 0 < read(world).outbox_lag_seconds < 60) == ((2, 0), True)
+        assert (waiting(), read(world).outbox_lag_seconds > 0) == ((2, 0), True)
         relay.run_once()
         assert waiting() == (0, 2)
         wait_until(lambda: read(world).topic_lag_seconds > 0.1, what="what is published grows older")

@@ -68,7 +68,7 @@ _INSTANT = re.compile(r"\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d){0
 _TRUSTED = """
 WITH RECURSIVE type (oid) AS (
     SELECT atttypid FROM pg_attribute WHERE attrelid = ANY ($1::text[]::regclass[]) AND attnum > 0
-    UNION SELECT typbasetype FROM type JOIN pg_type USING (oid)
+    UNION SELECT typbasetype FROM type JOIN pg_type USING (oid) WHERE typtype = 'd'
 ), caller (class, oid) AS (
     SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY ($1::text[]::regclass[])
     UNION SELECT 'pg_statistic_ext'::regclass, oid FROM pg_statistic_ext WHERE stxrelid = ANY ($1::text[]::regclass[])

@@ -27,7 +27,8 @@ from syncer.capture import triggers
 from syncer.capture.outbox import BACKLOG_CHANGES_MIN
 from syncer.capture.triggers import Capture
 
-# Relations, each with every table that may hold its rows: partitions of every level, or tables that inherit.
+# Relations, each with every table that may hold its rows: partitions of every level, or tables that inherit. Postgres
+# expects a hundred times as many as there are, and would join them to the whole of pg_class, but for OFFSET 0.
 _MEMBERS = """
 WITH RECURSIVE member (top, oid) AS (
     SELECT oid, oid FROM unnest($1::oid[]) AS oid
@@ -36,7 +37,8 @@ WITH RECURSIVE member (top, oid) AS (
 )
 SELECT first_value(name) OVER (PARTITION BY top ORDER BY c.oid <> top), t.relkind = 'p',
        name, n.nspname::text, c.relkind::text, c.relpersistence::text
-FROM member JOIN pg_class AS t ON t.oid = top JOIN pg_class AS c ON c.oid = member.oid
+FROM member CROSS JOIN LATERAL (SELECT * FROM pg_class WHERE oid = top OFFSET 0) AS t
+CROSS JOIN LATERAL (SELECT * FROM pg_class WHERE oid = member.oid OFFSET 0) AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace CROSS JOIN format('%I.%I', n.nspname, c.relname) AS name
 ORDER BY t.relkind <> 'v', 1, c.oid <> top, 3
 """

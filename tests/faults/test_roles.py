@@ -270,10 +270,11 @@ CALLED = {
 def test_functions_that_postgres_calls_by_itself_are_noted(
     empty_world: World, mallory: Callable[[str], None], made: str
 ) -> None:
-    """The SELECT does not name them, and they run as the role that plans or casts; nothing is said of one's own."""
+    """They run as the role that plans or casts, unnamed by the SELECT; not one's own, nor a CHECK of another table."""
     empty_world.sql(BLOG_SCHEMA.read_text())
     empty_world.define("blogpost", "SELECT u.id AS _id, u.name FROM users AS u", {"dynamic": True})
     mallory("CREATE FUNCTION public.low(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN $1; END'")
+    empty_world.sql("CREATE TABLE strangers (name text CHECK (low(name) <> ''))")
     assert "public.low(text)" not in empty_world.syncer("plan").stdout
     empty_world.sql(made)
     printed = " ".join(empty_world.syncer("plan").stdout.split())

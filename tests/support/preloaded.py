@@ -12,6 +12,7 @@ import importlib
 import multiprocessing
 import os
 import pkgutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -176,6 +177,7 @@ def _run(
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable()  # SIGABRT shows where it stands
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background lets programs ignore Ctrl-C
     for module in [module for name, module in sys.modules.items() if name.startswith("syncer.cli.")]:
         for name, output in ("out", sys.stdout), ("err", sys.stderr):
             if hasattr(module, name):

@@ -153,9 +153,11 @@ class JobWorker:
             if is_due and not self._stop.is_requested:
                 self._looked_at = time.monotonic()
                 self._try_suspended(connection)
-            # A job that was moved on goes on: it is listed, range by range, while chunks are written.
-            if (is_due or self._has_moved_jobs or not self._writes) and not self._stop.is_requested:
-                steps = self._take_steps(connection)
+            # A job that was moved on goes on: it is listed, range by range, while chunks are written. A new one waits
+            # a moment then: a fan-out that has not begun takes up those that follow it.
+            begins = is_due or not self._writes
+            if (begins or self._has_moved_jobs) and not self._stop.is_requested:
+                steps = self._take_steps(connection, begins=begins)
                 self._has_moved_jobs = steps > 0
                 units_done += steps
         if not self._stop.is_requested:
@@ -214,8 +216,8 @@ class JobWorker:
 
     # Steps
 
-    def _take_steps(self, connection: Connection) -> int:
-        """Take each job that needs it one step further; return how many steps were taken.
+    def _take_steps(self, connection: Connection, *, begins: bool) -> int:
+        """Take each job that needs it one step further, new ones if it ``begins`` them; return how many steps it took.
 
         Raises:
             Stopping: It was told to stop in the middle of a step.
@@ -227,7 +229,8 @@ class JobWorker:
         steps = 0
         for job in waiting:
             document = documents.get(job.index_name)
-            if document is None or time.monotonic() < self._deferred.get(job.id, 0):
+            waits = job.state is JobState.NEW and not begins
+            if waits or document is None or time.monotonic() < self._deferred.get(job.id, 0):
                 continue
             moved: Job | None = None
             try:

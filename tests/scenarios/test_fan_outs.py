@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from unittest.mock import patch
 
 import pytest
 
 from syncer.apply import reindex
-from syncer.base.model import Change, Image, Operation, Role
+from syncer.base.model import Change, Image, Operation, Role, WriteReport
 from syncer.base.postgres import Connection
 from syncer.documents import affected, registry
 from syncer.documents.affected import AffectedReader
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
 from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
+from syncer.worker import job_loop
 from tests.faults.harness import begin_rebuild, following, require_done, the_document
 from tests.scenarios.test_jobs import list_
 from tests.support.job_worker import hold
@@ -172,6 +176,26 @@ def test_fan_outs_do_not_wait_for_one_another_and_do_not_pile_up(connection: Con
     assert [job.id for job in due(connection)] == [refresh.id]
     queue.pause(connection, jobs[0].id)
     assert waiting.id in {job.id for job in due(connection)}
+
+
+def test_a_fan_out_is_not_begun_at_once_while_chunks_are_written(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of renames that follow each other soon, one pass over their documents serves all but the first."""
+    monkeypatch.setattr(job_loop, "_LOOK_SECONDS", math.inf)
+    write: Future[WriteReport] = Future()
+    with world.index() as index, world.job_worker(index) as job_worker:
+        first = fan_out(connection).id
+        wait_until(lambda: job_worker.run_once() >= 0 and find(connection, first).is_listed, what="it is listed")
+        second = fan_out(connection, OTHER)
+        with patch.object(job_worker._writers, "submit", return_value=write):
+            wait_until(lambda: job_worker.run_once() >= 0 and bool(job_worker._writes), what="it is being written")
+        for cause in (CAUSE, OTHER):
+            job_worker.run_once()
+            assert fan_out(connection, cause).id == second.id
+        write.set_result(WriteReport())
+        wait_until(lambda: job_worker.run_once() >= 0 and not unfinished(connection), what="both are written")
+        assert find(connection, second.id).indexed == len(posts_of(world, 1, 2))
 
 
 def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> None:

@@ -134,11 +134,7 @@ def background(world: World, command: str) -> Iterator[None]:
     log_file = world.folder / f"background-{uuid.uuid4().hex}.log"
     process = preloaded.Command(arguments, environment=environment(world), log_file=log_file, folder=world.folder)
     try:
-        wait_until(
-            lambda: _IS_AT_WORK.search(log_file.read_bytes()) is not None,
-            what="it is at work",
-            detail=log_file.read_text,
-        )
+        wait_until(lambda: is_at_work(log_file), what="it is at work", detail=log_file.read_text)
         yield
     finally:
         process.send_signal(signal.SIGTERM)

@@ -495,7 +495,7 @@ def test_no_dead_letter_is_for_good(
 def test_a_trial_blames_no_document_for_its_cluster(thing_world: World) -> None:
     """If no shard is allocated to the scratch index, plan fails with that, and calls no sampled document faulty."""
     define(thing_world, MAPPINGS, name="other")
-    nowhere = {"settings": {"index.routing.allocation.require._name": "nobody"}}
+    nowhere = {"settings": {"index.routing.allocation.require._name": "no-such-node"}}
     template: dict[str, Any] = {"index_patterns": [f"{thing_world.alias_of('other')}*"], "template": nowhere}
     with thing_world.connect() as connection, thing_world.elasticsearch() as client, thing_world.index() as index:
         steps = planned(connection, Indices(client), thing_world.config).steps

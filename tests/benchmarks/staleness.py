@@ -22,9 +22,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 
 import elasticsearch
@@ -38,9 +37,10 @@ from tests.benchmarks.job_queue import Callback
 from tests.benchmarks.peers import PGSYNC_VERSION, Flink, Peer, PGSync, PGSyncDefault, logical
 from tests.benchmarks.random_writers import OF_POST, WATCHED, callbacks
 from tests.benchmarks.report import Figure, Run, SkippedError, percentile, say
-from tests.benchmarks.world import SCHEMAS, WAYS, Bench, Blog
+from tests.benchmarks.world import SCHEMAS, WAYS, Bench, Blog, opensearch
 
 _POSTS, _EDITS_PER_SECOND = 2_000, 20
+_INTO_OPENSEARCH = " into OpenSearch"
 _QUIET_SECONDS, _REST_SECONDS, _GIVE_UP_SECONDS = 60.0, 30.0, 600.0
 _REST_CPU_SECONDS = 3.0
 """The processor time that a process may use in those seconds and still be at rest: it looks for work."""
@@ -210,22 +210,30 @@ def staleness_links(bench: Bench) -> Iterator[Figure]:
 
 def _staleness(bench: Bench, schema: str) -> Iterator[Figure]:
     report = bench.report
-    with logical(bench) as servers, servers.blog(posts=_POSTS, schema=schema) as original:
-        syncers = [f"syncer {way}" for way in WAYS]
-        kinds: dict[str, type[Peer]] = {
-            "PGSync": PGSyncDefault,
-            "PGSync, WAL mode": PGSync,
-            "Flink SQL": Flink,
-            "callbacks with a queue": QueuedCallbacks,
-            "callbacks": Callbacks,
-        }
-        names = [name for name in (*syncers, *kinds) if not bench.contestants or name in bench.contestants]
+    ways = {f"syncer {way}": uses_kafka for way, uses_kafka in WAYS.items()}
+    ways_into_opensearch = {f"{name}{_INTO_OPENSEARCH}": uses_kafka for name, uses_kafka in ways.items()}
+    kinds: dict[str, type[Peer]] = {
+        "PGSync": PGSyncDefault,
+        "PGSync, WAL mode": PGSync,
+        "Flink SQL": Flink,
+        "callbacks with a queue": QueuedCallbacks,
+        "callbacks": Callbacks,
+    }
+    syncers = ways | ways_into_opensearch
+    names = [name for name in (*syncers, *kinds) if not bench.contestants or name in bench.contestants]
+    with ExitStack() as stack:
+        servers = stack.enter_context(logical(bench))
+        original = stack.enter_context(servers.blog(posts=_POSTS, schema=schema))
+        has_opensearch = any(name in ways_into_opensearch for name in names)
+        second = stack.enter_context(opensearch(servers)) if has_opensearch else servers
         for number, name in itertools.product(range(bench.passes), names):
             say(f"{name}, run {number + 1} of {bench.passes}")
-            blog = partial(servers.blog, posts=_POSTS, schema=schema)
-            way = WAYS.get(name.removeprefix("syncer "))
+            target = second if name in ways_into_opensearch else servers
             try:
-                _try(name, kinds[name].of(original) if way is None else blog(uses_kafka=way), servers)
+                if name in syncers:
+                    _try(name, target.blog(posts=_POSTS, schema=schema, uses_kafka=syncers[name]), target)
+                else:
+                    _try(name, kinds[name].of(original), target)
             except SkippedError as error:
                 report.remarks.append(f"{name}, run {number + 1} is left out: {error}")
                 say(report.remarks[-1])

@@ -51,6 +51,8 @@ _BY_CLASS = {
     # The data, or a function that met it.
     **dict.fromkeys(("02", "20", "21", "22", "23", "2F", "38", "39", "54", "P0", "XX"), Action.DEAD_LETTER),
 }
+_TOO_MUCH = frozenset({"53200", "53400", "57014"})
+"""The SQLSTATEs of a statement that needs more memory, locks, temporary files or time than it may take."""
 NO_ROOM = 429
 """The status with which Elasticsearch refuses what it has no memory or no place in a queue for."""
 _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
@@ -153,6 +155,11 @@ def is_of_data(error: BaseException | None) -> TypeGuard[psycopg.Error]:
     return isinstance(error, psycopg.Error) and decide(error) is Action.DEAD_LETTER
 
 
+def takes_too_much(error: BaseException | None) -> TypeGuard[psycopg.Error]:
+    """Whether Postgres gave up a statement that needs too much. It may be the statement, or what else runs now."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _TOO_MUCH
+
+
 @contextmanager
 def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iterator[None]:
     """Run a document's own SQL, or requests to its own index; errors that are its fault become a `DocumentError`.
@@ -222,6 +229,12 @@ def explain_select(error: psycopg.Error, document: str) -> SyncerError:
             "Otherwise, fix select.sql and run: syncer apply",
         )
     message = (error.diag.message_primary or str(error)).strip()
+    if takes_too_much(error):
+        return ComposeError(
+            f"The SELECT of {document} needs more than Postgres gives it: {message}",
+            hint=f"{error.diag.message_hint or 'Let select.sql read less, or raise the limit.'}\n"
+            "It resumes by itself once it can be read.",
+        )
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
             f"Postgres does not let syncer read all that {document} shows: {message}{_in_function(error)}",

@@ -27,7 +27,7 @@ from itertools import product
 import psycopg
 from psycopg import sql
 
-from syncer.base.error_policy import is_of_data, kind
+from syncer.base.error_policy import is_of_data, kind, takes_too_much
 from syncer.base.errors import DocumentError
 from syncer.base.model import Change, Image, Operation, dump_images
 from syncer.base.postgres import Connection
@@ -177,7 +177,7 @@ class AffectedReader:
                         middle = len(causes) // 2
                         groups += [(by, causes[middle:]), (by, causes[:middle])]
         except psycopg.Error as error:
-            if not is_of_data(error):
+            if not (is_of_data(error) or takes_too_much(error)):
                 raise
             raise _UnresolvedError(relation) from error
         by_relation: dict[str, list[Cause]] = {}
@@ -193,7 +193,8 @@ def _note(ids: dict[str, bool], more: Iterable[str | None], *, moves: bool) -> N
 
 def unresolved(relations: str, error: BaseException) -> str:
     """Say which query failed on the data, and how; the values stay unsaid."""
-    return f"the query from a change of {relations} to documents failed on the data: {kind(error)}"
+    where = " on the data" if is_of_data(error) else ""
+    return f"the query from a change of {relations} to documents failed{where}: {kind(error)}"
 
 
 def any_row(document: Document, changes: Sequence[Change]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from syncer.base.error_policy import at_work_for
+from syncer.base.error_policy import at_work_for, explain_select, takes_too_much
 from syncer.base.errors import DocumentError, SuspendedError
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition, Target
@@ -56,6 +56,9 @@ _AFTER = "EXECUTE syncer_after ({index_name})"
 DOCUMENT_BYTES_MAX = 100 * 1024 * 1024
 """Maximum size of a document, equal to Elasticsearch's default limit for a request. A larger one is never fetched."""
 
+STATEMENT_SECONDS_MAX = 60.0
+"""How long Postgres may take to read a slice. A document that alone takes longer may never end, as on a cycle."""
+_LIMIT = "SELECT set_config('statement_timeout', $1, false)"
 _FEW_IDS = 10
 """Up to so many ids, the plan is the one that Postgres makes for any: to make one for them costs more than to read."""
 _FOR_ANY = "SET LOCAL plan_cache_mode = force_generic_plan"
@@ -105,6 +108,7 @@ class Composer:
         # Statements are prepared in SQL: psycopg would drop its own each time a savepoint is rolled back.
         self.connection.prepare_threshold = None
         self.connection.execute(lock_timeout(COMPONENT_LOCK_SECONDS))
+        self.connection.execute(_LIMIT, (f"{STATEMENT_SECONDS_MAX * 1000:.0f}ms",))
         self.connection.execute(_PREPARE_AFTER)
         self._catalogue = Catalogue()
         self._plans: dict[str, _Plan] = {}
@@ -149,8 +153,12 @@ class Composer:
                 # If its relations have changed since it was applied, that is the more specific error.
                 with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
                     raise
-            except psycopg.Error:
+            except psycopg.Error as error:
                 self._forget(index_name)
+                if takes_too_much(error) and not ids:  # then it does so whatever it is asked for
+                    raise DocumentError.of(
+                        explain_select(error, document.name), document.name, document.revision
+                    ) from error
                 raise
             self._forget(index_name)
             self._catalogue.forget()

@@ -58,7 +58,10 @@ _INDICES = f"""
 SELECT index_name, count(*) FROM syncer.dead_letter {_OF} AND ($2::text IS NULL OR id = $2)
 GROUP BY index_name ORDER BY index_name
 """
-_IDS = "SELECT id FROM syncer.dead_letter WHERE index_name = $1 AND NOT is_id_cut AND id > $2 ORDER BY id LIMIT $3"
+_IDS = """
+SELECT id FROM syncer.dead_letter
+WHERE index_name = $1 AND NOT is_id_cut AND id > $2 AND ($4 OR kind <> 'QueryCanceled') ORDER BY id LIMIT $3
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +166,12 @@ def indices(connection: Connection, *, document: str | None = None, id_: str | N
     return dict(connection.execute(_INDICES, parameters).fetchall())
 
 
-def next_ids(connection: Connection, index_name: str, last: str, limit: int) -> list[str]:
-    """Return the ids of one index that can be written again, after the last one of the page before."""
-    return [id_ for (id_,) in connection.execute(_IDS, (index_name, last, limit))]
+def next_ids(connection: Connection, index_name: str, last: str, limit: int, *, with_endless: bool = True) -> list[str]:
+    """Return the ids of one index that can be written again, after the last one of the page before.
+
+    To try an ``endless`` one, which could not be read in time, takes as long again.
+    """
+    return [id_ for (id_,) in connection.execute(_IDS, (index_name, last, limit, with_endless))]
 
 
 def ids(connection: Connection, index_name: str) -> Iterator[str]:

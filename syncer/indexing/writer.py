@@ -44,6 +44,7 @@ from syncer.base.error_policy import (
     explain_select,
     is_of_data,
     kind,
+    takes_too_much,
 )
 from syncer.base.errors import DocumentError, OvertakenError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
@@ -244,7 +245,9 @@ class Writer:
                         suspend.require_unlocked(connection, document)
             raise
         except psycopg.Error as error:
-            if not is_of_data(error):
+            # What else runs now may have taken the memory.
+            may_pass = isinstance(error, psycopg.errors.OutOfMemory) and current.attempts < _FAILED_ATTEMPTS_MAX
+            if not (is_of_data(error) or takes_too_much(error)) or (may_pass and len(current.ids) == 1):
                 raise
             return current.halves() if len(current.ids) > 1 else self._dead_letter_unbuilt(current, error)
         too_large = list(current.batch.too_large.keys() - current.results.keys() - set(again))
@@ -503,7 +506,10 @@ class Writer:
             ids = [id_ for id_ in current.ids if current.results.get(id_) != "dead_lettered"]
             if batch.document is None or not ids:
                 return []
-            failure = Failure(kind=type(error).__name__, error=f"the SELECT fails on the data: {kind(error)}")
+            why = f"fails on the data: {kind(error)}"
+            if takes_too_much(error):  # no value is in the message
+                why = f"needs more than Postgres gives it: {error.diag.message_primary}"
+            failure = Failure(kind=type(error).__name__, error=f"the SELECT {why}")
             # Rule: what-has-failed-is-tried-again.
             self._record(replace(current, batch=batch), batch.document, dict.fromkeys(ids, failure))
             self._failing[current.index_name] += 1

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from syncer.base.error_policy import at_work_for, is_of_data
+from syncer.base.error_policy import at_work_for, is_of_data, takes_too_much
 from syncer.base.errors import DocumentError
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.documents import affected, queries
@@ -31,6 +31,8 @@ from syncer.jobs.model import CHUNKS_AHEAD, Job, JobKind, JobState, find
 
 _RANGE_CHUNKS = 20
 """How many chunks a range fills."""
+FAN_OUT_SECONDS_MAX = 600.0
+"""How long a fan-out may be listed. An affects query that takes longer may never end; the document is refreshed."""
 
 _TRY_LOCK = "SELECT pg_try_advisory_lock($1::bigint | ($2::bigint & 4294967295))"
 _UNLOCK = "SELECT pg_advisory_unlock($1::bigint | ($2::bigint & 4294967295))"
@@ -173,16 +175,16 @@ def _list_ids(
             connection.execute(_NUMBERS, (job.id, Jsonb(dict(sequence_numbers()))))
     try:
         _list_range(connection, job, document, chunk)
-    except DocumentError as error:
-        if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
+    except (DocumentError, psycopg.Error) as error:
+        cause = error.__cause__ if isinstance(error, DocumentError) else error
+        if job.kind is not JobKind.FAN_OUT or not (is_of_data(cause) or takes_too_much(cause)):
             raise
-        # The refresh is listed later, so it sees what caused the fan-out. The error may quote a row, unlike the
-        # occasion.
-        occasion = affected.unresolved(" or ".join(sorted(job.cause or ())), error.__cause__)
+        # The refresh is listed later, so it sees what caused the fan-out.
+        occasion = affected.unresolved(" or ".join(sorted(job.cause or ())), cause)
         with connection.transaction():
             refresh = queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
             if refresh is not None:
-                why = f"Job {refresh.id} takes its place: {error.message}"
+                why = f"Job {refresh.id} takes its place: {occasion}"
                 queue.end(connection, job.id, JobState.CANCELLED, why)
 
 
@@ -191,8 +193,12 @@ def _list_range(connection: Connection, job: Job, document: Document, size: int)
     if job.is_listed or job.state is not JobState.WRITING:
         return
 
+    limits: dict[str, Any] = {"lock_seconds": COMPONENT_LOCK_SECONDS}
+    if job.kind is JobKind.FAN_OUT:
+        limits["statement_seconds"] = FAN_OUT_SECONDS_MAX
+
     def store(ids: sql.Composable) -> None:
-        with reading(connection, document, captured=True, stores=True, lock_seconds=COMPONENT_LOCK_SECONDS):
+        with reading(connection, document, captured=True, stores=True, **limits):
             connection.execute(_PLAN_FREELY, prepare=False)
             span = IdRange()
             if job.kind is not JobKind.FAN_OUT:

@@ -378,7 +378,8 @@ class JobWorker:
                     if not write.result().dead_lettered:
                         numbers[index_name] = min(2 * len(ids), self._chunk_documents)
         for index_name, number in numbers.items():
-            ids = dead_letters.next_ids(connection, index_name, self._retried.get(index_name, ""), number)
+            last = self._retried.get(index_name, "")
+            ids = dead_letters.next_ids(connection, index_name, last, number, with_endless=False)
             self._retried[index_name] = ids[-1] if ids else ""
             if ids:
                 self._retries[index_name] = ids, self._writers.submit(index_name, ids, retries=True)

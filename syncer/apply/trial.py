@@ -238,13 +238,19 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
     from syncer.lineage.unordered import unordered_fields  # noqa: PLC0415 - it imports sqlglot, which is slow to load
 
     select, views, tables = (getattr(document.dependencies, of) for of in ("canonical_select", "views", "tables"))
-    unordered, rounded = unordered_fields(connection, select, views, tables)
+    unordered, rounded, arbitrary = unordered_fields(connection, select, views, tables)
     note = partial(PlanProblem, PlanSeverity.NOTE)
     if unordered:
         yield note(
             f"{', '.join(sorted(unordered))}: an aggregate has no ORDER BY. Its elements may come in another "
             "order each time, and verify then reports a difference",
             "Add ORDER BY inside it, as in: jsonb_agg(c.name ORDER BY c.id).",
+        )
+    if arbitrary:
+        yield note(
+            f"{', '.join(sorted(arbitrary))}: of several rows, LIMIT, DISTINCT ON or a window without ORDER BY "
+            "takes any. It may be another one after an UPDATE of another column, and verify then reports a difference",
+            "Add ORDER BY up to a key, as in: ORDER BY c.created_at, c.id LIMIT 1.",
         )
     if rounded:
         yield note(
@@ -261,7 +267,7 @@ def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -
     depending: dict[str, set[str]] = {}
     with suppress(pg.QueryCanceled):
         for setting, fields in _depending(connection, document, list(islice(sample, _TRIED_AGAIN_MAX))):
-            depending.setdefault(setting, set()).update(fields - unordered - rounded)
+            depending.setdefault(setting, set()).update(fields - unordered - rounded - arbitrary)
     for setting, names in depending.items():
         if names:
             yield note(

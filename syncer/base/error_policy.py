@@ -273,9 +273,12 @@ def _explain_postgres(error: psycopg.Error) -> SourceError:
         cause = _one_line(re.sub(r"\n\s*Is the server running .*", "", message))
         hint = "Check SYNCER_POSTGRES_DSN, and that the server is up."
         return SourceError(f"Postgres cannot be reached: {cause}", hint=hint)
-    return SourceError(f"Postgres says: {message}", hint=error.diag.message_hint or "")
+    hint = _READ_ONLY if isinstance(error, pg.ReadOnlySqlTransaction) else ""
+    return SourceError(f"Postgres says: {message}", hint=error.diag.message_hint or hint)
 
 
+_READ_ONLY = """Is it a standby: SELECT pg_is_in_recovery()? Or is default_transaction_read_only on for the role or the
+database, as some services set it while their disk is full?"""
 _OUR_SCHEMA = re.compile(r'"syncer[".]| syncer\.')
 _NEEDED = (
     ("temporary tables", "Grant it: GRANT TEMPORARY ON DATABASE … TO …. syncer reads a SELECT by a temporary view."),

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import yaml
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
 from pydantic import (
     BaseModel,
     ByteSize,
@@ -35,6 +36,8 @@ from pydantic import (
 from syncer.base.errors import ConfigError
 
 _TOKEN_CHARACTERS_MIN = 16
+_PARAMETERS = {option.keyword.decode() for option in Conninfo.get_defaults()} | {"ssl"}
+"""What the URI of a connection may set."""
 CONFIG_VARIABLE = "SYNCER_CONFIG"
 """The environment variable that names the config folder."""
 _DEFAULT_CONFIG_FOLDER = Path("config")
@@ -92,6 +95,13 @@ class PostgresSettings(_Section):
     @classmethod
     def _is_connection_string(cls, dsn: SecretStr) -> SecretStr:
         text = dsn.get_secret_value()
+        scheme, is_uri, _ = text.partition("://")
+        if is_uri and scheme.lower() not in ("postgresql", "postgres"):
+            raise ValueError("it must begin with postgresql://, without the name of a driver")
+        query = "" if "@" in text.partition("?")[2] else text.partition("?")[2]  # it may be a part of the password
+        names = {parameter.partition("=")[0] for parameter in query.split("&")} if is_uri else set()
+        if unknown := sorted(name for name in names - _PARAMETERS if name.isidentifier()):
+            raise ValueError(f"libpq has no parameter {', '.join(unknown)}: remove what is for another client")
         authority, _, path = text.partition("://")[2].partition("/")
         is_cut = authority.count("@") > 1 or "@" in path.partition("?")[0]
         try:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import structlog
 from elastic_transport import HttpHeaders, Transport, TransportApiResponse
-from elasticsearch import ApiError, AuthorizationException, Elasticsearch
+from elasticsearch import ApiError, AuthorizationException, Elasticsearch, NotFoundError
 from elasticsearch.serializer import NdjsonSerializer
 
-from syncer.base.error_policy import NO_ROOM, OPENSEARCH_VERSION, PRODUCT, explain
+from syncer.base.error_policy import NO_ROOM, OPENSEARCH_VERSION, PRODUCT, explain, is_by_another
 from syncer.base.errors import IndexingError
 from syncer.base.retry import Backoff, answered
 from syncer.base.settings import ElasticsearchSettings
@@ -144,8 +144,14 @@ def connect(
         problem += f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
         hint = "As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
         raise IndexingError(problem, hint=f"{hint}ca_certs is a file of PEM certificates.") from None
-    with suppress(AuthorizationException):  # of a user with privileges on one index: `syncer verify --select`
-        require_supported(client.info().body)
+    try:
+        with suppress(AuthorizationException):  # of a user with privileges on one index: `syncer verify --select`
+            require_supported(client.info().body)
+    except NotFoundError as error:
+        if is_by_another(error):
+            raise
+        problem = "elasticsearch.url has a path, which the search server takes for an index"
+        raise IndexingError(problem, hint="Leave the path out. It is for a proxy that removes it.") from error
     return client
 
 

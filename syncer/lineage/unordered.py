@@ -1,6 +1,7 @@
-"""Unordered: the fields of a SELECT that depend on the order in which an aggregate without ORDER BY reads its rows.
+"""Unordered: the fields of a SELECT that depend on the order in which Postgres reads rows, since no ORDER BY says it.
 
-Their elements may come in another order each time; or they are sums of floating-point numbers, rounded differently.
+The elements of an aggregate may come in another order each time. Sums of floating-point numbers are rounded
+differently. A LIMIT takes other rows: an UPDATE of a column that no document reads may move them, uncaptured.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from syncer.lineage import parser
 
 # Aggregates over json objects are left out: the order of keys is no difference.
 _PARSED = (exp.ArrayAgg, exp.JSONArrayAgg, exp.GroupConcat, exp.AnyValue)
+_OF_ROWS = (exp.RowNumber, exp.FirstValue, exp.LastValue, exp.NthValue, exp.Lag, exp.Lead)
+"""Window functions that depend on the order of single rows."""
 _ROUNDED = re.compile("Sum|Avg|Std.*|Var.*|Corr|Covar.*|Regr.*")
 """The parser's names of aggregates that add up."""
 _FLOATS = ("double", "float")
@@ -32,17 +35,23 @@ WHERE attrelid = ANY ($1::text[]::regclass[]) AND atttypid IN ('real'::regtype, 
 
 def unordered_fields(
     connection: Connection, select: str, views: Collection[str], tables: Iterable[str]
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the columns of a canonical SELECT whose elements may come in another order, and those that are rounded."""
+) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return the columns of a canonical SELECT that depend on an order: by elements, by rounding, by rows."""
     queries = [select, *(view for (view,) in (connection.execute(_VIEWS, (list(views),)) if views else ()))]
     floats = frozenset(name for (name,) in connection.execute(_FLOAT_COLUMNS, (list(tables),)))
-    return unordered_columns(*queries), rounded_columns(floats, *queries)
+    return unordered_columns(*queries), rounded_columns(floats, *queries), arbitrary_columns(*queries)
 
 
 @lru_cache(maxsize=16)
 def unordered_columns(select: str, *views: str) -> frozenset[str]:
     """Return such columns of a SELECT that reads these views, all as Postgres deparses them."""
     return _columns((select, *views), _is_unordered)
+
+
+@lru_cache(maxsize=16)
+def arbitrary_columns(select: str, *views: str) -> frozenset[str]:
+    """Return the columns of a SELECT that show any row of several."""
+    return _columns((select, *views), _is_arbitrary)
 
 
 @lru_cache(maxsize=16)
@@ -111,6 +120,31 @@ def _is_unordered(column: exp.Expr) -> bool:
         if not is_ordered and (not is_named or call.name.lower() in _NAMED):
             return True
     return False
+
+
+def _is_arbitrary(column: exp.Expr) -> bool:
+    """Whether a column has a part of a query, or is in one, of which it is open which rows it returns."""
+    selects = [select for select in column.find_all(exp.Select) if not isinstance(select.parent, exp.Exists)]
+    if column.parent_select is not None and column.unalias() not in _distinct_on(column.parent_select):
+        selects.append(column.parent_select)
+    return any(map(_takes_any_rows, selects)) or any(
+        isinstance(window.this, _OF_ROWS) and not window.args.get("order") for window in column.find_all(exp.Window)
+    )
+
+
+def _takes_any_rows(select: exp.Select) -> bool:
+    order = select.args.get("order")
+    if keys := _distinct_on(select):  # it is ordered by these first
+        return order is None or len(order.expressions) <= len(keys)
+    is_one_row = not select.args.get("group") and any(item.find(exp.AggFunc) for item in select.expressions)
+    is_cut = any(select.args.get(name) for name in ("limit", "offset", "fetch"))
+    return is_cut and not order and not is_one_row and not _reads_in_order(select)
+
+
+def _distinct_on(select: exp.Select) -> list[exp.Expr]:
+    distinct = select.args.get("distinct")
+    on = distinct.args.get("on") if isinstance(distinct, exp.Distinct) else None
+    return on.expressions if isinstance(on, exp.Tuple) else [on] if on is not None else []
 
 
 def _reads_in_order(select: exp.Select | None) -> bool:

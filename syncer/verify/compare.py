@@ -448,7 +448,7 @@ class Settler:
         from syncer.lineage.unordered import unordered_fields  # noqa: PLC0415 - it imports sqlglot, which is slow to load
 
         of = self.document.dependencies
-        _, rounded = unordered_fields(self.connection, of.canonical_select, of.views, of.tables)
+        _, rounded, _ = unordered_fields(self.connection, of.canonical_select, of.views, of.tables)
         return all(re.split(r"[.\[]", difference.path)[0] in rounded for difference in drift.differences)
 
     def _is_foreign(self, number: int) -> bool:

@@ -284,6 +284,10 @@ def test_settings_are_named(draft: World, tmp_path: Path) -> None:
     explained(draft, "apply --yes", "Elasticsearch", "SYNCER_ELASTICSEARCH_URL", **elsewhere)
     shown(draft, "Elasticsearch is not usable", **elsewhere)
     explained(draft, f"--config {tmp_path}/absent plan", "absent")
+    index = {"SYNCER_ELASTICSEARCH_URL": f"{draft.endpoints.elasticsearch_url}/search"}
+    explained(draft, "plan", "elasticsearch.url has a path", environment=index)
+    read_only = {"PGOPTIONS": "-c default_transaction_read_only=on"}
+    explained(draft, "plan", "read-only transaction", "pg_is_in_recovery()", environment=read_only)
 
 
 # The schema and privileges

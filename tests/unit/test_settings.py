@@ -182,6 +182,25 @@ def test_the_connection_string_has_our_defaults(dsn: str, timeout: str, attribut
     assert (options["connect_timeout"], options.get("target_session_attrs")) == (timeout, attributes)
 
 
+@pytest.mark.parametrize(
+    ("dsn", "words"),
+    [
+        ("postgresql://u:{}@h/d?schema=public&connection_limit=5", "libpq has no parameter connection_limit, schema"),
+        ("postgres://u:{}@h/d?sslmode=require&pool=5", "libpq has no parameter pool"),
+        ("postgresql+psycopg://u:{}@h/d", "without the name of a driver"),
+        ("jdbc:postgresql://h/d?user=u&password={}", "without the name of a driver"),
+        ("postgresql://u:{}?a=1@h/d?b=2", "not a connection string"),
+    ],
+)
+def test_a_connection_string_of_another_client_is_named(monkeypatch: pytest.MonkeyPatch, dsn: str, words: str) -> None:
+    """What Prisma, Rails, SQLAlchemy and JDBC add is said; what may be a part of the password is not."""
+    monkeypatch.setenv("SYNCER_POSTGRES_DSN", dsn.format("s3cret"))
+    refusal = refused()
+    assert words in refusal
+    assert "s3cret" not in refusal
+    assert "a=1" not in refusal
+
+
 SECRETS = {
     "SYNCER_POSTGRES_DSN": "host=db user=syncer password=hunter2hunter2",
     "SYNCER_KAFKA_PROPERTIES": json.dumps({"sasl.username": "u", "sasl.password": SECRET}),

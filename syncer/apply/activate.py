@@ -218,7 +218,7 @@ def _with_index(connection: Connection, indices: Indices, step: Step, report: Ca
             installation=registry.installation(connection),
             epoch=registry.epoch(connection),
             takes_over=not is_beside,
-            before=step.previous.target if is_beside and step.previous else None,
+            replaced=step.previous.target if is_beside and step.previous else None,
             announce=partial(orphan_indices.note, connection),
         )
         if not is_beside:

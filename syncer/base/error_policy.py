@@ -63,8 +63,8 @@ PRODUCT, OPENSEARCH_VERSION = "x-elastic-product", "x-opensearch-version"
 """The headers with which the servers name themselves; `syncer.elasticsearch.client` adds the first for OpenSearch."""
 ITEM_FAILED = 500
 """The status of a document at which Elasticsearch failed: it is retried some times, and then counts as refused."""
-_CLUSTER_BLOCK = "cluster_block_exception"
-OF_INDEX = frozenset({_CLUSTER_BLOCK, "index_closed_exception", "unavailable_shards_exception"})
+CLUSTER_BLOCK = "cluster_block_exception"
+OF_INDEX = frozenset({CLUSTER_BLOCK, "index_closed_exception", "unavailable_shards_exception"})
 """The kinds of errors with which an index takes no documents for now."""
 OF_DOCUMENT = frozenset(
     {
@@ -388,7 +388,7 @@ def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
     if "flood-stage watermark" in cause:
         message = f"{server}'s disk is full"
         hint = "Make room on the disk of its nodes, or add one: it lifts the block by itself, and a daemon goes on."
-    elif _CLUSTER_BLOCK in str(error.body):
+    elif CLUSTER_BLOCK in str(error.body):
         message = f"{server} is blocked"
         if block := _BLOCK.search(cause):
             hint = f"{block[1]}.blocks.{re.sub('[ /-]+', '_', block[2])} is true: set it to false."

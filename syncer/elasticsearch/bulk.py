@@ -12,7 +12,6 @@ Guarantees:
 - No pipeline changes a document: a default one is bypassed, and nothing counts that has met a final one.
 - Alone before blame: what is refused together with others is sent again in halves, until it is written or was refused
   alone. Pipelines and inference endpoints refuse a request, or a part of it, for one of its documents.
-
 - A document with a ``_routing`` is written to its own shard, and deleted from every other one with the same version,
   since Elasticsearch keeps versions per shard and id: no copy stays on a former shard. The deletes are left out if none
   of the changes that it is written for has moved it: the write for the one that has sends them.
@@ -21,7 +20,7 @@ Guarantees:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from json.encoder import encode_basestring_ascii as _quoted
@@ -31,6 +30,7 @@ import elasticsearch
 from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import (
+    CLUSTER_BLOCK,
     ITEM_FAILED,
     NO_ROOM,
     OF_DOCUMENT,
@@ -41,10 +41,10 @@ from syncer.base.error_policy import (
     reason,
 )
 from syncer.base.errors import UnavailableError
-from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_id, is_raised, is_utf8
-from syncer.elasticsearch import indices
+from syncer.base.model import ID_BYTES_MAX, WRITE_SUFFIX, Composition, Target, is_id, is_raised, is_utf8
 from syncer.elasticsearch.client import product
-from syncer.elasticsearch.reader import Holdings
+from syncer.elasticsearch.indices import WRITES, is_write_alias, removal
+from syncer.elasticsearch.reader import Holdings, index_metadata
 from syncer.elasticsearch.record import Record
 
 BULK_BYTES_MAX = 8 * 1024 * 1024
@@ -58,6 +58,8 @@ _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*
 _WAIT_FOR_SHARD = "20s"
 """Less than its default, which is as long as our own timeout."""
 _FOUND_VERSION = re.compile(r"current version \[(\d+)\]")
+_BULK_TASKS = "/_tasks?actions=indices:data/write/bulk&detailed=true"
+_BULK_TASKS += "&filter_path=node_failures.type,nodes.*.tasks.*.description"
 _FIELDS = "ingest_took,items.*._index,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
 
@@ -95,13 +97,55 @@ class Index:
         """Reads documents back."""
         self.record = Record(client)
 
-    def fence(self, index_names: Iterable[str], epoch: int) -> None:
-        """Let no request of an earlier epoch change these indices: see `syncer.elasticsearch.indices.fence`."""
-        indices.fence(self._client, index_names, epoch)
+    def fence(self, index_names: Collection[str], epoch: int) -> None:
+        """Rename the write aliases of indices to those of an epoch, at once; requests that name others are refused.
+
+        An index that is gone is left out, and one with a block. It takes no writes; once it does, repeat this.
+
+        Raises:
+            UnavailableError: Not every node has acknowledged it.
+        """
+        # Rules: aliases-name-the-epoch, an-index-that-is-gone-does-not-prevent-the-fence.
+        patterns = [f"{name}*" for name in index_names]
+        metadata = index_metadata(self._client, patterns, "aliases", expand_wildcards="all") if patterns else {}
+        renamings = []
+        for name in set(index_names) & metadata.keys():
+            alias = Target.of_index(name, epoch).write_alias
+            aliases = metadata[name]["aliases"]
+            actions = [removal(name, former) for former in aliases if is_write_alias(former, name) and former != alias]
+            if actions or alias not in aliases:
+                renamings.append([*actions, {"add": {"index": name, "alias": alias, **WRITES}}])
+        if renamings:
+            self._rename(renamings)
+
+    def _rename(self, renamings: Sequence[list[dict[str, Any]]]) -> None:
+        """Change aliases of several indices in one request; without those that have a block, if there are any."""
+        try:
+            answer = self._client.indices.update_aliases(actions=[*chain.from_iterable(renamings)])
+        except elasticsearch.ApiError as error:
+            if error.error != CLUSTER_BLOCK:
+                raise
+            for renaming in renamings if len(renamings) > 1 else ():
+                self._rename([renaming])
+        else:
+            if not answer["acknowledged"]:
+                problem = "Not every node has acknowledged the write aliases of this epoch"
+                raise UnavailableError(problem, hint="The daemon tries again.")
 
     def is_drained(self, index_name: str, epoch: int) -> bool:
-        """Whether no request of an earlier epoch is at work on an index: `syncer.elasticsearch.indices.is_drained`."""
-        return indices.is_drained(self._client, index_name, epoch)
+        """Whether no request is at work that named a write alias of an earlier epoch when it arrived.
+
+        A node finds the index of an alias when a request arrives. The write may wait for its thread long after that.
+        """
+        # Rule: drain-before-listing.
+        # client.tasks.list would issue a Python warning: the client calls the API a technical preview.
+        answer = self._client.perform_request("GET", _BULK_TASKS, headers={"accept": "application/json"}).body
+        if answer.get("node_failures"):
+            problem = "Not every node tells which requests it is at work on"
+            raise UnavailableError(problem, hint="The daemon tries again.")
+        alias = re.compile(rf"\b{re.escape(index_name + WRITE_SUFFIX)}-(\d+)")
+        tasks = [task for node in answer.get("nodes", {}).values() for task in node["tasks"].values()]
+        return all(int(number) >= epoch for task in tasks for number in alias.findall(task["description"]))
 
     def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
         """Write documents to one target, in requests of bounded size.
@@ -153,12 +197,12 @@ class Index:
             outcome.rejections += chain.from_iterable(refused.values())
             return
         tasks = [task for task in tasks if task.composition.id in refused]
-        half, others = tasks[::2], tasks[1::2]  # neighbours often have the same fault: what is sent first is spread
+        half, other_half = tasks[::2], tasks[1::2]  # neighbours often have the same fault: what is sent first is spread
         self._send(target, half, outcome)
         if not outcome.has_taken:  # the index may be at fault: log2 n requests tell
-            outcome.untried += [task.composition for task in others]
-        elif others:
-            self._send(target, others, outcome)
+            outcome.untried += [task.composition for task in other_half]
+        elif other_half:
+            self._send(target, other_half, outcome)
 
     def _request(self, target: Target, tasks: Sequence[_Task], outcome: BulkOutcome) -> dict[str, list[Rejection]]:
         """Send a request; return what is refused for a document of it, or by the index, by id."""
@@ -225,11 +269,11 @@ def _operations(composition: Composition, stale: Sequence[str]) -> list[bytes]:
     id_, version, routing, source = composition.id, composition.version, composition.routing, composition.source
     # Rules: external-versions, deletes-have-versions. So a shard that has seen this version keeps no older copy.
     meta = f'"_id":{_quoted(id_)},"version":{version},"version_type":"external"'
-    deletes = [f'{{"delete":{{{meta},"routing":{_quoted(other)}}}}}\n'.encode() for other in stale]
+    deletes = [f'{{"delete":{{{meta},"routing":{_quoted(address)}}}}}\n'.encode() for address in stale]
     if source is None:
         return deletes or [f'{{"delete":{{{meta}}}}}\n'.encode()]
-    own = f'{meta},"routing":{_quoted(routing)}' if routing else meta
-    return [b"%b%b\n" % (f'{{"index":{{{own}}}}}\n'.encode(), source), *deletes]
+    meta = f'{meta},"routing":{_quoted(routing)}' if routing else meta
+    return [b"%b%b\n" % (f'{{"index":{{{meta}}}}}\n'.encode(), source), *deletes]
 
 
 def _update_of_nothing(deleted: Composition) -> bytes:

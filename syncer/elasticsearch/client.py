@@ -155,14 +155,14 @@ def connect(
     return client
 
 
-def require_supported(info: Mapping[str, Any]) -> None:
+def require_supported(greeting: Mapping[str, Any]) -> None:
     """Check, from the response to ``GET /``, that the server is Elasticsearch or OpenSearch, and not too old."""
-    version = info.get("version", {})
+    version = greeting.get("version", {})
     number, name = str(version.get("number", "0")), str(version.get("distribution", "elasticsearch"))
     server = next((server for server in (ELASTICSEARCH, OPENSEARCH) if server.name.lower() == name), None)
     numbers = [int(digits) for digits in re.findall(r"\d+", number)[:2]]
     if server is None or tuple(numbers) < server.oldest:
-        needed = " or ".join(f"{one.name} {one.supported}" for one in (ELASTICSEARCH, OPENSEARCH))
+        needed = " or ".join(f"{candidate.name} {candidate.supported}" for candidate in (ELASTICSEARCH, OPENSEARCH))
         hint = f"syncer needs {needed}. Check elasticsearch.url."
         raise IndexingError(f"{server.name if server else name} {number} is not supported", hint=hint)
 

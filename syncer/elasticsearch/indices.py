@@ -1,16 +1,16 @@
 """Physical indices: creation, settings, aliases, deletion.
 
 A physical index has two aliases: the search alias, and a write alias of its own, so that a late write never re-creates
-a dropped index. The name of the write alias ends with the epoch: see `fence`. Its ``_meta`` names the document and the
-installation that owns it. A new index has settings that suit a load, until `Indices.settle` restores its own, which
-``_meta`` records: it is only less often copied and shown.
+a dropped index. The name of the write alias ends with the epoch: see `syncer.elasticsearch.bulk`. The ``_meta`` of an
+index names the document, and the installation that owns it. A new index has settings that suit a load, until
+`Indices.settle` restores its own, which ``_meta`` records: it is only less often copied and shown.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
@@ -19,11 +19,11 @@ import elasticsearch
 from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import answerer, reason
-from syncer.base.errors import IndexingError, UnavailableError
+from syncer.base.errors import IndexingError
 from syncer.base.model import WRITE_SUFFIX, Target
 from syncer.elasticsearch.client import product
 from syncer.elasticsearch.reader import Holdings, index_metadata
-from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, Effect, is_metadata_blocked, metadata_blocked
+from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, Effect, metadata_block
 
 _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 
@@ -34,15 +34,12 @@ _WAITS = "index.write.wait_for_active_shards"
 _LOAD = {**_NO_COPIES, _WAITS: 1, "index.refresh_interval": -1}
 
 _FORBIDDEN, _NOT_FOUND = 403, 404
-_BLOCKED = "cluster_block_exception"
 _LOOK_SECONDS = 0.5
 _TRIAL_SECONDS_MAX = 600
 """How old a scratch index is, by its name, that no trial uses any more."""
 _CLEANUP_TIMEOUT_SECONDS = 5.0
-_BULK_TASKS = "/_tasks?actions=indices:data/write/bulk&detailed=true"
-_BULK_TASKS += "&filter_path=node_failures.type,nodes.*.tasks.*.description"
 _ROUTING_SHARDS = "index.number_of_routing_shards"
-_WRITES = {"is_hidden": True, "is_write_index": True}
+WRITES = {"is_hidden": True, "is_write_index": True}
 """A write alias: Elasticsearch lets no other index, as from a restore, become the one that is written to."""
 _OWN_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}
 _OWN_SETTINGS |= {"default_pipeline": "_none", "final_pipeline": "_none"}
@@ -71,14 +68,14 @@ class Indices:
         installation: str,
         epoch: int,
         takes_over: bool = False,
-        before: Target | None = None,
+        replaced: Target | None = None,
         announce: Callable[[Target], object] = lambda _: None,
     ) -> Target:
         """Create a physical index with its write alias and with settings that suit a load. No search finds it yet.
 
         An existing index of that name is left alone, and the new one gets another name. But if it is this
         installation's, and the caller ``takes_over`` what the database no longer knows after a restore, it is changed
-        to match ``body``. ``announce`` is called before the index exists; ``before`` is the index to be replaced.
+        to match ``body``. ``announce`` is called before the index exists; ``replaced`` is the index that it replaces.
         """
         target = Target.of_index(Target.of(alias, revision).index_name, epoch)
         meta = {"document": document, "installation": installation}
@@ -95,8 +92,8 @@ class Indices:
         self._put_meta(target, {**meta, "settled": {name: settings.get(name) for name in _LOAD}, **aliases})
         self._put_without_copies(target, _LOAD, settings)
         self._require_sound(target, target.index_name)
-        if before is not None:
-            self._require_aliases_fit(before, target)
+        if replaced is not None:
+            self._require_aliases_fit(replaced, target)
         return target
 
     def _require_sound(self, target: Target, shown: str, *, has_routing: bool = True) -> None:
@@ -105,9 +102,9 @@ class Indices:
             if shortcoming.effect in (Effect.REFUSES, Effect.ALTERS):
                 raise IndexingError(shortcoming.problem.replace(target.index_name, shown), hint=shortcoming.advice)
 
-    def _require_aliases_fit(self, before: Target, target: Target) -> None:
+    def _require_aliases_fit(self, replaced: Target, target: Target) -> None:
         """Refuse a new index that an alias cannot move to, before it is loaded: its filter may need another mapping."""
-        for alias, properties in self._aliases(before.index_name).items():
+        for alias, properties in self._aliases(replaced.index_name).items():
             if "filter" in properties:
                 query = {"index": target.index_name, "query": properties["filter"], "explain": True}
                 answer = self._client.indices.validate_query(**query).body
@@ -129,7 +126,7 @@ class Indices:
                 index=target.index_name,
                 settings={**_REMEMBERS, **flat_settings(body.get("settings", {}))},
                 mappings=mappings,
-                aliases={target.write_alias: _WRITES},
+                aliases={target.write_alias: WRITES},
                 wait_for_active_shards=1,
             )
         except elasticsearch.BadRequestError as error:
@@ -137,7 +134,7 @@ class Indices:
         aliases = self._aliases(target.index_name)
         del aliases[target.write_alias]
         if aliases:  # while it is empty, so that no search finds a document twice
-            self._client.indices.update_aliases(actions=[_removal(target.index_name, alias) for alias in aliases])
+            self._client.indices.update_aliases(actions=[removal(target.index_name, alias) for alias in aliases])
         return aliases
 
     def _refusal(self, document: str, target: Target, error: elasticsearch.BadRequestError) -> IndexingError:
@@ -274,7 +271,7 @@ class Indices:
                 inherited = self._aliases(index_name)
                 for name in [name for name in inherited if is_write_alias(name, index_name)]:
                     del inherited[name]
-                actions += [_removal(index_name, name) for name in inherited]
+                actions += [removal(index_name, name) for name in inherited]
                 added |= inherited
         aliases = self._aliases(to.index_name)
         for name in aliases:
@@ -282,8 +279,8 @@ class Indices:
         write_aliases = [name for name in aliases if is_write_alias(name, to.index_name)]
         # A caller may have stalled: it does not undo the fence of a later epoch.
         if all(_epoch(name) <= _epoch(to.write_alias) for name in write_aliases):
-            actions += [_removal(to.index_name, name) for name in write_aliases if name != to.write_alias]
-            added[to.write_alias] = _WRITES
+            actions += [removal(to.index_name, name) for name in write_aliases if name != to.write_alias]
+            added[to.write_alias] = WRITES
         # One call, so that every search finds exactly one of the two. It also restores a lost write alias.
         for name, properties in added.items():
             actions.append({"add": {"index": to.index_name, "alias": name, **properties}})
@@ -295,11 +292,10 @@ class Indices:
         try:
             answer = self._client.options(ignore_status=_NOT_FOUND).indices.get_alias(index=index_name)
         except elasticsearch.AuthorizationException as error:
-            if not is_metadata_blocked(error):
+            if (block := metadata_block(index_name, error)) is None:
                 raise
-            blocked = metadata_blocked(index_name)
-            hint = f"{blocked.remedy}\nIf a template sets it for new indices: {blocked.advice}"
-            raise IndexingError(blocked.problem, hint=hint) from error
+            hint = f"{block.remedy}\nIf a template sets it for new indices: {block.advice}"
+            raise IndexingError(block.problem, hint=hint) from error
         return {} if answer.meta.status == _NOT_FOUND else dict(answer.body[index_name]["aliases"])
 
     def owned_elsewhere(self, alias: str, installation: str) -> str | None:
@@ -344,7 +340,7 @@ class Indices:
     def hide(self, target: Target, alias: str) -> None:
         """Remove the search alias from an index that will be dropped; refuse if it has another. It may be gone."""
         if alias in self._require_unused(target, but=alias):
-            self._client.indices.update_aliases(actions=[_removal(target.index_name, alias)])
+            self._client.indices.update_aliases(actions=[removal(target.index_name, alias)])
 
     def drop(self, target: Target) -> None:
         """Delete an index that no search alias points at. It may be gone; another that has the name is left alone."""
@@ -426,57 +422,6 @@ def _epoch(write_alias: str) -> int:
     return int(write_alias.rpartition("-")[2])
 
 
-def fence(client: Elasticsearch, index_names: Iterable[str], epoch: int) -> None:
-    """Rename the write aliases of indices to those of an epoch, at once: requests that name others are refused then.
-
-    An index that is gone is left out, and one with a block. It takes no writes; once it does, this is to be repeated.
-
-    Raises:
-        UnavailableError: Not every node has acknowledged it.
-    """
-    # Rules: aliases-name-the-epoch, an-index-that-is-gone-does-not-prevent-the-fence.
-    patterns = [f"{name}*" for name in index_names]
-    metadata = index_metadata(client, patterns, "aliases", expand_wildcards="all") if patterns else {}
-    renamings = []
-    for name in set(index_names) & metadata.keys():
-        alias = Target.of_index(name, epoch).write_alias
-        aliases = metadata[name]["aliases"]
-        actions = [_removal(name, other) for other in aliases if is_write_alias(other, name) and other != alias]
-        if actions or alias not in aliases:
-            renamings.append([*actions, {"add": {"index": name, "alias": alias, **_WRITES}}])
-    if renamings:
-        _rename(client, renamings)
-
-
-def _rename(client: Elasticsearch, renamings: Sequence[list[dict[str, Any]]]) -> None:
-    try:
-        answer = client.indices.update_aliases(actions=[action for renaming in renamings for action in renaming])
-    except elasticsearch.ApiError as error:
-        if error.error != _BLOCKED:
-            raise
-        for renaming in renamings if len(renamings) > 1 else ():
-            _rename(client, [renaming])
-    else:
-        if not answer["acknowledged"]:
-            problem = "Not every node has acknowledged the write aliases of this epoch"
-            raise UnavailableError(problem, hint="The daemon tries again.")
-
-
-def is_drained(client: Elasticsearch, index_name: str, epoch: int) -> bool:
-    """Whether no request is at work that named a write alias of an earlier epoch when it arrived.
-
-    A node finds the index of an alias when a request arrives, and the write may wait for its thread long after that.
-    """
-    # Rule: drain-before-listing.
-    # client.tasks.list would issue a Python warning: the client calls the API a technical preview.
-    answer = client.perform_request("GET", _BULK_TASKS, headers={"accept": "application/json"}).body
-    if answer.get("node_failures"):
-        raise UnavailableError("Not every node tells which requests it is at work on", hint="The daemon tries again.")
-    named = re.compile(rf"\b{re.escape(index_name + WRITE_SUFFIX)}-(\d+)")
-    descriptions = [task["description"] for node in answer.get("nodes", {}).values() for task in node["tasks"].values()]
-    return all(int(number) >= epoch for text in descriptions for number in named.findall(text))
-
-
 def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) -> None:
     """Create an index for syncer's own data, unless it exists, with nothing that is left to templates."""
     if client.indices.exists(index=name):
@@ -490,7 +435,8 @@ def create_own(client: Elasticsearch, name: str, properties: Mapping[str, Any]) 
             raise IndexingError(f"{answerer(error)} refuses to create {name}: {reason(error)}", hint=hint) from error
 
 
-def _removal(index_name: str, alias: str) -> dict[str, Any]:
+def removal(index_name: str, alias: str) -> dict[str, Any]:
+    """Return the action that removes an alias from an index."""
     return {"remove": {"index": index_name, "alias": alias}}
 
 

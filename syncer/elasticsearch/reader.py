@@ -231,26 +231,24 @@ class Holdings:
         valid = list(filter(is_id, ids))
         if not valid:
             return []
-        if len(valid) > (allowed := self._hits_allowed(target, _HITS_MAX)):
-            halves = valid[:allowed], valid[allowed:]
-            return [copy for half in halves for copy in self.find(target, half, dates=dates)]
-        request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}
-        if dates:
-            request["fields"] = [{"field": field, "format": "strict_date_optional_time_nanos"} for field in dates]
-        try:
-            page = self._search(target, request)
-        except elasticsearch.BadRequestError:
-            if self._hits_allowed(target, _HITS_MAX) == allowed:
-                raise
-            return self.find(target, valid, dates=dates)  # with fewer ids, too
-        if page.total.value <= len(page.hits):
-            return page.hits
-        if len(valid) == 1:
-            problem = f"{target.index_name} has more than {len(page.hits):,} copies of {valid[0]}"
-            raise IndexingError(problem, hint="Is index.max_result_window less than the number of its shards?")
+        if len(valid) <= (allowed := self._hits_allowed(target, _HITS_MAX)):
+            request = {"query": {"ids": {"values": valid}}, "size": allowed, "version": True, "track_total_hits": True}
+            if dates:
+                format_ = "strict_date_optional_time_nanos"
+                request["fields"] = [{"field": field, "format": format_} for field in dates]
+            try:
+                page = self._search(target, request)
+            except elasticsearch.BadRequestError:
+                if self._hits_allowed(target, _HITS_MAX) == allowed:
+                    raise
+                return self.find(target, valid, dates=dates)  # with fewer ids, too
+            if page.total.value <= len(page.hits):
+                return page.hits
+            if len(valid) == 1:
+                problem = f"{target.index_name} has more than {len(page.hits):,} copies of {valid[0]}"
+                raise IndexingError(problem, hint="Is index.max_result_window less than the number of its shards?")
         middle = len(valid) // 2
-        halves = valid[:middle], valid[middle:]
-        return [copy for half in halves for copy in self.find(target, half, dates=dates)]
+        return [copy for half in (valid[:middle], valid[middle:]) for copy in self.find(target, half, dates=dates)]
 
     def ids(self, target: Target, *, page: int) -> Iterator[list[str]]:
         """Yield the ids of all documents that a point in time shows, in chunks; one id may be in several indices."""
@@ -319,25 +317,15 @@ class Holdings:
             return {}
         # By patterns, because a missing name would be an error.
         patterns = [f"{name}*" for name in index_names]
-        stats = self._client.indices.stats(
-            index=patterns,
-            level="shards",
-            metric="docs",
-            filter_path=_STATS_FIELDS,
-            expand_wildcards=["open", "hidden"],
-        ).body
-        positions = {}
-        for name, index in stats.get("indices", {}).items():
-            # A primary that is being relocated appears twice.
-            primaries = {
-                shard: [copy for copy in copies if copy["routing"]["primary"] and "seq_no" in copy]
-                for shard, copies in index.get("shards", {}).items()
-            }
-            shards = {
-                shard: max(ShardPosition.of(copy) for copy in copies) for shard, copies in primaries.items() if copies
-            }
-            if name in index_names:
-                positions[name] = Position(index["uuid"], shards)
+        asked: dict[str, Any] = {"level": "shards", "metric": "docs", "expand_wildcards": ["open", "hidden"]}
+        stats = self._client.indices.stats(index=patterns, filter_path=_STATS_FIELDS, **asked).body
+        indices = {name: index for name, index in stats.get("indices", {}).items() if name in index_names}
+        positions = {name: Position(index["uuid"], {}) for name, index in indices.items()}
+        for name, index in indices.items():
+            for shard, copies in index.get("shards", {}).items():
+                primaries = [copy for copy in copies if copy["routing"]["primary"] and "seq_no" in copy]
+                if primaries:  # one that is being relocated appears twice
+                    positions[name].shards[shard] = max(map(ShardPosition.of, primaries))
         return positions
 
     def untouched_since(self, target: Target, numbers: Mapping[str, int], *, page: int) -> Iterator[list[Place]]:
@@ -357,22 +345,22 @@ class Holdings:
             for places in self._numbered(target, shard, numbers[shard], greatest, page=page):
                 yield [place.id for place in places]
 
-    def _numbered(self, target: Target, shard: str, last: int, number: int, *, page: int) -> Iterator[list[Place]]:
-        """Yield the places of copies on a shard whose sequence numbers are greater than the first, up to the second."""
+    def _numbered(self, target: Target, shard: str, lower: int, upper: int, *, page: int) -> Iterator[list[Place]]:
+        """Yield the places of copies on a shard whose sequence numbers are greater than ``lower``, up to ``upper``."""
         # Each chunk is a search of its own, so that nothing is kept open however long the caller takes.
         span = page
-        while last < number:
+        while lower < upper:
             # With an end, since Elasticsearch would find everything up to the greatest number for each chunk.
-            end = min(number, last + span)
-            request: dict[str, Any] = {"query": {"range": {"_seq_no": {"gt": last, "lte": end}}}, "size": page}
+            end = min(upper, lower + span)
+            request: dict[str, Any] = {"query": {"range": {"_seq_no": {"gt": lower, "lte": end}}}, "size": page}
             request |= {"sort": [{"_seq_no": "asc"}], "_source": False, "track_total_hits": False}
             hits = self._search(target, request, shard=shard).hits
             if hits:
                 yield [hit.place for hit in hits]
             # Numbers have gaps where documents were written again.
             is_full = len(hits) >= self._hits_allowed(target, page)
-            end, span = (hits[-1].sort[0], hits[-1].sort[0] - last) if is_full else (end, 2 * span)
-            last = end
+            end, span = (hits[-1].sort[0], hits[-1].sort[0] - lower) if is_full else (end, 2 * span)
+            lower = end
 
     def shortcomings(
         self, target: Target, *, searched_as: str = "", has_routing: bool = True
@@ -383,9 +371,9 @@ class Holdings:
         try:
             answer = self._client.indices.get(index=names, **as_read)
         except elasticsearch.AuthorizationException as error:
-            if not shortcomings.is_metadata_blocked(error):
+            if (block := shortcomings.metadata_block(target.index_name, error)) is None:
                 raise
-            return [shortcomings.metadata_blocked(target.index_name)]
+            return [block]
         return list(shortcomings.find(target, answer.body, searched_as=searched_as, has_routing=has_routing))
 
     def require_usable(self, target: Target, *, has_routing: bool = True) -> None:

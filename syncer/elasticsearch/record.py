@@ -61,12 +61,12 @@ class Record:
         answer = self._get(_id(installation))
         if answer is None:
             return Recorded()
-        now = time.monotonic()
-        renewed = self._renewals.get(installation)
-        if renewed is None or renewed[0] != answer["_seq_no"]:
-            renewed = self._renewals[installation] = (int(answer["_seq_no"]), now)
-        source = answer["_source"]
-        return Recorded(int(source["epoch"]), int(source["mark"]), source["entered_by"], now - renewed[1])
+        source, number, moment = answer["_source"], int(answer["_seq_no"]), time.monotonic()
+        last_number, since = self._renewals.get(installation, (None, moment))
+        if number != last_number:
+            since = moment
+            self._renewals[installation] = (number, since)
+        return Recorded(int(source["epoch"]), int(source["mark"]), source["entered_by"], moment - since)
 
     def enter(self, installation: UUID, epoch: int, server: str) -> None:
         """Record that a server is to enter an epoch; an `UnavailableError` if it, or a later one, is recorded."""
@@ -104,8 +104,8 @@ class Record:
         """Yield the ids that were logged for an index with greater sequence numbers than this one."""
         self._client.indices.refresh(index=STATE_INDEX)
         while True:
-            after = [{"term": {"index": index_name}}, {"range": {"_seq_no": {"gt": number}}}]
-            hits = self._search({"bool": {"filter": after}}, order="asc", size=page)
+            filters = [{"term": {"index": index_name}}, {"range": {"_seq_no": {"gt": number}}}]
+            hits = self._search({"bool": {"filter": filters}}, order="asc", size=page)
             if not hits:
                 return
             for hit in hits:

@@ -132,13 +132,10 @@ def find(
         yield Shortcoming(Effect.HIDES, f"The alias {searched_as} has a {limit}, so searches miss documents", remedy)
 
 
-def is_metadata_blocked(error: ApiError) -> bool:
-    """Whether an index cannot be asked about because of its own block."""
-    return "/index metadata (" in str(error.body)
-
-
-def metadata_blocked(name: str) -> Shortcoming:
-    """Return the shortcoming of an index that cannot be asked about."""
+def metadata_block(name: str, error: ApiError) -> Shortcoming | None:
+    """Return the block of an index that forbids to ask about it; None if it is refused for another reason."""
+    if "/index metadata (" not in str(error.body):
+        return None
     return next(of_index(name, {"settings": {"index.blocks.metadata": "true"}, "mappings": {}}))
 
 

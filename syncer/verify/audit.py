@@ -166,11 +166,11 @@ class Auditor(Settler):
         """Return the ids of the index in chunks, as a point in time shows them that is opened for the first one."""
         return self.index.holdings.ids(self.document.target, page=compare.PAGE)
 
-    def find(self, ids: Sequence[str], *, refreshes: bool = False) -> list[Copy]:
+    def find(self, ids: Sequence[str], *, are_suspects: bool = False) -> list[Copy]:
         """Return all copies of these documents, as searches find them; nothing is refreshed: see `settle`."""
         meanings = self.meanings.values()
         # That the server reads each date takes half as long again, so this is left to what is suspect.
-        dates = set().union(*(meaning.dates if refreshes else meaning.to_render for meaning in meanings))
+        dates = set().union(*(meaning.dates if are_suspects else meaning.to_render for meaning in meanings))
         dates = dates.difference(*(meaning.unrenderable for meaning in meanings))
         return self.index.holdings.find(self.document.target, ids, dates=sorted(dates))
 
@@ -201,20 +201,20 @@ class Auditor(Settler):
         """Compare by meaning the fields that differ as JSON."""
         names = self.document.dependencies.fields
         try:
-            expected, held = _parsed(row.source), _parsed(copy.source)
+            expected, indexed = _parsed(row.source), _parsed(copy.source)
             compared = _first_names(names)
-            self.report.not_compared.update(name for name in held if name.partition(".")[0] not in compared)
-            unequal = [name for name in names if _normal(expected.get(name)) != _normal(held.get(name))]
+            self.report.not_compared.update(name for name in indexed if name.partition(".")[0] not in compared)
+            unequal = [name for name in names if _normal(expected.get(name)) != _normal(indexed.get(name))]
             if not unequal:
                 return [], None
             # An index that was made meanwhile is most like the last one.
             reader = self.meanings.get(copy.index) or self.meanings[max(self.meanings)]
             rendered = {path: meaning.rendered(copy.fields, path) for path in reader.dates}
-            left = reader.of({name: expected.get(name) for name in unequal})
-            right = reader.of(held, rendered=rendered) or {}
+            row_meaning = reader.of({name: expected.get(name) for name in unequal}) or {}
+            copy_meaning = reader.of(indexed, rendered=rendered) or {}
             within = tuple(f"{name}." for name in unequal)
-            right = {path: right[path] for path in right if path in unequal or path.startswith(within)}
-            return diff.first_differences(left or {}, right)
+            paths = [path for path in copy_meaning if path in unequal or path.startswith(within)]
+            return diff.first_differences(row_meaning, {path: copy_meaning[path] for path in paths})
         except diff.UNPARSED:
             return [Difference(path=diff.TOO_DEEP)], None
 

@@ -6,18 +6,10 @@ documents that are missing, different or misplaced. Then the ids of the index ar
 which of them the SELECT returns: that finds what only Elasticsearch has.
 
 *In flight is not drift.* What differs is only *suspect*: the two sides were read at different moments, and it may be
-about to be written. So it is compared, and then a moment is taken. Once everything committed before that moment is
-handled and no open job holds the document, it is compared again. If it still differs and has kept its version, nothing
-is in flight to it: it has *drifted*, however slow the workers are. For if it differed before the moment, a change that
-it does not show was committed before the moment. Once that change is handled, the document has another version.
+about to be written. `Settler.settle` decides which suspects have *drifted*, and which are *busy*.
 
-If its version has changed, something writes it: it is compared again after another moment, up to three times. So is
-one that Elasticsearch lacks, as what is deleted and written again has no version in between. What never stood still is
-*busy*. So is what changes in flight or an open job may yet write, once these have made no progress for the allowed
-time. A version that no write of syncer's surpasses stays, whatever is in flight: that is drift at once.
-
-*Repair* has the documents written again that drifted or are busy, by a job, and compares them again. That follows the
-version rule, so it is safe beside live traffic, and can be repeated after a crash.
+*Repair* has both written again by a job, and compares them again. That follows the version rule, so it is safe beside
+live traffic, and can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -335,8 +327,8 @@ class Settler:
     document: Document
     index: Index
     connection: Connection
-    settle_seconds: float = SETTLE_SECONDS
-    values: bool = False
+    settle_seconds: float
+    values: bool
     retries: bool = False
 
     def ids_of_index(self) -> Iterator[list[str]]:
@@ -346,17 +338,26 @@ class Settler:
         holdings.refresh(target)
         return ([place.id for place in page] for page in holdings.untouched_since(target, numbers, page=PAGE))
 
-    def find(self, ids: Sequence[str], *, refreshes: bool = False) -> list[Copy]:
-        """Return all copies of these documents, as searches find them."""
+    def find(self, ids: Sequence[str], *, are_suspects: bool = False) -> list[Copy]:
+        """Return all copies of these documents as searches find them; of suspects, as they are now."""
         holdings = self.index.holdings
-        return (holdings.read if refreshes else holdings.find)(self.document.target, ids)
+        return (holdings.read if are_suspects else holdings.find)(self.document.target, ids)
 
     def differing(self, expected: Mapping[str, Row], copies: Collection[Copy]) -> Iterator[Drift]:
         """Yield how copies differ from the rows with their ids."""
         return diff.compare(expected, copies, values=self.values)
 
     def settle(self, ids: Collection[str]) -> Settled:
-        """Return which of these documents differ, once that is known; the others equal their SELECT."""
+        """Return which of these documents differ, once that is known; the others equal their SELECT.
+
+        They are compared, and a moment is taken. Once everything committed before it is handled and no open job holds
+        a document, it is compared again. If it still differs and has kept its version, it has drifted, however slow
+        the workers are. For a change that it does not show was committed before the moment, as it differed by then;
+        once that change is handled, the document has another version.
+
+        What is written all the while is busy, after four moments. So is what changes in flight or an open job may yet
+        write, once these have made no progress for the allowed time.
+        """
         settled = Settled()
         undecided = self._compare(ids)
         for is_last in (False, False, False, True):
@@ -368,14 +369,16 @@ class Settler:
             surpassed = version.least_next(self.connection)
             undecided = {}
             for id_, differing in self._compare(suspects).items():
+                # No write of syncer's surpasses this version: it stays, whatever is in flight.
                 if any(number >= surpassed and self._is_foreign(number) for _, number in differing.copies):
                     settled.drifts.append(differing.drift)
                 elif id_ in holders or not is_handled:
                     settled.busy.append(differing.drift)
                     settled.jobs = sorted({*settled.jobs, *holders.get(id_, ())})
+                # What is deleted and written again has no version in between.
                 elif differing.copies == suspects[id_].copies and (differing.copies or is_last):
                     settled.drifts.append(differing.drift)
-                else:
+                else:  # something writes it
                     undecided[id_] = differing
         settled.busy += [differing.drift for differing in undecided.values()]
         settled.drifts, settled.busy = self._explained(settled.drifts), self._explained(settled.busy)
@@ -386,7 +389,7 @@ class Settler:
         differing: dict[str, Differing] = {}
         all_ids = list(ids)
         for page in (all_ids[start : start + _SETTLED_AT_ONCE] for start in range(0, len(all_ids), _SETTLED_AT_ONCE)):
-            read_copies = partial(self.find, page, refreshes=True)
+            read_copies = partial(self.find, page, are_suspects=True)
             copies = retry(read_copies, pause=time.sleep, component="verify") if self.retries else read_copies()
             read_rows = partial(queries.current, self.connection, self.document)
             results, failing = queries.isolated(read_rows, page)

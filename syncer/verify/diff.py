@@ -123,12 +123,11 @@ def compare(
         elif row.source != stored[0].source:
             differences, cause = (compared or _as_json)(row, stored[0])
             if differences:
+                shown = differences if values else [Difference(path=difference.path) for difference in differences]
                 yield Drift(
                     id=id_,
                     kind=DriftKind.DIFFERENT,
-                    differences=tuple(
-                        difference if values else Difference(path=difference.path) for difference in differences
-                    ),
+                    differences=tuple(shown),
                     version=stored[0].version,
                     cause=cause,
                 )
@@ -136,21 +135,19 @@ def compare(
 
 def _as_json(row: Row, copy: Copy) -> Compared:
     try:  # as floats, two long numbers could be equal
-        left, right = (
-            json.loads(source, parse_float=Decimal, parse_int=Decimal) for source in (row.source, copy.source)
-        )
-        return first_differences(left, right)
+        values = (json.loads(source, parse_float=Decimal, parse_int=Decimal) for source in (row.source, copy.source))
+        return first_differences(*values)
     except UNPARSED:
         return [Difference(path=TOO_DEEP)], None
 
 
-def first_differences(left: Any, right: Any) -> Compared:
+def first_differences(expected: Any, indexed: Any) -> Compared:
     """Compare two values, without their types."""
-    differences = list(islice(_differences(left, right), _DIFFERENCES_MAX))
+    differences = list(islice(_differences(expected, indexed), _DIFFERENCES_MAX))
     if len(differences) < _DIFFERENCES_MAX and all(map(_is_rounding, differences)):
         return differences, Cause.ROUNDED
     try:
-        return differences, Cause.REORDERED if _in_any_order(left) == _in_any_order(right) else None
+        return differences, Cause.REORDERED if _in_any_order(expected) == _in_any_order(indexed) else None
     except RecursionError:
         return differences, None
 
@@ -158,8 +155,8 @@ def first_differences(left: Any, right: Any) -> Compared:
 def _is_rounding(difference: Difference) -> bool:
     """Whether two numbers are equal but for the digits that the order of a sum decides."""
     try:
-        left, right = Decimal(difference.postgres or ""), Decimal(difference.elasticsearch or "")
-        return abs(left - right) <= _ROUNDING * max(abs(left), abs(right))
+        numbers = [Decimal(text or "") for text in (difference.postgres, difference.elasticsearch)]
+        return max(numbers) - min(numbers) <= _ROUNDING * max(map(abs, numbers))
     except InvalidOperation:
         return False
 
@@ -173,22 +170,21 @@ def _in_any_order(value: Any) -> str:
     return repr(sorted(_BETWEEN_ELEMENTS.split(value)) if isinstance(value, str) else value)
 
 
-def _differences(left: Any, right: Any) -> Iterator[Difference]:
+def _differences(expected: Any, indexed: Any) -> Iterator[Difference]:
     """Yield differences, with an explicit stack: documents may be nested very deep."""
-    left_to_do = [("", left, right)]
-    while left_to_do:
-        path, left, right = left_to_do.pop()
-        if isinstance(left, dict) and isinstance(right, dict):
-            names = sorted(left.keys() | right.keys(), reverse=True)
-            left_to_do += [
-                (f"{path}.{name}" if path else name, left.get(name, _NOTHING), right.get(name, _NOTHING))
-                for name in names
-            ]
-        elif isinstance(left, list) and isinstance(right, list):
-            pairs = list(enumerate(zip_longest(left, right, fillvalue=_NOTHING)))
-            left_to_do += [(f"{path}[{number}]", *pair) for number, pair in reversed(pairs)]
-        elif isinstance(left, bool) is not isinstance(right, bool) or left != right:  # to Python, true equals 1
-            yield Difference(path=path, postgres=_shown(left), elasticsearch=_shown(right))
+    stack = [("", expected, indexed)]
+    while stack:
+        path, expected, indexed = stack.pop()
+        if isinstance(expected, dict) and isinstance(indexed, dict):
+            for name in sorted(expected.keys() | indexed.keys(), reverse=True):
+                values = expected.get(name, _NOTHING), indexed.get(name, _NOTHING)
+                stack.append((f"{path}.{name}" if path else name, *values))
+        elif isinstance(expected, list) and isinstance(indexed, list):
+            pairs = list(enumerate(zip_longest(expected, indexed, fillvalue=_NOTHING)))
+            stack += [(f"{path}[{number}]", *pair) for number, pair in reversed(pairs)]
+        # To Python, true equals 1.
+        elif isinstance(expected, bool) is not isinstance(indexed, bool) or expected != indexed:
+            yield Difference(path=path, postgres=_shown(expected), elasticsearch=_shown(indexed))
 
 
 def _plain(number: Decimal) -> int | float:

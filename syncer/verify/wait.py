@@ -102,7 +102,7 @@ def wait(
             if error_policy.decide(error) is not Action.RETRY:
                 raise
             explained = error_policy.explain(error) or SyncerError(repr(error))
-            clock.rest("servers", explained.message, explained.hint)
+            clock.pause_for("servers", explained.message, explained.hint)
 
 
 def _wait(connection: Connection, settings: Settings, clock: _Clock, *, searchable: bool) -> Waited:
@@ -126,7 +126,7 @@ def _wait(connection: Connection, settings: Settings, clock: _Clock, *, searchab
         ]
         if not unrefreshed:  # none has replaced another meanwhile
             break
-        patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
+        patience = min(max(0.0, clock.seconds_left) + _PATIENCE_SECONDS, elastic.TIMEOUT_SECONDS)
         with elastic.connect(settings.elasticsearch, timeout_seconds=patience) as client:
             for document in unrefreshed:
                 Holdings(client).refresh(document.target)  # makes searchable what was written before it was requested
@@ -161,16 +161,16 @@ class _Clock:
         return round(time.monotonic() - self.began, 6)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.timeout_seconds - self.seconds
 
-    def rest(self, component: str, waits_for: str, hint: str = "", jobs: tuple[int, ...] = ()) -> None:
+    def pause_for(self, component: str, waits_for: str, hint: str = "", jobs: tuple[int, ...] = ()) -> None:
         """Pause, each time a little longer.
 
         Raises:
             WaitTimeoutError: The deadline has passed; it says what was waited for.
         """
-        seconds_left = self.left
+        seconds_left = self.seconds_left
         if seconds_left <= 0:
             message = f"Transaction {self.token.xid} is not known to be indexed after {self.timeout_seconds:g} s"
             raise WaitTimeoutError(f"{message}: {waits_for}", hint=hint, component=component, jobs=jobs)
@@ -187,10 +187,10 @@ def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
         state = progress.transaction(connection, clock.token.xid)
         if state.is_handled or not state.is_captured:
             return state.is_captured
+        reader, waits_for = "relay", "no daemon has read it"
         if state.is_read:
-            clock.rest("workers", "the workers have not handled it", "See: syncer status. If none runs: syncer run")
-        else:
-            clock.rest("relay", "no daemon has read it", "See: syncer status. If none runs: syncer run")
+            reader, waits_for = "workers", "the workers have not handled it"
+        clock.pause_for(reader, waits_for, "See: syncer status. If none runs: syncer run")
 
 
 def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) -> set[int]:
@@ -204,11 +204,11 @@ def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) 
             open_jobs = [job for job in jobs if not (job.state.is_finished or job.is_suspended)]
             if not open_jobs:
                 break
-            first, others_number = open_jobs[0], len(open_jobs) - 1
-            state, hint = ("paused", "resume") if first.is_paused else (first.state, "list")
-            waits_for = f"job {first.id} ({first.reason}) is {state}"
+            job, others_number = open_jobs[0], len(open_jobs) - 1
+            state, hint = ("paused", "resume") if job.is_paused else (job.state, "list")
+            waits_for = f"job {job.id} ({job.reason}) is {state}"
             waits_for += f", and {amount(others_number, 'other')}" if others_number else ""
-            clock.rest("jobs", waits_for, f"Run: syncer jobs {hint} {first.id}", tuple(job.id for job in open_jobs))
+            clock.pause_for("jobs", waits_for, f"Run: syncer jobs {hint} {job.id}", tuple(job.id for job in open_jobs))
         if len(jobs) == len(new) and not any(job.state in _GIVEN_UP for job in jobs):
             break  # otherwise another job may have replaced one that was given up, or is gone
     return job_ids

@@ -81,7 +81,7 @@ class Reference:
 
     table: Table
     to: Table
-    pairs: tuple[tuple[str, str], ...]
+    pairs: Sequence[Sequence[str]]
     is_temporal: bool
 
     @property
@@ -122,21 +122,13 @@ class Table:
         return [column.name for column in self.columns.values() if column.kind in kinds]
 
     def readable(self) -> Table:
-        """Return the table.
-
-        Raises:
-            SourceError: This role may not read it.
-        """
+        """Return the table; refuse it if this role may not read it."""
         if self.missing_grant:
             raise SourceError(f"This role may not read {self.relation}", hint=f"By its owner: {self.missing_grant}")
         return self
 
     def require_key(self) -> None:
-        """Refuse a table of whose rows no _id can be made.
-
-        Raises:
-            DefinitionError: It has no key.
-        """
+        """Refuse a table without a key, of whose rows no _id can be made."""
         if not self.key:
             raise DefinitionError(
                 f"{self.relation} has no primary key, of which a draft makes the documents' _id",
@@ -155,7 +147,7 @@ class Catalogue:
         tables = {relation["oid"]: _table(types, **relation) for relation in relations}
         for oid, to_oid, pairs, is_temporal in connection.execute(_REFERENCES):
             if oid in tables and to_oid in tables:
-                _refer(tables[oid], tables[to_oid], tuple((column, other) for column, other in pairs), is_temporal)
+                _refer(tables[oid], tables[to_oid], pairs, is_temporal)
         self._tables = [*tables.values()]
         self.readable = [table.relation for table in self._tables if table.is_table and not table.missing_grant]
 
@@ -205,11 +197,12 @@ def _table(types: Types, columns: str | None, indexes: str | None, **fields: Any
     return Table(columns=by_name, key=tuple(keys[0] if keys else ()), unique=sets, **fields)
 
 
-def _refer(table: Table, to: Table, pairs: tuple[tuple[str, str], ...], is_temporal: bool) -> None:
+def _refer(table: Table, to: Table, pairs: Sequence[Sequence[str]], is_temporal: bool) -> None:
     """Add a reference to both of its tables, unless a narrower one is there; what it guards is marked."""
     reference = Reference(table=table, to=to, pairs=pairs, is_temporal=is_temporal)
     columns = reference.columns
-    table.guards += [other for other in table.references if other.columns < columns and other.to is not to]
-    if not any(other.to is to and other.columns <= columns for other in table.references):
+    narrower = [reference for reference in table.references if reference.columns <= columns]
+    table.guards += [reference for reference in narrower if reference.columns != columns and reference.to is not to]
+    if not any(reference.to is to for reference in narrower):
         table.references.append(reference)
         to.referring.append(reference)

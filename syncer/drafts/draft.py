@@ -100,13 +100,13 @@ class Drafter:
         for name, expression in _renamed(self._fields(row, tree)):
             is_column = expression == self._sql(row.alias, name)
             columns.append(expression if is_column else f"{expression} AS {self._sql(name)}")
-        where = _where(self._conditions_on(row))
+        condition = _where_clause(self._conditions_on(row))
         for pair in naming.polymorphic_columns(table):
             self._note(_POLYMORPHIC, pair)
         drawn = {branch.down for branch in tree}
         if more := dict.fromkeys(down.table.relation for down in table.referring if down not in drawn):
             self._note(_MORE, listed([*more]))
-        return f"SELECT\n{_lines(columns)}\nFROM {table.relation} AS {row.alias}{where}\n"
+        return f"SELECT\n{_lines(columns)}\nFROM {table.relation} AS {row.alias}{condition}\n"
 
     # What is shown of a row
 
@@ -121,7 +121,7 @@ class Drafter:
             child = self._child(row, branch, tree.get(branch), columns.keys())
             children += child
             # The object has the key, unless the reference is to other columns, or to rows of a period.
-            if child and not reference.is_temporal and {other for _, other in reference.pairs} <= {*reference.to.key}:
+            if child and not reference.is_temporal and {to for _, to in reference.pairs} <= {*reference.to.key}:
                 for name in reference.columns.difference(table.key if row.role == "document" else ()):
                     columns.pop(name, None)
         for branch, inside in tree.items():
@@ -190,15 +190,15 @@ class Drafter:
             sources.append(f"{table.relation} AS {row.alias}" + (f" ON {joined}" if sources else ""))
             conditions += [*([] if len(sources) > 1 else [joined]), *(self._conditions_on(row) if down else [])]
             rows.append(row)
-        fields, first = self._fields(row, tree or {}), rows[1]
+        fields, nearest = self._fields(row, tree or {}), rows[1]
         locale, is_array = None, True
         if down and up:
             is_self = up.to is outer.table
             name = naming.plural(naming.name_of(up)) if is_self else naming.name_of_rows(up.to, down)
-            fields += self._texts(first)
+            fields += self._texts(nearest)
         elif up:
             # What is part of both keys, such as a tenant, is said by the outer row itself.
-            shared = {other for column, other in up.pairs if len(up.pairs) > 1 and column in outer.table.key}
+            shared = {to for column, to in up.pairs if len(up.pairs) > 1 and column in outer.table.key}
             fields = [shown for shown in fields if shown.name not in shared]
             if tree is None and {shown.name for shown in fields} <= {*up.to.key} and up.columns <= {*columns}:
                 return []
@@ -208,15 +208,15 @@ class Drafter:
             is_array = down.is_temporal or not down.is_unique
             name = name if is_array or locale else naming.singular(name)
         if locale:
-            fields = [shown for shown in fields if shown.name != locale and shown.name not in first.table.key]
+            fields = [shown for shown in fields if shown.name != locale and shown.name not in nearest.table.key]
             json = fields[0].expression if len(fields) == 1 else self._json(fields)
             json = f"coalesce(jsonb_object_agg({self._sql(row.alias, locale)}, {json}), '{{}}'::jsonb)"
         elif is_array:
-            order = ", ".join(self._order(first, row, branch))
+            order = ", ".join(self._order(nearest, row, branch))
             json = f"coalesce(jsonb_agg({self._json(fields)} ORDER BY {order}), '[]'::jsonb)"
         else:
             json = self._json(fields)
-        query = f"SELECT {json}\nFROM {f'{chr(10)}JOIN '.join(sources)}{_where(conditions)}"
+        query = f"SELECT {json}\nFROM {f'{chr(10)}JOIN '.join(sources)}{_where_clause(conditions)}"
         return [_Field(name, f"(\n{_indented(query)}\n)")]
 
     def _texts(self, link: _Row) -> list[_Field]:
@@ -226,15 +226,15 @@ class Drafter:
         columns = [column for name, column in table.columns.items() if name not in hidden]
         return [_Field(column.name, self._shown(link, column)) for column in columns if column.type.name in rules.TEXTS]
 
-    def _order(self, first: _Row, last: _Row, branch: Branch) -> Iterator[str]:
+    def _order(self, nearest: _Row, farthest: _Row, branch: Branch) -> Iterator[str]:
         """Yield what the rows of an array are ordered by: the order column, and what else tells them apart."""
-        table = first.table
+        table = nearest.table
         linked = {name for reference in branch if reference and branch.down for name in reference.columns}
         key = table.key or [name for name, column in table.columns.items() if column.type.name != "json"]
         names = dict.fromkeys([*table.of_kind("order")[:1], *(name for name in key if name not in linked)])
-        yield from (self._sql(first.alias, name) for name in names)
+        yield from (self._sql(nearest.alias, name) for name in names)
         if branch.up and linked.issuperset(table.key):
-            yield from (self._sql(last.alias, name) for name in last.table.key)
+            yield from (self._sql(farthest.alias, name) for name in farthest.table.key)
 
     def _conditions_on(self, row: _Row) -> list[str]:
         """Return the conditions on the rows that are shown, spelled as the table's partial indexes have them."""
@@ -260,11 +260,12 @@ class Drafter:
 
     def _joined(self, row: _Row, outer: _Row, reference: Reference) -> str:
         """Return the condition of a join of a row to the one of the query around it."""
-        operators = ["="] * (len(reference.pairs) - 1) + ["&&" if reference.is_temporal else "="]
-        ends = (row, outer) if reference is row.parent else (outer, row)
-        pairs = [[self._sql(end.alias, name) for end, name in zip(ends, pair, strict=True)] for pair in reference.pairs]
-        ordered = pairs if reference is row.parent else [pair[::-1] for pair in pairs]
-        return " AND ".join(f" {operator} ".join(pair) for operator, pair in zip(operators, ordered, strict=True))
+        pairs = [pair if reference is row.parent else pair[::-1] for pair in reference.pairs]
+        operators = ["="] * (len(pairs) - 1) + ["&&" if reference.is_temporal else "="]
+        return " AND ".join(
+            f"{self._sql(row.alias, column)} {operator} {self._sql(outer.alias, outer_column)}"
+            for (column, outer_column), operator in zip(pairs, operators, strict=True)
+        )
 
     def _json(self, fields: Iterable[_Field]) -> str:
         """Return an expression for an object of these fields, on one line if it is short."""
@@ -307,7 +308,7 @@ class Drafter:
             pass
 
 
-def _where(conditions: Iterable[str]) -> str:
+def _where_clause(conditions: Iterable[str]) -> str:
     joined = " AND ".join(conditions)
     return f"\nWHERE {joined}" if joined else ""
 

@@ -105,13 +105,13 @@ class _Sample:
         """The documents; they are read once, if they are needed."""
         with closing(Tries(self.connection, seconds=_SAMPLE_SECONDS)) as tries:
             ids = queries.sampled_ids(tries, self.select)
-        return self._read(sql.SQL(_SAMPLE_QUERY), ids)
+        return self._sampled(sql.SQL(_SAMPLE_QUERY), ids)
 
     def values(self, path: tuple[str, ...]) -> list[Any]:
         """Return the values of a field that are not null, out of all arrays; if none has one, look for others."""
-        return _values(self.documents, path) or _values(self._read(sql.SQL(_WITH_VALUE_QUERY), None, path[0]), path)
+        return _values(self.documents, path) or _values(self._sampled(sql.SQL(_WITH_VALUE_QUERY), None, path[0]), path)
 
-    def _read(self, query: sql.SQL, ids: list[str] | None, column: str = "_id") -> list[dict[str, Any]]:
+    def _sampled(self, query: sql.SQL, ids: list[str] | None, column: str = "_id") -> list[dict[str, Any]]:
         id_type = sql.SQL(self.id_type)
         composed = query.format(select=sql.SQL(self.select), id_type=id_type, column=sql.Identifier(column))
         # A number in it may be too long for Python, and it may be nested too deeply.
@@ -134,32 +134,30 @@ class _Mapper:
     notes: dict[str, str] = field(default_factory=dict)
 
     def properties(
-        self, path: tuple[str, ...], fields: Mapping[str, Shape], given: Mapping[str, Any]
+        self, path: tuple[str, ...], fields: Mapping[str, Shape], existing: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the given properties, and those that they lack."""
-        return {**given, **{name: self._field((*path, name), fields[name], given.get(name)) for name in fields}}
+        """Return the existing properties, and those that they lack."""
+        return {**existing, **{name: self._field((*path, name), fields[name], existing.get(name)) for name in fields}}
 
-    def _field(self, path: tuple[str, ...], shape: Shape, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Return the mapping of a field: the given one, with what it lacks if it is an object."""
+    def _field(self, path: tuple[str, ...], shape: Shape, existing: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Return the mapping of a field: the existing one, with what it lacks if it is an object."""
         has_any_keys = shape.fields is None and shape.mapping in (None, KEYS_ARE_DATA)
-        if given is not None:
-            is_object = given.get("type", "object") in ("object", "nested") and not given.keys() & {
-                "dynamic",
-                "enabled",
-            }
-            if not is_object or not (shape.fields or has_any_keys):
-                return given
-        self.has_more |= given is None or has_any_keys
-        if has_any_keys and given is not None:
-            return self._noted(path, "open", {**given, "dynamic": False})
+        if existing is not None:
+            is_complete = not existing.keys().isdisjoint(("dynamic", "enabled"))
+            is_object = existing.get("type", "object") in ("object", "nested")
+            if is_complete or not is_object or not (shape.fields or has_any_keys):
+                return existing
+        self.has_more |= existing is None or has_any_keys
+        if has_any_keys and existing is not None:
+            return self._noted(path, "open", {**existing, "dynamic": False})
         if shape.fields is None:
             return self._of_value(path, shape)
-        if given is None and (bounds := _of_bounds(shape.fields)):
+        if existing is None and (bounds := _of_bounds(shape.fields)):
             return bounds
         # A dot in a key would be a step into an object.
         named = {name: inner for name, inner in shape.fields.items() if name.strip() and "." not in name}
-        mapping = given or ({"type": "nested"} if shape.is_array else {})
-        if given is None and len(named) < len(shape.fields):
+        mapping = existing or ({"type": "nested"} if shape.is_array else {})
+        if existing is None and len(named) < len(shape.fields):
             mapping = self._noted(path, "open", {**mapping, "dynamic": False})
         return {**mapping, "properties": self.properties(path, named, mapping.get("properties", {}))}
 

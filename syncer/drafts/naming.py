@@ -116,9 +116,9 @@ def references_behind(reference: Reference) -> list[Reference]:
     mere = referring.union(
         table.key if len(table.key) == 1 else (), table.of_kind("private", "order", "noted", "changed")
     )
-    others = [column for name, column in table.columns.items() if name not in mere]
+    are_texts = [column.type.name in rules.TEXTS for name, column in table.columns.items() if name not in mere]
     is_choice = len(behind) > 1 and not any(table.columns[name].is_required for up in behind for name in up.columns)
-    is_link = not others or (is_choice and len(others) == 1 and others[0].type.name in rules.TEXTS)
+    is_link = not are_texts or (is_choice and are_texts == [True])
     return behind if is_link and (len(behind) == 1 or is_choice) and not table.referring else []
 
 

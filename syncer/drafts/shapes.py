@@ -87,7 +87,7 @@ class Types:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.of = cache(self._read)
+        self.of = cache(self._shape_of)
         """Returns what values of a type are like, by its oid and modifier."""
 
     def row(self, relation: int) -> dict[str, Shape]:
@@ -95,7 +95,7 @@ class Types:
         columns = self._connection.execute(_ATTRIBUTES, (relation,)).fetchall()
         return {name: self.of(oid, modifier) for name, oid, modifier in columns}
 
-    def _read(self, oid: int, modifier: int) -> Shape:
+    def _shape_of(self, oid: int, modifier: int) -> Shape:
         row = self._connection.execute(_TYPE, (oid, modifier)).fetchone()
         if row is None:  # a type that only looks like an array, such as int2vector
             return Shape(name="", mapping=KEYWORD)

@@ -287,7 +287,7 @@ _NEEDED = (
     ("for function", "Grant it: GRANT EXECUTE ON FUNCTION … TO …."),
     ("for schema", "Grant it: GRANT USAGE ON SCHEMA … TO …; to create in it, also CREATE."),
     ("for database", "Grant it: GRANT CREATE ON DATABASE … TO …."),
-    ("for table", "Grant it: GRANT SELECT ON … TO …; `syncer apply` must own the table."),
+    ("for table", "Grant it, for all columns: GRANT SELECT ON … TO …; `syncer apply` must own the table."),
     ("for view", "Grant it: GRANT SELECT ON … TO …."),
 )
 """What a role lacks, by words of Postgres' message."""

@@ -23,7 +23,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import TopicMetadata
 from elastic_transport import TransportError
 from elasticsearch import ApiError, Elasticsearch
-from psycopg.types.json import Jsonb
 
 from syncer.apply import cost
 from syncer.base import migrations, postgres
@@ -221,14 +220,13 @@ WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, privilege
                ELSE has_table_privilege(c.oid, privilege) END
 """
 _SUPERUSER = "SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper"
+# Also a table of which it may read the columns that documents show is locked against ALTER TABLE, as a whole.
 _UNREADABLE = """
 WITH r AS (
     SELECT asked.relation, quote_ident(n.nspname) AS schema, quote_ident(current_user) AS role,
            has_schema_privilege(n.oid, 'USAGE') AS may_enter, row_security_active(c.oid) AS is_filtered,
-           has_table_privilege(c.oid, 'SELECT') OR (
-               SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT')) FROM pg_attribute AS a
-               WHERE a.attrelid = c.oid AND asked.names ? a.attname::text AND NOT a.attisdropped) AS may_read
-    FROM jsonb_each($1) AS asked (relation, names)
+           has_table_privilege(c.oid, 'SELECT') AS may_read
+    FROM unnest($1::text[]) AS asked (relation)
     JOIN pg_namespace AS n ON true JOIN pg_class AS c ON c.relnamespace = n.oid
     WHERE format('%I.%I', n.nspname, c.relname) = asked.relation
 )
@@ -303,13 +301,12 @@ def _may_use(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _may_read(deployment: Deployment) -> Iterator[Finding]:
-    columns: dict[str, set[str]] = {}
-    for document in deployment.documents:
-        for relation, use in document.dependencies.tables.items():
-            columns.setdefault(relation, set()).update(use.watched | use.routing)
-        for view in document.dependencies.views:
-            columns.setdefault(str(view), set())
-    problems = dict(deployment.rows(_UNREADABLE, Jsonb({name: sorted(columns[name]) for name in sorted(columns)})))
+    relations = {
+        str(name)
+        for document in deployment.documents
+        for name in (*document.dependencies.tables, *document.dependencies.views)
+    }
+    problems = dict(deployment.rows(_UNREADABLE, sorted(relations)))
     # A relay reads no table of an application.
     severity = None if deployment.rows(_IS_WORKER) == [(True,)] else CheckSeverity.CONSIDER
     yield from (Finding(problem, fix, severity=severity) for problem, fix in problems.items())

@@ -141,6 +141,13 @@ CASES = [
     Case("postgres.reads", "REVOKE SELECT ON comments FROM @database_documents", "public.comments", role="daemon"),
     Case(
         "postgres.reads",
+        "REVOKE SELECT ON comments FROM @database_documents, daemon; "
+        "GRANT SELECT (id, post_id, name, comment, age, stars, date) ON comments TO @database_documents",
+        "public.comments",  # it is locked as a whole
+        role="daemon",
+    ),
+    Case(
+        "postgres.reads",
         "ALTER TABLE comments ENABLE ROW LEVEL SECURITY",
         "Row-level security of public.comments",
         role="daemon",

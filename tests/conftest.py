@@ -14,6 +14,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.elasticsearch.client import open_client
 from syncer.sandbox import Endpoints, Sandbox
+from tests.support.breakpoints import HASTY
 from tests.support.world import World, made, sandbox_in, sandbox_of_its_own
 
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -38,6 +39,7 @@ def pytest_configure() -> None:
     # On a busy machine, a worker in this process would leave more to jobs, and a writer send smaller requests.
     for limit in ("documents.affected.SECONDS_MAX", "indexing.writer.BUILD_SECONDS_MAX"):
         pytest.MonkeyPatch().setattr(f"syncer.{limit}", 60.0)
+    HASTY.carry_out()
     # Else a line is printed for each document that a test writes in this process.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     for name in ("NO_PROXY", "no_proxy"):

@@ -32,7 +32,7 @@ from syncer.documents.snapshot import require_shape, uncaptured
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind
 
-_REST_SECONDS = 5.0
+REST_SECONDS = 5.0
 """How long to rest between two turns."""
 
 
@@ -64,7 +64,7 @@ class Watch:
 
     def _turn(self) -> float:
         self.run_once()
-        return _REST_SECONDS
+        return REST_SECONDS
 
     def run_once(self) -> WatchReport:
         """Note tables that were written anew, and suspend each document whose tables have changed."""

@@ -62,7 +62,7 @@ _FOLLOW_SECONDS = 0.05
 _ALIVE_TURNS = 20
 """After how many looks to check for live job workers."""
 _STAYS_SUSPENDED = (DocumentError, IndexingError, elasticsearch.ApiError, elasticsearch.TransportError)
-_ATTEMPT_SECONDS = 5.0
+ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
 _LETTERS_SECONDS = 60.0
 """How often to try to write a dead letter of each index: its cause may be gone, which no change tells."""
@@ -357,7 +357,7 @@ class JobWorker:
                     attempt.result()
                     schema_watch.resume(connection, index_name)
         now = time.monotonic()
-        if now - self._attempted_at < _ATTEMPT_SECONDS:
+        if now - self._attempted_at < ATTEMPT_SECONDS:
             return
         self._attempted_at = now
         for index_name, ids in registry.suspended(connection).items():

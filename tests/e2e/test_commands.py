@@ -61,13 +61,13 @@ def test_the_first_hour(empty_world: World) -> None:
     assert (led["status"], led["problems"], led["documents"][0]["targets"]) == ("well", [], {world.index_of(): 2})
     assert led["totals"]["handled"] == led["totals"]["published"] >= led["totals"]["captured"]
     documented = set(re.findall(r"`(\w+)`", (REPOSITORY / "docs" / "json.md").read_text()))
-    parts = (led, led["documents"][0], led["daemons"][0], led["servers"][0], idle["problems"][0])
-    assert {name for part in parts for name in part} - documented == set()
+    items = (led, led["documents"][0], led["daemons"][0], led["servers"][0], idle["problems"][0])
+    assert {name for item in items for name in item} - documented == set()
 
     assert "equal their SELECT" in world.prints("verify")
     daemon.process.send_signal(signal.SIGINT)
     assert daemon.exit_code() == 0  # which it is not, if a component has not ended in time
-    assert [event["failed"] for event in daemon.events() if event["event"] == "daemon.stopped"] == [False]
+    assert [event["failed"] for event in daemon.events("daemon.stopped")] == [False]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_verify_names_every_kind_of_drift_and_repairs(drifted: World) -> None:
         ("77", "extra", "foreign"),
     }
     printed = drifted.prints("verify", code=1)
-    assert [part for part in ("2 missing", "4 different title", "77 extra", "--repair") if part not in printed] == []
+    assert [words for words in ("2 missing", "4 different title", "77 extra", "--repair") if words not in printed] == []
     assert "edited by hand" not in json.dumps(report) + printed
     assert '"edited by hand" in the index' in drifted.prints("verify", "--values", code=1)
 
@@ -113,13 +113,13 @@ def test_a_document_is_applied_alone(world: World) -> None:
     """The others stay as they are and captured, though one has changed and another is broken."""
     world.define("writer", "SELECT u.id AS _id, u.email FROM users AS u")
     world.apply()
-    before = world.sql("SELECT * FROM syncer.capture WHERE relation <> 'public.posts'")
+    captures_before = world.sql("SELECT * FROM syncer.capture WHERE relation <> 'public.posts'")
     world.edit_file("p.title,", "upper(p.title) AS title,")
     (world.config / "documents" / "writer" / "select.sql").write_text("SELECT u.id AS _id FROM users AS u")
     world.define("broken", "SELECT nonsense")
     assert "writer" not in world.prints("--config", str(world.config), "apply", "blogpost", "--yes")
     assert world.sql("SELECT name, revision FROM syncer.document ORDER BY 1") == [("blogpost", 2), ("writer", 1)]
-    assert world.sql("SELECT * FROM syncer.capture WHERE relation <> 'public.posts'") == before
+    assert world.sql("SELECT * FROM syncer.capture WHERE relation <> 'public.posts'") == captures_before
     assert world.syncer("apply", "--yes").returncode == 1
     (world.config / "documents" / "broken" / "document.yaml").write_text(f"index: {world.alias}\n")
     assert "share the index" in world.syncer("apply", "broken", "--yes").stderr
@@ -162,8 +162,8 @@ def on_a_terminal(world: World, answer: str, *arguments: str) -> tuple[int, str]
         os.close(inside)
         os.write(screen, f"{answer}\n".encode())
         with suppress(OSError):  # Linux raises it once the command has ended
-            while part := os.read(screen, 65536):
-                shown += part
+            while chunk := os.read(screen, 65536):
+                shown += chunk
     os.close(screen)
     return process.returncode, shown.decode("utf-8", "replace")
 
@@ -202,24 +202,24 @@ def test_a_definition_that_is_new_and_then_wrong(empty_world: World) -> None:
     assert paths["public.users"].startswith("up to 2 documents, ")
     assert paths["public.comments"] == "1 document, by its post_id"
     assert world.sql("SELECT to_regnamespace('syncer')") == [(None,)]
-    seen = json.loads(plan(world, "--json"))
-    (document,) = seen["documents"]
+    previewed = json.loads(plan(world, "--json"))
+    (document,) = previewed["documents"]
     assert (document["outcome"], document["documents"]) == ("new", 3)
-    assert (seen["has_errors"], seen["has_warnings"], seen["is_migrated"]) == (False, True, False)
+    assert (previewed["has_errors"], previewed["has_warnings"], previewed["is_migrated"]) == (False, True, False)
     page = (REPOSITORY / "docs" / "json.md").read_text()
-    assert [name for name in (*seen, *document, *document["tables"][0]) if f"`{name}`" not in page] == []
+    assert [name for name in (*previewed, *document, *document["tables"][0]) if f"`{name}`" not in page] == []
 
     world.migrate()
     size = "(SELECT count(*) FROM users AS o WHERE o.name = p.title) AS size,"
     world.edit_file("p.tags,", f"p.tags, {size}")
-    first, *rest = plan(world, code=1).splitlines()
-    used = [line.strip().rpartition(", ")[2] for line in rest if "a change of public.users" in line]
+    error, *tables = plan(world, code=1).splitlines()
+    used = [line.strip().rpartition(", ")[2] for line in tables if "a change of public.users" in line]
     assert {*used} == {"by users.id = posts.user_id", "by users.name = posts.title"}
-    assert first.startswith("Error in blogpost: 3 of 3 sampled documents are rejected, for example ")
-    assert "dynamic introduction of [size]" in first
+    assert error.startswith("Error in blogpost: 3 of 3 sampled documents are rejected, for example ")
+    assert "dynamic introduction of [size]" in error
     world.edit_file(f"p.tags, {size}", "p.tilte,")
     refused = json.loads(plan(world, "--json", code=1))
-    assert (refused.keys(), refused["documents"][0].keys()) == (seen.keys(), document.keys())
+    assert (refused.keys(), refused["documents"][0].keys()) == (previewed.keys(), document.keys())
     assert (refused["documents"][0]["outcome"], refused["documents"][0]["problems"][0]["severity"]) == (None, "refused")
     assert "tilte" in refused["documents"][0]["problems"][0]["message"]
 
@@ -248,7 +248,8 @@ def test_a_server_that_is_down_does_not_prevent_the_checks_of_the_others(shared_
     for down in (["postgres"], ["kafka"], ["elasticsearch"], list(AWAY)):
         away = {name: value for server in down for name, value in AWAY[server].items()}
         findings = json.loads(shared_world.prints("doctor", "--json", code=1, environment=away))["findings"]
-        wrong = {each["id"] for each in findings if each["id"].endswith(".reach") and each["severity"] == "wrong"}
+        reach = {finding["id"]: finding["severity"] for finding in findings if finding["id"].endswith(".reach")}
+        wrong = {id_ for id_, severity in reach.items() if severity == "wrong"}
         assert wrong == {f"{server}.reach" for server in down}
         well = {finding["id"].partition(".")[0] for finding in findings if finding["severity"] == "well"}
         assert well == AWAY.keys() - set(down)

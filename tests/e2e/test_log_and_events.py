@@ -52,7 +52,7 @@ def test_what_happened_is_shown_in_order_and_delays_nothing(world: World) -> Non
         world.sql("ALTER TABLE posts RENAME title TO headline")
         daemon.wait_for("timeline.write_failed")
     wait_for(world, "document.suspended", "blogpost was suspended")
-    world.sql("ALTER TABLE posts RENAME headline TO title")
+    world.edit_file("p.title", "p.headline AS title")
     world.prints("apply", "--yes")
     wait_for(world, "apply.finished", "Applied blogpost (in_place, resumed).")
     world.prints("verify")
@@ -105,17 +105,15 @@ def test_a_change_is_followed_by_its_id_and_its_version(world: World) -> None:
     world.sql("TRUNCATE comments")
 
     def of_change(event: str) -> list[dict[str, Any]]:
-        lines = (line for line in daemon.events() if line["event"] == event)
-        return [line for line in lines if line["ids"][0] <= change <= line["ids"][1]]
+        return [line for line in daemon.events(event) if line["ids"][0] <= change <= line["ids"][1]]
 
     wait_until(lambda: bool(of_change("worker.batch_indexed")), what="the batch is logged")
     published, (indexed,) = of_change("relay.batch_published"), of_change("worker.batch_indexed")
     assert [line["changes"] >= 1 for line in published] == [True] * world.uses_kafka
     sentences = [
         line
-        for line in daemon.events()
-        if line["event"] == "document.written"
-        and (line["component"], line.get("batch"), line["id"]) == (indexed["worker"], indexed["batch"], "2")
+        for line in daemon.events("document.written")
+        if (line["component"], line.get("batch"), line["id"]) == (indexed["worker"], indexed["batch"], "2")
     ]
     with world.elasticsearch() as client:
         assert [line["version"] for line in sentences] == [client.get(index=world.alias, id="2")["_version"]]

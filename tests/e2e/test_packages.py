@@ -93,13 +93,13 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     assert files >= IN_WHEEL
     assert not [name for name in files if name.startswith(("tests/", "docs/"))]
 
-    made = tmp_path / "environment"
-    run(sys.executable, "-m", "venv", "--without-pip", made, folder=tmp_path)
-    (packages_folder,) = (made / "lib").glob("python*/site-packages")
+    installed = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", installed, folder=tmp_path)
+    (packages_folder,) = (installed / "lib").glob("python*/site-packages")
     # What it depends on is taken from here; the .pth of an editable syncer is not followed from there.
     (packages_folder / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     install = ("install", "--quiet", "--no-deps", "--no-index")
-    run(sys.executable, "-m", "pip", "--python", made / "bin" / "python", *install, wheel, folder=tmp_path)
+    run(sys.executable, "-m", "pip", "--python", installed / "bin" / "python", *install, wheel, folder=tmp_path)
     home, folder = tmp_path / "home", tmp_path / "empty"
     home.mkdir()
     folder.mkdir()
@@ -108,10 +108,10 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     environment |= {"HOME": str(home), "PATH": os.defpath, "COLUMNS": "120"}
 
     def syncer(*arguments: str) -> str:
-        return run(made / "bin" / "syncer", *arguments, folder=folder, environment=environment)
+        return run(installed / "bin" / "syncer", *arguments, folder=folder, environment=environment)
 
     program = "import syncer; print(syncer.__file__)"
-    assert str(made) in run(made / "bin" / "python", "-c", program, folder=folder, environment=environment)
+    assert str(installed) in run(installed / "bin" / "python", "-c", program, folder=folder, environment=environment)
     assert syncer("--version").startswith("syncer 0.2.0")
     world.sql(BLOG_SCHEMA.read_text())
     world.sql("INSERT INTO users (name, email) VALUES ('John', 'j')")

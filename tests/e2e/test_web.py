@@ -184,7 +184,7 @@ def visit() -> Iterator[Visit]:
     """A page of a fresh browser: the Chromium of this machine, or else Playwright's own."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs a browser: pip install -e '.[dev,browser]'")
     with playwright.sync_playwright() as driver:
-        program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+        program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
         try:
             # root may not have a sandbox
             browser = driver.chromium.launch(executable_path=program, chromium_sandbox=False)
@@ -199,8 +199,8 @@ def visit() -> Iterator[Visit]:
 @pytest.fixture
 def port() -> Iterator[int]:
     """A port that a daemon which is started again has again."""
-    with chosen_ports(1) as (found,):
-        yield found
+    with chosen_ports(1) as (chosen_port,):
+        yield chosen_port
 
 
 def test_the_page_follows_what_happens(world: World, visit: Visit, port: int) -> None:
@@ -258,15 +258,15 @@ def see_daemons_and_events(world: World, visit: Visit, daemon: Daemon) -> None:
 
 def see_the_past(visit: Visit) -> None:
     """A page that is opened later shows what was before it, in each form: by pointer, by keyboard, as a table."""
-    (known,) = visit.page.evaluate("fetch('/api/history').then((got) => got.json())").values()
+    (samples,) = visit.page.evaluate("fetch('/api/history').then((got) => got.json())").values()
     first, second = (
         visit.page.evaluate("(at) => new Date(at * 1000).toLocaleTimeString('en-GB')", sample["at"])
-        for sample in known[:2]
+        for sample in samples[:2]
     )
     visit.page.reload()
     visit.click("#rate-plot summary")
     rows = visit.page.locator("#rate-plot tbody tr")
-    wait_until(lambda: rows.count() >= min(len(known), 30), what="the table has the samples of before")
+    wait_until(lambda: rows.count() >= min(len(samples), 30), what="the table has the samples of before")
     visit.page.focus("#rate-plot .drawing")
     visit.page.keyboard.press("Home")
     visit.wait_for("#rate-plot figcaption", first)

@@ -112,7 +112,7 @@ def require_holds(world: World, *, seconds: float = DEADLINE_SECONDS) -> None:
 
 def require_quiet(daemon: Daemon, *, lines: int = 6) -> None:
     """However long an outage was, the log has a few lines for each component."""
-    troubles = [event["component"] for event in daemon.events() if event["event"] == "component.retried"]
+    troubles = [event["component"] for event in daemon.events("component.retried")]
     assert all(troubles.count(component) <= lines for component in troubles), troubles
 
 
@@ -124,7 +124,7 @@ def wait_for_trouble(daemon: Daemon, words: str) -> None:
     """Return once a daemon has logged trouble in these words."""
 
     def is_logged() -> bool:
-        return any(words in event["error"] for event in daemon.events() if event["event"] == "component.retried")
+        return any(words in event["error"] for event in daemon.events("component.retried"))
 
     wait_until(is_logged, what=f"logged: {words}", detail=daemon.log_file.read_text)
 

@@ -95,11 +95,17 @@ def start_over(world: World, *migrate: str) -> None:
 
 
 @pytest.fixture
-def filled(world: World) -> World:
-    """The blog with twenty posts in its index."""
+def blog(world: World) -> World:
+    """The blog with twenty posts, in Postgres only."""
     add_posts(world, 20)
-    world.backfill()
     return world
+
+
+@pytest.fixture
+def filled(blog: World) -> World:
+    """The same, with all posts in the index."""
+    blog.backfill()
+    return blog
 
 
 BROKEN = {
@@ -107,7 +113,6 @@ BROKEN = {
     "the segment in use": ("DROP TABLE syncer.outbox_0", "table syncer.outbox_0"),
     "the sequence of segments": ("DROP SEQUENCE syncer.outbox_segment", "sequence syncer.outbox_segment"),
     "a function of the triggers": ("DROP FUNCTION syncer.text_of", "function syncer.text_of"),
-    "the identity": ("DROP TABLE syncer.cluster_identity", "table syncer.cluster_identity"),
     "the row of the installation": ("TRUNCATE syncer.installation", "the row of table syncer.installation"),
     "the last mark": ("DELETE FROM syncer.mark", "the row of table syncer.mark"),
     "the record of migrations": ("DROP TABLE syncer.migration", "table syncer.migration"),
@@ -116,25 +121,24 @@ BROKEN = {
     "what a restore makes last": ("DROP MATERIALIZED VIEW syncer.restored", "materialized view syncer.restored"),
     "a column": ("ALTER TABLE syncer.job DROP COLUMN occasion", "column syncer.job.occasion"),
     "what a change is": ("ALTER TABLE syncer.outbox DROP COLUMN operation", "column syncer.outbox.operation"),
-    "an image of the row": ("ALTER TABLE syncer.outbox DROP COLUMN new", "column syncer.outbox.new"),
     "a renamed column": ("ALTER TABLE syncer.outbox RENAME untouched TO kept", "column syncer.outbox.untouched"),
 }
 
 
 @pytest.mark.parametrize("damage", BROKEN)
-def test_a_broken_schema_stops_no_application_and_is_named(filled: World, damage: str) -> None:
+def test_a_broken_schema_stops_no_application_and_is_named(blog: World, damage: str) -> None:
     """Whatever is dropped of the schema under writers, no write fails; every command names what is missing."""
     statement, missing = BROKEN[damage]
-    under_writers(filled, statement)
-    assert f"broken: it lacks {missing}" in state(filled)
+    under_writers(blog, statement)
+    assert f"broken: it lacks {missing}" in state(blog)
     for command in ("migrate", "status", "plan", "run"):
-        ended = filled.syncer(command)
+        ended = blog.syncer(command)
         assert ended.returncode == 1, command
         assert missing in ended.stdout + ended.stderr, command
         assert "syncer migrate --anew && syncer apply --take-over '*'" in " ".join(
             (ended.stdout + ended.stderr).split()
         ), command
-    doctor = filled.syncer("doctor")
+    doctor = blog.syncer("doctor")
     assert missing in doctor.stdout
 
 
@@ -181,19 +185,19 @@ ALTERED = {
 
 
 @pytest.mark.parametrize("alteration", ALTERED)
-def test_an_altered_outbox_stops_no_application_and_loses_nothing_in_silence(filled: World, alteration: str) -> None:
+def test_an_altered_outbox_stops_no_application_and_loses_nothing_in_silence(blog: World, alteration: str) -> None:
     """Whatever makes a trigger's INSERT fail, no write fails. The schema is broken, also after that is undone."""
     statement, undo, named = ALTERED[alteration]
-    with psycopg.connect(filled.dsn) as repeatable:
+    with psycopg.connect(blog.dsn) as repeatable:
         repeatable.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         for number in range(2):
             repeatable.execute("UPDATE posts SET title = %s WHERE id = 9", (f"repeatable {number}",))
             repeatable.commit()
             if not number:
-                under_writers(filled, statement)
-    assert named in state(filled)
-    filled.sql(undo)
-    assert "broken: it has lost changes" in state(filled)
+                under_writers(blog, statement)
+    assert named in state(blog)
+    blog.sql(undo)
+    assert "broken: it has lost changes" in state(blog)
 
 
 @pytest.mark.parametrize(
@@ -210,14 +214,14 @@ def test_an_altered_outbox_stops_no_application_and_loses_nothing_in_silence(fil
         ("ALTER SEQUENCE syncer.outbox_id_seq MAXVALUE 99999999", "ALTER SEQUENCE syncer.outbox_id_seq NO MAXVALUE"),
     ],
 )
-def test_an_alteration_that_lets_changes_pass_loses_none(filled: World, statement: str, undo: str) -> None:
+def test_an_alteration_that_lets_changes_pass_loses_none(blog: World, statement: str, undo: str) -> None:
     """What a trigger can still write is written: once the alteration is undone, all is shown."""
-    under_writers(filled, statement)
-    assert "broken: it" in state(filled)
-    filled.sql(undo)
-    assert state(filled) == ""
-    filled.daemon()
-    require_holds(filled)
+    under_writers(blog, statement)
+    assert "broken: it" in state(blog)
+    blog.sql(undo)
+    assert state(blog) == ""
+    blog.daemon()
+    require_holds(blog)
 
 
 @pytest.mark.parametrize(
@@ -287,13 +291,13 @@ def test_an_emptied_schema_is_made_anew_by_migrate(filled: World, how: str) -> N
     require_holds(filled)
 
 
-def test_a_migration_waits_for_nobody_with_a_lock(filled: World) -> None:
+def test_a_migration_waits_for_nobody_with_a_lock(blog: World) -> None:
     """Behind a transaction that wrote once, no writer waits for `migrate`, which names it and gives up in time."""
-    with filled.application() as holder, filled.connect() as connection:
+    with blog.application() as holder, blog.connect() as connection:
         holder.execute("UPDATE posts SET title = 'open' WHERE id = 20")
         pid = holder.info.backend_pid
         waiting: list[str] = []
-        under_writers(filled, "SELECT 1")
+        under_writers(blog, "SELECT 1")
         with pytest.raises(SourceError, match=rf"syncer schema is in use.*process {pid} "):
             migrations.migrate(connection, anew=True, timeout_seconds=0, waiting=waiting.append)
         holder.rollback()
@@ -345,48 +349,48 @@ def test_a_take_over_that_dies_is_gone_on_with(
 
 
 @pytest.mark.parametrize("how", ["all schemas", "one schema, without the triggers"])
-def test_a_dump_of_definitions_loads_as_the_docs_say(filled: World, how: str) -> None:
+def test_a_dump_of_definitions_loads_as_the_docs_say(blog: World, how: str) -> None:
     """As Rails' structure.sql: of all schemas, it is emptied then; of one, without the lines of the triggers."""
     if how == "all schemas":
-        dump = filled.dump("--schema-only")
+        dump = blog.dump("--schema-only")
     else:
-        lines = filled.dump("--schema-only", "--schema=public").splitlines()
+        lines = blog.dump("--schema-only", "--schema=public").splitlines()
         pattern = re.compile(r"^CREATE TRIGGER syncer_|ENABLE ALWAYS TRIGGER syncer_")
         dump = "\n".join(line for line in lines if not pattern.search(line))
-    filled.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE")
-    filled.restore(dump if "CREATE SCHEMA public" in dump else f"CREATE SCHEMA public; {dump}")
-    filled.prints("migrate")
-    assert state(filled) == ""
+    blog.sql("DROP SCHEMA syncer CASCADE; DROP SCHEMA public CASCADE")
+    blog.restore(dump if "CREATE SCHEMA public" in dump else f"CREATE SCHEMA public; {dump}")
+    blog.prints("migrate")
+    assert state(blog) == ""
 
 
-@pytest.mark.parametrize("state", ["P0001", "0A000", "22012", "55000"])
-def test_a_statement_that_is_not_needed_ends_no_daemon(filled: World, state: str) -> None:
+@pytest.mark.parametrize("state", ["P0001", "55000"])
+def test_a_statement_that_is_not_needed_ends_no_daemon(blog: World, state: str) -> None:
     """An event trigger forbids DDL with whatever error: enabling a trigger fails, is reported, and is tried again."""
-    filled.sql(f"""
+    blog.sql(f"""
         ALTER TABLE posts DISABLE TRIGGER USER; ALTER TABLE posts ENABLE TRIGGER USER;
         CREATE FUNCTION forbid() RETURNS event_trigger LANGUAGE plpgsql
         AS $$ BEGIN RAISE 'no DDL in working hours' USING ERRCODE = '{state}'; END $$;
         CREATE EVENT TRIGGER forbid ON ddl_command_start WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION forbid()
     """)
-    with closing(Watch(connect=filled.connect)) as watch, capture_logs() as logs:
+    with closing(Watch(connect=blog.connect)) as watch, capture_logs() as logs:
         assert watch.run_once().suspended == ("blogpost",)
         watch.run_once()
         failed = [log["error"] for log in logs if log["event"] == "watch.trigger_not_enabled"]
         assert failed == ["no DDL in working hours"]
-        filled.sql("DROP EVENT TRIGGER forbid")
+        blog.sql("DROP EVENT TRIGGER forbid")
         watch.run_once()
-    assert is_installed(filled, "public.posts")
+    assert is_installed(blog, "public.posts")
 
 
 @pytest.mark.parametrize("objects", ["the tables", "syncer's schema too"])
-def test_owners_change_under_writers_without_an_error(filled: World, objects: str) -> None:
+def test_owners_change_under_writers_without_an_error(blog: World, objects: str) -> None:
     """REASSIGN OWNED, after the new owner was granted to the old one: no write fails, and all is captured."""
-    old_owner, new_owner = (f"{name}_{filled.name}" for name in ("first", "second"))
+    old_owner, new_owner = (f"{name}_{blog.name}" for name in ("first", "second"))
     try:
-        filled.sql(f"CREATE ROLE {old_owner}; CREATE ROLE {new_owner}; GRANT {new_owner} TO {old_owner}")
+        blog.sql(f"CREATE ROLE {old_owner}; CREATE ROLE {new_owner}; GRANT {new_owner} TO {old_owner}")
         owned = ["public"] if objects == "the tables" else ["public", "syncer"]
         for schema in owned:
-            filled.sql(f"""
+            blog.sql(f"""
                 ALTER SCHEMA {schema} OWNER TO {old_owner};
                 DO $$ DECLARE name text; BEGIN
                     FOR name IN SELECT oid::regclass FROM pg_class
@@ -398,53 +402,52 @@ def test_owners_change_under_writers_without_an_error(filled: World, objects: st
                     END LOOP;
                 END $$
             """)
-        under_writers(filled, f"REASSIGN OWNED BY {old_owner} TO {new_owner}")
-        filled.apply()
-        filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
-        filled.daemon()
-        require_holds(filled)
+        under_writers(blog, f"REASSIGN OWNED BY {old_owner} TO {new_owner}")
+        blog.apply()
+        blog.sql("UPDATE posts SET title = 'after' WHERE id < 5")
+        blog.daemon()
+        require_holds(blog)
     finally:
-        filled.sql(f"REASSIGN OWNED BY {old_owner}, {new_owner} TO postgres; DROP OWNED BY {old_owner}, {new_owner}")
-        filled.sql(f"DROP ROLE {old_owner}, {new_owner}")
+        blog.sql(f"REASSIGN OWNED BY {old_owner}, {new_owner} TO postgres; DROP OWNED BY {old_owner}, {new_owner}")
+        blog.sql(f"DROP ROLE {old_owner}, {new_owner}")
 
 
-def test_a_former_owner_may_not_execute_the_trigger_function(filled: World) -> None:
+def test_a_former_owner_may_not_execute_the_trigger_function(blog: World) -> None:
     """After a change of owner and apply, only the new one may, whichever roles had it before."""
-    roles = [f"{name}_{filled.name}" for name in ("one", "two", "three")]
+    roles = [f"{name}_{blog.name}" for name in ("one", "two", "three")]
     may = "SELECT rolname::text FROM pg_roles WHERE rolname = ANY (%s) AND has_function_privilege(oid, %s, 'EXECUTE')"
     try:
         for role in roles:
-            filled.sql(f"CREATE ROLE {role}; GRANT CREATE ON SCHEMA public TO {role}")
-            filled.sql(f"ALTER TABLE posts OWNER TO {role}")
-            filled.apply()
-            assert filled.sql(may, roles, 'syncer."capture_public.posts"()') == [(role,)]
+            blog.sql(f"CREATE ROLE {role}; GRANT CREATE ON SCHEMA public TO {role}")
+            blog.sql(f"ALTER TABLE posts OWNER TO {role}")
+            blog.apply()
+            assert blog.sql(may, roles, 'syncer."capture_public.posts"()') == [(role,)]
     finally:
         owned = ", ".join(roles)
-        filled.sql(f"ALTER TABLE posts OWNER TO postgres; DROP OWNED BY {owned}; DROP ROLE {owned}")
+        blog.sql(f"ALTER TABLE posts OWNER TO postgres; DROP OWNED BY {owned}; DROP ROLE {owned}")
 
 
 MAY = "public.comments may have been rewritten, or had other partitions, triggers or another name for a while"
 ANY_ROW = {
     "TRUNCATE comments": "public.comments was truncated",
-    "ALTER TABLE comments ALTER age TYPE bigint": MAY,
     "ALTER TABLE comments ALTER name TYPE text USING lower(name)": MAY,
     "ALTER TABLE comments DISABLE TRIGGER USER; ALTER TABLE comments ENABLE TRIGGER USER": MAY,
 }
 
 
 @pytest.mark.parametrize("statement", ANY_ROW)
-def test_a_refresh_says_no_cause_that_is_not_known(filled: World, statement: str) -> None:
+def test_a_refresh_says_no_cause_that_is_not_known(blog: World, statement: str) -> None:
     """Only a TRUNCATE is called one; what the catalogue shows is worded as a possibility."""
-    filled.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (1, 1, 'Alice', 'first')")
-    with following(filled) as follower:
+    blog.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (1, 1, 'Alice', 'first')")
+    with following(blog) as follower:
         follower.drain()
-        with psycopg.connect(filled.dsn, autocommit=True) as connection:
+        with psycopg.connect(blog.dsn, autocommit=True) as connection:
             for command in statement.split(";"):
                 connection.execute(command.encode())
-        with closing(Watch(connect=filled.connect)) as watch:
+        with closing(Watch(connect=blog.connect)) as watch:
             watch.run_once()
         follower.handle()
-    assert filled.sql("SELECT occasion FROM syncer.job WHERE kind = 'refresh'") == [(ANY_ROW[statement],)]
+    assert blog.sql("SELECT occasion FROM syncer.job WHERE kind = 'refresh'") == [(ANY_ROW[statement],)]
 
 
 TAGS = """

@@ -248,14 +248,10 @@ FOR_ALL = {
     # By name: what holds the row, the SELECT, and the expression that fails.
     "a cast in a condition": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE p.v::int > 0",
     "a cast in a join": "SELECT p.id AS _id, r.note AS v FROM pay AS p JOIN rates AS r ON r.id = p.v::int",
-    "a division": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE 100 / (length(p.v) - 8) < 200",
     "an id that no index finds": "SELECT p.id || '/' || p.v::int AS _id, p.v AS v FROM pay AS p",
-    "a path in JSON": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE (jsonb_build_object('v', p.v) ->> 'v')::bool",
     "the check of a domain": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE p.v::short < 'b'",
     "a function that raises": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE public.checked(p.v)",
     "a function that needs too much": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE public.greedy(p.v)",
-    "a date that is none": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE ('2024-01-' || p.v)::date > '2000-01-01'",
-    "a part of a text": "SELECT p.id AS _id, p.v AS v FROM pay AS p WHERE substring(p.v, 1, 6 - length(p.v)) > ''",
 }
 PAY = """
 CREATE DOMAIN short AS text CHECK (length(value) < 3);
@@ -365,7 +361,7 @@ def test_one_row_that_fails_hides_no_other(empty_world: World, select: str) -> N
     affects = "SELECT c.id % 5000 AS _id FROM %(rows)s AS c"
     world.define("pay", select, None, **({"pay": affects} if "%" in select else {}))
     world.documents = ("pay",)
-    world.sql(PAY + "INSERT INTO pay SELECT g, 1 FROM generate_series(4, 4000) AS g;")
+    world.sql(PAY + "INSERT INTO pay SELECT g, 1 FROM generate_series(4, 1500) AS g;")
     world.sql("ANALYZE")
     world.migrate()
     world.apply()
@@ -382,7 +378,7 @@ def test_one_row_that_fails_hides_no_other(empty_world: World, select: str) -> N
     assert report["suspended"] is None
     kinds_of_drift = {drift["id"]: drift["kind"] for drift in report["drifts"]}
     assert kinds_of_drift == {"3": "missing", "4500": "extra", "4999": "failing"}
-    assert report["documents"] == 4000
+    assert report["documents"] == 1500
     told = world.syncer("verify").stdout + world.syncer("explain", "pay", "4999").stdout
     assert VALUE not in told + verified
     assert "fails on the data" in told

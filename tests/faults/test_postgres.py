@@ -380,7 +380,7 @@ def test_the_next_address_is_used(sandbox: Sandbox, endpoints: Endpoints, tmp_pa
     """Of each server: commands and the daemon pass over what is dead, and over a standby, also after a failover."""
     with standbys(sandbox) as servers, Proxy(endpoints.elasticsearch_url).running() as node:
         standby = servers.follow()
-        primary, other = (urlsplit(each.address).netloc.rpartition("@")[2] for each in (servers.primary, standby))
+        primary, other = (urlsplit(server.address).netloc.rpartition("@")[2] for server in (servers.primary, standby))
         user = servers.primary.address.partition("@")[0]
         endpoints_there = {
             "postgres_dsn": f"{user}@{DEAD},{primary},{other}/postgres",

@@ -63,7 +63,7 @@ def is_level(world: World, document: str) -> bool:
 
 def suspensions(daemon: Daemon) -> list[str]:
     """The documents that the daemon has suspended."""
-    return [event["document"] for event in daemon.events() if event["event"] == "document.suspended"]
+    return [event["document"] for event in daemon.events("document.suspended")]
 
 
 # What suspends a document
@@ -126,12 +126,14 @@ CHANGES = {
         sql="REVOKE SELECT ON comments FROM {role}",
         says=("permission denied", "comments", "SELECT", "syncer apply"),
         fix="GRANT SELECT ON comments TO {role}",
+        resumes=True,
     ),
     "a policy hides rows": Change(
         as_role=True,
         sql="ALTER TABLE comments ENABLE ROW LEVEL SECURITY; CREATE POLICY even ON comments USING (id % 2 = 0)",
         says=("row-level security", "comments", "BYPASSRLS", "syncer apply"),
         fix="ALTER ROLE {role} BYPASSRLS",
+        resumes=True,
     ),
     "a label that the SELECT names is renamed": Change(
         document="page",

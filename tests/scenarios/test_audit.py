@@ -156,35 +156,33 @@ def test_advice_is_about_the_documents_that_differ(
     assert (advice in printed, "longer --settle" in printed) == (True, is_of_time)
 
 
-@pytest.mark.parametrize(
-    ("column", "held", "differing"),
-    [
-        ("author.name", {"author": {"name": "a", "age": 3}}, set()),
-        ("author.name", {"author.name": "a", "author": [{"age": 3}]}, set()),
-        ("author.name", {"author": {"name": "b", "age": 3}}, {"author.name"}),
-        ("author.home.city", {"author": {"home.city": "b", "home": {"zip": 1}}}, {"author.home.city"}),
-    ],
+PLACED: tuple[tuple[str, dict[str, Any], set[str]], ...] = (
+    ("author.name", {"author": {"name": "a", "age": 3}}, set()),
+    ("author.name", {"author.name": "a", "author": [{"age": 3}]}, set()),
+    ("author.name", {"author": {"name": "b", "age": 3}}, {"author.name"}),
+    ("author.home.city", {"author": {"home.city": "b", "home": {"zip": 1}}}, {"author.home.city"}),
 )
-def test_a_column_may_name_a_field_of_an_object(
-    column: str, held: dict[str, Any], differing: set[str], empty_world: World
-) -> None:
+"""A column whose value is ``a``, what the index holds, and the paths that differ."""
+
+
+def test_a_column_may_name_a_field_of_an_object(empty_world: World) -> None:
     """As searches name it; the other fields of the object are not compared."""
-    with empty_world.elasticsearch() as client:
-        fill(client, empty_world.alias, {"1": held})
-    report = audited(empty_world, f"SELECT 1 AS _id, 'a' AS \"{column}\"")
-    assert {difference.path for drift in report.drifts for difference in drift.differences} == differing
+    for column, held, differing in PLACED:
+        with empty_world.elasticsearch() as client:
+            fill(client, empty_world.alias, {"1": held})
+        report = audited(empty_world, f"SELECT 1 AS _id, 'a' AS \"{column}\"")
+        assert {difference.path for drift in report.drifts for difference in drift.differences} == differing, held
 
 
-@pytest.mark.parametrize(
-    "select",
-    [
-        "SELECT p.code AS _id, p.n FROM parts AS p",
-        "SELECT p.mark AS _id, p.n FROM parts AS p",
-        "WITH s AS MATERIALIZED (SELECT * FROM parts) SELECT s.code AS _id, s.n FROM s",
-        "SELECT p.code AS _id, max(p.n) OVER (PARTITION BY p.mark, p.code IS NULL) AS n FROM parts AS p",
-    ],
+RANGES = (
+    "SELECT p.code AS _id, p.n FROM parts AS p",
+    "SELECT p.mark AS _id, p.n FROM parts AS p",
+    "WITH s AS MATERIALIZED (SELECT * FROM parts) SELECT s.code AS _id, s.n FROM s",
+    "SELECT p.code AS _id, max(p.n) OVER (PARTITION BY p.mark, p.code IS NULL) AS n FROM parts AS p",
 )
-def test_ids_may_be_read_in_ranges_or_at_once(select: str, empty_world: World) -> None:
+
+
+def test_ids_may_be_read_in_ranges_or_at_once(empty_world: World) -> None:
     """Each row of the SELECT is compared once, and those without an id are counted; also where no range is cheaper."""
     world, numbers = empty_world, range(1, 2500)
     world.sql("CREATE TABLE parts (code text UNIQUE, mark character(5) UNIQUE, n int)")
@@ -193,9 +191,10 @@ def test_ids_may_be_read_in_ranges_or_at_once(select: str, empty_world: World) -
     with world.elasticsearch() as client:
         operations = [line for n in numbers if n != 7 for line in ({"index": {"_id": f"p{n}"}}, {"n": n})]
         client.bulk(index=world.alias, operations=operations, refresh=True)
-    report = audited(world, select)
-    assert [(drift.id, drift.kind) for drift in report.drifts] == [("p7", "missing")]
-    assert (report.documents, report.without_id) == (2499, 3)
+    for select in RANGES:
+        report = audited(world, select)
+        assert [(drift.id, drift.kind) for drift in report.drifts] == [("p7", "missing")], select
+        assert (report.documents, report.without_id) == (2499, 3), select
 
 
 def test_rows_without_an_id_are_named(filled: World) -> None:
@@ -234,21 +233,23 @@ def test_what_is_in_flight_is_read_again(name: str, filled: World, monkeypatch: 
     assert pauses == [7.0] * (2 if name == "written late" else 3)
 
 
-@pytest.mark.parametrize(
-    ("select", "index", "message"),
-    [
-        ("SELECT id FROM posts", "", "has no column _id"),
-        ("SELECT id AS _id, nope FROM posts", "", 'column "nope" does not exist'),
-        ("SELECT 1 AS _id FROM posts", "", "more than once"),
-        ("SELECT id AS _id, title, at AS title FROM posts", "", "two columns of one name"),
-        ("SELECT id AS _id FROM posts; SELECT 1", "", "refused by Postgres"),
-        ("SELECT id AS _id, nextval('posts_seq') AS n FROM posts", "", "read-only transaction"),
-        (SELECT, "-nothing", "nothing that is called"),
-    ],
+REFUSED = (
+    ("SELECT id FROM posts", "", "has no column _id"),
+    ("SELECT id AS _id, nope FROM posts", "", 'column "nope" does not exist'),
+    ("SELECT 1 AS _id FROM posts", "", "more than once"),
+    ("SELECT id AS _id, title, at AS title FROM posts", "", "two columns of one name"),
+    ("SELECT id AS _id FROM posts; SELECT 1", "", "refused by Postgres"),
+    ("SELECT id AS _id, nextval('posts_seq') AS n FROM posts", "", "read-only transaction"),
+    (SELECT, "-nothing", "nothing that is called"),
 )
-def test_what_cannot_be_compared_is_refused(select: str, index: str, message: str, filled: World) -> None:
+"""A SELECT, what its index is called beyond the alias, and what is said."""
+
+
+def test_what_cannot_be_compared_is_refused(filled: World) -> None:
     """With the reason, and no traceback; nothing can be written through the SELECT."""
     filled.sql("CREATE SEQUENCE posts_seq")
-    (filled.folder / "posts.sql").write_text(select)
-    found = filled.syncer("verify", "--select", str(filled.folder / "posts.sql"), "--index", filled.alias + index)
-    assert (found.returncode, message in found.stderr, "Traceback" in found.stderr) == (1, True, False), found.stderr
+    file = filled.folder / "posts.sql"
+    for select, index, message in REFUSED:
+        file.write_text(select)
+        ended = filled.syncer("verify", "--select", str(file), "--index", filled.alias + index)
+        assert (ended.returncode, message in ended.stderr, "Traceback" in ended.stderr) == (1, True, False), ended

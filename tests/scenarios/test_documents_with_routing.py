@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from elasticsearch import Elasticsearch
@@ -68,8 +70,11 @@ REMOVALS = {
 }
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("removal", REMOVALS.values(), ids=REMOVALS.keys())
+@pytest.mark.parametrize(
+    ("removal", "shards"),
+    [*((removal, 3) for removal in REMOVALS.values()), (REMOVALS["of everything"], 1)],
+    ids=[*REMOVALS, "of everything in one shard"],
+)
 def test_a_delete_has_the_routing_that_the_mapping_requires(empty_world: World, removal: str, shards: int) -> None:
     """A row that is gone leaves no document and no dead letter: by its change, a backfill or a repair."""
     require_routing(empty_world)
@@ -228,47 +233,51 @@ def shards_of(client: Elasticsearch, name: str) -> Shards:
     return Index(client).holdings.shards(Target(index_name=name, write_alias=name))
 
 
+@pytest.fixture
+def name(client: Elasticsearch) -> Iterator[str]:
+    """The name of an index that no other test uses; it is deleted afterwards, as is one that it is resized to."""
+    name = f"shards-{uuid4().hex}"
+    yield name
+    client.indices.delete(index=f"{name},{name}-resized", ignore_unavailable=True)
+
+
 @pytest.mark.parametrize(("settings", "resize", "number"), INDICES.values(), ids=INDICES.keys())
 def test_a_routing_leads_where_elasticsearch_puts_the_document(
-    empty_world: World, settings: dict[str, Any], resize: str, number: int
+    client: Elasticsearch, name: str, settings: dict[str, Any], resize: str, number: int
 ) -> None:
     """Thousands of values, beyond the basic plane too, lead to the shards where their documents are found.
 
     A split or shrunk index moves whole parts of its source's shards.
     """
-    name = f"{empty_world.alias}-shards"
-    with empty_world.elasticsearch() as client:
-        client.indices.create(index=name, settings={**settings, "number_of_replicas": 0})
-        lines = [line for value in values() for line in ({"index": {"routing": value}}, {"routing": value})]
-        assert not client.bulk(index=name, operations=lines).body["errors"]
-        if resize:
-            client.indices.put_settings(index=name, settings={"index.blocks.write": True})
-            changed = {"index.number_of_shards": number, "index.number_of_replicas": 0, "index.blocks.write": None}
-            source, name = name, f"{name}-resized"
-            getattr(client.indices, resize)(index=source, target=name, settings=changed, wait_for_active_shards=1)
-        client.indices.refresh(index=name)
-        shards, number_of_hits = shards_of(client, name), 0
-        for shard in range(shards.number):
-            hits = client.search(index=name, preference=f"_shards:{shard}", size=10_000).body["hits"]["hits"]
-            assert {shards.shard(hit["_source"]["routing"]) for hit in hits} <= {shard}
-            number_of_hits += len(hits)
-        assert number_of_hits == len(values())
+    client.indices.create(index=name, settings={**settings, "number_of_replicas": 0})
+    lines = [line for value in values() for line in ({"index": {"routing": value}}, {"routing": value})]
+    assert not client.bulk(index=name, operations=lines).body["errors"]
+    if resize:
+        client.indices.put_settings(index=name, settings={"index.blocks.write": True})
+        changed = {"index.number_of_shards": number, "index.number_of_replicas": 0, "index.blocks.write": None}
+        source, name = name, f"{name}-resized"
+        getattr(client.indices, resize)(index=source, target=name, settings=changed, wait_for_active_shards=1)
+    client.indices.refresh(index=name)
+    shards, number_of_hits = shards_of(client, name), 0
+    for shard in range(shards.number):
+        hits = client.search(index=name, preference=f"_shards:{shard}", size=10_000).body["hits"]["hits"]
+        assert {shards.shard(hit["_source"]["routing"]) for hit in hits} <= {shard}
+        number_of_hits += len(hits)
+    assert number_of_hits == len(values())
 
 
-def test_an_unknown_function_is_refused(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_function_is_refused(client: Elasticsearch, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If Elasticsearch finds shards by another function, nothing is written by ours."""
-    name = f"{empty_world.alias}-shards"
     refused = 0
     monkeypatch.setattr(reader, "OPENSEARCH_BIT", 1 << 40)
-    with empty_world.elasticsearch() as client:
-        client.indices.create(index=name, settings={"number_of_shards": 3, "number_of_replicas": 0})
-        for since in (0, 10**9):  # whichever of its two functions Elasticsearch has, syncer takes the other one once
-            monkeypatch.setattr(reader, "MODULO_SINCE", since)
-            try:
-                shards_of(client, name)
-            except IndexingError as error:
-                assert "to other shards than syncer computes" in error.message  # noqa: PT017 - one of the two
-                refused += 1
+    client.indices.create(index=name, settings={"number_of_shards": 3, "number_of_replicas": 0})
+    for since in (0, 10**9):  # whichever of its two functions Elasticsearch has, syncer takes the other one once
+        monkeypatch.setattr(reader, "MODULO_SINCE", since)
+        try:
+            shards_of(client, name)
+        except IndexingError as error:
+            assert "to other shards than syncer computes" in error.message  # noqa: PT017 - one of the two
+            refused += 1
     assert refused == 1
 
 

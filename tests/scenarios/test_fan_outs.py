@@ -100,9 +100,9 @@ def test_few_do_not_wait_for_many(world: World, connection: Connection) -> None:
 
     A cause is there once, however often it came.
     """
-    ids, many = read(connection, renamed(*range(42, 0, -1), *[1] * 500), many=100)
+    ids, cause = read(connection, renamed(*range(42, 0, -1), *[1] * 500), many=100)
     assert ids == posts_of(world, *range(3, 43))
-    assert ids_in(many) == [1, 2]
+    assert ids_in(cause) == [1, 2]
 
 
 @pytest.mark.parametrize(("many", "most"), [(3, 0), (20, 80)])
@@ -146,8 +146,8 @@ def test_a_fan_out_that_is_new_takes_up_the_next(world: World, connection: Conne
     list_(connection, job)
     assert sorted(listed(world, job)) == sorted(posts_of(world, 1, 2))
     images: list[list[Image]] = [[{"id": "1.0"}], [{"id": "1.00"}, {"id": "1.0"}]]
-    [after] = {fan_out(connection, {"public.users": users}).id for users in images}
-    assert find(connection, after).cause == {"public.users": 2}
+    [next_id] = {fan_out(connection, {"public.users": users}).id for users in images}
+    assert find(connection, next_id).cause == {"public.users": 2}
 
 
 def test_a_cause_that_comes_just_before_the_listing_is_listed(world: World, connection: Connection) -> None:

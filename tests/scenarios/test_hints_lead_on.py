@@ -20,11 +20,10 @@ def problems(world: World) -> list[dict[str, str]]:
     return problems_found
 
 
-@pytest.mark.parametrize("number_of_sessions", [1, 2], ids=["a foreign session", "two of them"])
-def test_what_keeps_the_lead_is_found(world: World, number_of_sessions: int) -> None:
-    """Rule: a daemon that cannot lead is not told to restart. The query of the hint names the session; it is ended."""
+def test_what_keeps_the_lead_is_found(world: World) -> None:
+    """Rule: a daemon that cannot lead is not told to restart. The query of the hint names the sessions to be ended."""
     lock = f"SELECT pg_advisory_lock_shared({AdvisoryLock.RELAY.value})"
-    foreign = [psycopg.connect(world.dsn, application_name=f"foreign-{number}") for number in range(number_of_sessions)]
+    foreign = [psycopg.connect(world.dsn, application_name=name) for name in ("foreign-0", "foreign-1")]
     for connection in foreign:
         connection.execute(lock)
     world.daemon()
@@ -33,7 +32,7 @@ def test_what_keeps_the_lead_is_found(world: World, number_of_sessions: int) -> 
     )
     (action,) = [problem["action"] for problem in problems(world) if "No daemon leads" in problem["message"]]
     holders = world.sql(action[action.index("SELECT") :])
-    assert {name for _, _, name in holders} == {f"foreign-{number}" for number in range(number_of_sessions)}
+    assert {name for _, _, name in holders} == {"foreign-0", "foreign-1"}
     for pid, *_ in holders:
         world.sql("SELECT pg_terminate_backend(%s)", pid)
     wait_until(lambda: problems(world) == [], what="a daemon leads")
@@ -64,7 +63,7 @@ def test_an_index_that_somebody_adds_to_the_alias_is_taken_out(world: World, ext
     assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("changed", [[], ["2"], ["1", "2", "3"]], ids=["none differs", "one differs", "all differ"])
+@pytest.mark.parametrize("changed", [[], ["2"]], ids=["none differs", "one differs"])
 def test_a_load_that_writes_nothing_is_a_success_only_if_nothing_differs(world: World, changed: list[str]) -> None:
     """Rule: "already newer" for every document of a load proves nothing. The hint replaces an index that differs."""
     add_posts(world, 3)

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from syncer.base.errors import AlteredError
+from syncer.capture import progress
 from syncer.documents import snapshot
 from syncer.indexing import compose
 from tests.faults.harness import require_holds
@@ -113,11 +115,6 @@ def planned(world: World) -> tuple[str, str | None]:
     return document["outcome"], document["reason"]
 
 
-def told(daemon: Daemon, event: str) -> list[dict[str, Any]]:
-    """What the daemon has logged of an event."""
-    return [logged for logged in daemon.events() if logged["event"] == event]
-
-
 def wait_until_resumed(daemon: Daemon, words: str) -> None:
     """Return once the daemon has suspended a document for a reason with these words, and has resumed it since."""
 
@@ -135,9 +132,10 @@ def migrate(world: World, migrations: tuple[str, ...]) -> None:
         with world.application() as connection:
             connection.execute("SET deadlock_timeout = '10s'")
             connection.execute(migration.encode())
-        marker = f"after {migrations.index(migration)}"
-        world.sql("UPDATE films SET title = %s WHERE id = (SELECT min(id) FROM films)", marker)
-        wait_until(world.is_handled, what=f"the daemon goes on after {migration}", detail=world.last_words)
+        world.sql("UPDATE films SET title = 'at ' || clock_timestamp()::time WHERE id = (SELECT min(id) FROM films)")
+        with world.connect() as connection:
+            is_handled = partial(progress.is_handled, connection, progress.moment(connection))
+            wait_until(is_handled, what=f"the daemon goes on after {migration}", detail=world.last_words)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +172,7 @@ def test_what_no_document_shows_has_no_effect(films: World) -> None:
     with at_work(films, [write_until, write_until]):
         migrate(films, UNSEEN)
     require_holds(films)
-    assert told(daemon, "document.suspended") == []
+    assert daemon.events("document.suspended") == []
     assert planned(films) == ("nothing", None)
     films.prints("apply", "--yes")
     require_holds(films)

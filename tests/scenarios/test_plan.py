@@ -51,8 +51,8 @@ def look(world: World, only: str | None = None) -> Preview:
 
 def of(world: World, name: str = "blogpost") -> DocumentPreview:
     """What it finds of one document."""
-    (found,) = look(world, name).documents
-    return found
+    (preview_of_one,) = look(world, name).documents
+    return preview_of_one
 
 
 def problems(world: World, name: str, select: str, properties: dict[str, Any] | None = None) -> list[str]:
@@ -112,25 +112,25 @@ def test_plan_and_apply_agree(blog: World) -> None:
     """What plan calls in place is done in place by apply; what needs a new index gets one, beside the others."""
     adored = blog.define("adored", "SELECT p.id AS _id, p.title FROM posts AS p", {"properties": {}})
     blog.apply()
-    before = physical(blog).keys()
+    names_before = physical(blog).keys()
     for file, old, new in IN_PLACE:
         edit(blog, file, old, new)
-    found = of(blog)
+    in_place = of(blog)
     reason = "index.json; the SELECT, or an affects query"
-    assert (found.outcome, found.reason, found.problems) == (PlannedChange.CHANGED, reason, ())
+    assert (in_place.outcome, in_place.reason, in_place.problems) == (PlannedChange.CHANGED, reason, ())
     blog.apply()
-    assert physical(blog).keys() == before
+    assert physical(blog).keys() == names_before
 
-    kept = (blog.document_folder / "index.json").read_text()
+    index_json = (blog.document_folder / "index.json").read_text()
     for old, new, reason in REBUILT:
         edit(blog, "index.json", old, new)
         assert reason in str(of(blog).reason)
-        (blog.document_folder / "index.json").write_text(kept)
+        (blog.document_folder / "index.json").write_text(index_json)
     (adored / "index.json").write_text('{"mappings": {"properties": {"more": {"type": "long"}}}}')
     edit(blog, "index.json", *AS_KEYWORD)
     is_there = (traces(blog), physical(blog))
-    other, blogpost = look(blog).documents
-    assert (other.outcome, blogpost.outcome) == (PlannedChange.CHANGED, PlannedChange.REBUILD)
+    adored_preview, blogpost = look(blog).documents
+    assert (adored_preview.outcome, blogpost.outcome) == (PlannedChange.CHANGED, PlannedChange.REBUILD)
     assert (traces(blog), physical(blog)) == is_there, "a plan leaves nothing"
     with blog.connect() as connection, blog.indices() as indices:
         activate.carry_out(connection, indices, planned(connection, indices, blog.config))
@@ -138,7 +138,7 @@ def test_plan_and_apply_agree(blog: World) -> None:
     assert building.outcome is PlannedChange.BUILDING
     assert building.reason is not None
     blog.apply()
-    assert physical(blog).keys() - before == {blog.index_of()}
+    assert physical(blog).keys() - names_before == {blog.index_of()}
     edit(blog, "select.sql", "-- A blog post", "-- A post")
     assert of(blog).outcome is PlannedChange.UNCHANGED
     assert blog.differences() == []
@@ -146,19 +146,19 @@ def test_plan_and_apply_agree(blog: World) -> None:
 
 def test_no_search_sees_a_scratch_index_and_an_interrupt_leaves_none(blog: World) -> None:
     """A search of the alias with a star finds no document of a trial, and Ctrl-C in the middle of it leaves nothing."""
-    found: list[int] = []
+    counts: list[int] = []
 
     class Interrupting(Index):
         def write(self, target: Target, compositions: Any) -> Any:
             super().write(target, compositions)
             with blog.elasticsearch() as client:
                 client.indices.refresh(index=target.index_name)
-                found.extend(client.count(index=name).body["count"] for name in (target.index_name, f"{blog.alias}*"))
+                counts.extend(client.count(index=name).body["count"] for name in (target.index_name, f"{blog.alias}*"))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         attempt(blog, Interrupting)
-    assert found == [queries.SAMPLE_MAX, 0]
+    assert counts == [queries.SAMPLE_MAX, 0]
     assert physical(blog) == {}
     assert not [kind for kind, _ in traces(blog) if kind == "lock"]
 
@@ -191,22 +191,22 @@ def test_what_a_killed_plan_left_is_removed_by_a_later_one(blog: World) -> None:
         for name in ("syncer-plan-17-dead", f"syncer-plan-{time.time():.0f}-alive", "other-syncer-plan-17-dead"):
             client.indices.create(index=f"{blog.alias}-{name}", settings=hidden)
     of(blog)
-    left = sorted(name.rpartition("-")[2] for name in physical(blog))
-    assert left == ["alive", "dead"]
+    suffixes = sorted(name.rpartition("-")[2] for name in physical(blog))
+    assert suffixes == ["alive", "dead"]
     assert f"{blog.alias}-other-syncer-plan-17-dead" in physical(blog)
 
 
 def test_large_documents_make_a_small_sample(blog: World) -> None:
     """A sample of documents of 2 MB is bounded by bytes."""
     blog.sql("UPDATE posts SET body = repeat('text ', 400000) WHERE id <= 9; DELETE FROM posts WHERE id > 9")
-    written: list[int] = []
+    sizes: list[int] = []
 
     class Counting(Index):
         def write(self, target: Target, compositions: Any) -> Any:
-            written.append(len(compositions))
+            sizes.append(len(compositions))
             return super().write(target, compositions)
 
-    assert (*attempt(blog, Counting), written) == (9, 3, [3])
+    assert (*attempt(blog, Counting), sizes) == (9, 3, [3])
 
 
 # The SELECT, what is done before, the fields of its mapping, and the problem.
@@ -243,8 +243,8 @@ def test_what_is_wrong_with_documents_is_found_by_trying(blog: World) -> None:
     blog.sql("DELETE FROM posts WHERE id > 100")
     for select, change, properties, expected in FOUND:
         blog.sql(change or "SELECT")
-        found = problems(blog, "tried", select, properties)
-        assert [problem[: len(expected)] for problem in found] == [expected], found
+        messages = problems(blog, "tried", select, properties)
+        assert [problem[: len(expected)] for problem in messages] == [expected], messages
 
 
 # Most rows are spread over many pages: those that a query reads are what is counted, or many narrow rows.
@@ -291,9 +291,9 @@ def test_a_missing_index_is_named_with_the_change_that_needs_it(blog: World) -> 
     assert {needed[by_entry].change_of, needed[by_line].change_of} == {""}
     require_helpful(blog, "entry", *needed)
     blog.define("pair", "SELECT l.id::text || ':' || l.entry::text AS _id, l.entry FROM lines AS l")
-    (made,) = look(blog, "pair").missing_indexes
-    assert "lines (((id::text || ':'::text) || entry::text));" in made.statement
-    require_helpful(blog, "pair", made.statement)
+    (composed,) = look(blog, "pair").missing_indexes
+    assert "lines (((id::text || ':'::text) || entry::text));" in composed.statement
+    require_helpful(blog, "pair", composed.statement)
 
 
 @pytest.mark.parametrize(
@@ -357,8 +357,8 @@ def test_a_key_whose_text_no_index_can_have_gets_one_that_it_can(blog: World, ty
         return
     assert "once select.sql" in missing.condition
     blog.sql(missing.statement.replace(" CONCURRENTLY", "") + " ANALYZE marks")
-    (known,) = look(blog, "mark").missing_indexes
-    assert known.statement.startswith("-- public.marks has an index for another _id: make it so in select.sql: (")
+    (hint,) = look(blog, "mark").missing_indexes
+    assert hint.statement.startswith("-- public.marks has an index for another _id: make it so in select.sql: (")
     blog.sql("DROP INDEX marks_expr_idx")
     blog.define("mark", select.format(text.replace("at", "m.at", 1) if type_ == "date" else text))
     require_helpful(blog, "mark", missing.statement)
@@ -539,21 +539,23 @@ def test_every_refusal_of_every_document_is_listed(blog: World) -> None:
     edit(blog, "select.sql", "p.title", "p.tilte")
     (blog.define("torn", "SELECT p.id AS _id FROM posts AS p") / "index.json").write_text("{")
     blog.define("well", "SELECT u.id AS _id, u.name FROM users AS u")
-    seen = look(blog)
-    refusals = {document.name: "".join(problem.message for problem in document.problems) for document in seen.documents}
+    previewed = look(blog)
+    refusals = {
+        document.name: "".join(problem.message for problem in document.problems) for document in previewed.documents
+    }
     assert refusals.pop("well") == ""
     expected = {"counted": "public.users, public.tags", "later": "c.post_id > p.id is no equality"}
     expected |= {"blogpost": "tilte", "torn": "not valid JSON"}
     assert {name for name, words in expected.items() if words in refusals[name]} == refusals.keys()
-    assert seen.has_errors
+    assert previewed.has_errors
     # A folder that is broken today does not make its document look forgotten, nor its tables released.
-    assert (seen.forgotten, seen.released) == ((), ())
+    assert (previewed.forgotten, previewed.released) == ((), ())
 
 
 def test_apply_changes_nothing_if_one_of_many_is_wrong(blog: World) -> None:
     """One bad definition leaves every alias, index, trigger and revision as it was, though others have changed."""
     blog.apply()
-    before = (traces(blog), physical(blog))
+    state_before = (traces(blog), physical(blog))
     blog.define("user", "SELECT u.id AS _id, u.name FROM users AS u")
     edit(blog, "select.sql", "p.body,", "upper(p.body) AS body,")
     for select, mappings, expected in (
@@ -564,7 +566,7 @@ def test_apply_changes_nothing_if_one_of_many_is_wrong(blog: World) -> None:
         applied = blog.syncer("apply", "--yes")
         assert applied.returncode == 1
         assert expected in applied.stderr
-    assert (traces(blog), physical(blog)) == before
+    assert (traces(blog), physical(blog)) == state_before
 
 
 def test_a_function_that_names_another_without_its_schema_is_explained(blog: World) -> None:

@@ -34,9 +34,9 @@ CATEGORIES = (
 )  # fmt: skip
 
 
-def test_every_setting_that_may_change_a_value_is_pinned(empty_world: World) -> None:
+def test_every_setting_that_may_change_a_value_is_pinned(module_world: World) -> None:
     """A setting of the server's that is neither pinned nor known to be harmless is one to look at."""
-    names = empty_world.sql("SELECT name FROM pg_settings WHERE category = ANY (%s)", list(CATEGORIES))
+    names = module_world.sql("SELECT name FROM pg_settings WHERE category = ANY (%s)", list(CATEGORIES))
     assert {name for (name,) in names} - HARMLESS - SESSION.keys() == set()
 
 
@@ -51,16 +51,16 @@ CHANGED = {
 
 
 @pytest.mark.parametrize(("setting", "value"), CHANGED.items())
-def test_a_setting_of_the_database_changes_no_document(empty_world: World, setting: str, value: str) -> None:
+def test_a_setting_of_the_database_changes_no_document(module_world: World, setting: str, value: str) -> None:
     """What a new session of syncer reads is what one read before the setting was changed."""
 
     def read() -> object:
-        with empty_world.connect() as connection:
+        with module_world.connect() as connection:
             return connection.execute(f"SELECT {value}".encode()).fetchall()
 
     try:
         expected = read()
     except psycopg.errors.FeatureNotSupported:
         pytest.skip("this Postgres is built without XML")
-    empty_world.sql(f'ALTER DATABASE "{empty_world.name}" SET {setting}')
+    module_world.sql(f'ALTER DATABASE "{module_world.name}" SET {setting}')
     assert read() == expected

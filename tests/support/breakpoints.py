@@ -65,6 +65,10 @@ class Plan:
 
 
 AS_IT_IS = Plan()
+HASTY = Plan(
+    constants={"syncer.recovery.schema_watch:REST_SECONDS": 0.5, "syncer.worker.job_loop:ATTEMPT_SECONDS": 0.5}
+)
+"""What is done every few seconds is done sooner. So no test waits for the next time, of which it claims nothing."""
 
 
 def _wrap(point: Point) -> None:

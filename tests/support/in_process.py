@@ -77,19 +77,6 @@ def following(world: World) -> Iterator[None]:
         yield
 
 
-def handle(world: World) -> None:
-    """Let all that was changed be handled, its offsets be committed, and every job be done."""
-
-    def has_no_job() -> bool:
-        with world.connect() as connection:
-            return not model.unfinished(connection)
-
-    with following(world):
-        world.wait_until_level()
-        wait_until(has_no_job, what="every job is done")
-        wait_until(world.is_handled, what="all is committed")
-
-
 def refreshes(world: World) -> dict[int, str | None]:
     """The jobs that wrote everything again, and why."""
     with world.connect() as connection:

@@ -60,7 +60,7 @@ from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
 from syncer.worker.source import OutboxSource, Source, TopicSource
 from tests.support import preloaded
-from tests.support.breakpoints import AS_IT_IS, Plan
+from tests.support.breakpoints import AS_IT_IS, HASTY, Plan
 
 REPOSITORY = Path(__file__).parent.parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
@@ -198,10 +198,11 @@ class Daemon:
     process: subprocess.Popen[bytes] | preloaded.Command
     log_file: Path
 
-    def events(self) -> list[dict[str, Any]]:
-        """What it has logged so far; a last line that is not whole yet is left out."""
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """What it has logged so far, of this event or of all; a last line that is not whole yet is left out."""
         *whole, _ = self.log_file.read_bytes().split(b"\n")
-        return [json.loads(line) for line in whole if line.startswith(b"{")]
+        events = [json.loads(line) for line in whole if line.startswith(b"{") and name.encode() in line]
+        return [event for event in events if name in ("", event["event"])]
 
     def wait_for(self, event: str, *, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
         """The first event of that name, once it is logged."""
@@ -209,7 +210,7 @@ class Daemon:
 
         def is_logged() -> bool:
             has_ended = self.process.poll() is not None
-            logged_events[:] = [logged for logged in self.events() if logged["event"] == event]
+            logged_events[:] = self.events(event)
             assert logged_events or not has_ended, f"the daemon has ended without {event}\n{self.log_file.read_text()}"
             return bool(logged_events)
 
@@ -567,7 +568,10 @@ class World:
         plan: Plan = AS_IT_IS,
         until: str = "daemon.started",
     ) -> Daemon:
-        """Start ``syncer run``, and return once it has logged an event; another program may run it in its own way."""
+        """Start ``syncer run``, and return once it has logged an event; another program may run it in its own way.
+
+        Beside what the plan says, it is hasty, unless another program runs it.
+        """
         if "relay" in arguments:
             require_kafka()
         log_file = self.folder / f"daemon-{len(self.daemons)}.log"
@@ -575,6 +579,7 @@ class World:
         variables = {"SYNCER_LOG_LEVEL": "debug", **self.environment, **(environment or {})}
         process: subprocess.Popen[bytes] | preloaded.Command
         if self.is_preloaded and program == ("syncer",):
+            plan = replace(plan, constants={**HASTY.constants, **plan.constants})
             process = preloaded.Command(["run", *arguments], environment=variables, log_file=log_file, plan=plan)
         else:
             command = [sys.executable, "-m", *program, "run", *arguments]

@@ -99,7 +99,7 @@ WITHOUT_KAFKA = replace(WAITING, servers=(POSTGRES, down(KAFKA), ELASTICSEARCH))
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("reading", "expected"),
     [
         (WELL, []),
         # A daemon that does not report, beside others; alone, nothing else follows from that.
@@ -158,10 +158,10 @@ WITHOUT_KAFKA = replace(WAITING, servers=(POSTGRES, down(KAFKA), ELASTICSEARCH))
         ),
     ],
 )
-def test_each_problem_is_named_once(found: Status, expected: list[str]) -> None:
+def test_each_problem_is_named_once(reading: Status, expected: list[str]) -> None:
     """In one sentence, with an action."""
-    assert [problem.message for problem in problems(found)] == expected
-    assert all(problem.action for problem in problems(found))
+    assert [problem.message for problem in problems(reading)] == expected
+    assert all(problem.action for problem in problems(reading))
 
 
 def test_a_component_that_retries_is_named_with_its_error() -> None:

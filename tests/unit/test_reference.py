@@ -46,12 +46,12 @@ def settings() -> Iterator[str]:
 def attribute_docstrings(model: type) -> dict[str, str]:
     """The docstring below each attribute of a class."""
     definition: Any = ast.parse(inspect.getsource(model)).body[0]
-    found = {}
+    docstrings = {}
     for attribute, below in zip(definition.body, definition.body[1:], strict=False):
         match attribute, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split()).replace("``", "`")
-    return found
+                docstrings[name] = " ".join(text.split()).replace("``", "`")
+    return docstrings
 
 
 def kind(schema: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ def kind(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(kind(each) for each in schema["anyOf"] if each.get("type") != "null"))
+        return " or ".join(dict.fromkeys(kind(option) for option in schema["anyOf"] if option.get("type") != "null"))
     return str(schema.get("format", schema["type"]))
 
 

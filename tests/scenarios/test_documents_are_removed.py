@@ -107,9 +107,7 @@ def test_a_removal_that_is_killed_is_ended_by_the_next(two: World, monkeypatch: 
     assert indices_of_pages(two) == []
 
 
-@pytest.mark.parametrize(
-    "mappings", [{}, {"_meta": {"owner": "another team"}}, {"_meta": {"syncer": {}}}], ids=["none", "another", "empty"]
-)
+@pytest.mark.parametrize("mappings", [{}, {"_meta": {"syncer": {}}}], ids=["none", "empty"])
 def test_an_index_that_merely_has_the_name_is_kept(two: World, mappings: dict[str, object]) -> None:
     """Rule: only an index with syncer's mark is deleted. The document goes, and what somebody put there stays."""
     name = two.index_of("page")

@@ -37,6 +37,7 @@ from syncer.apply import activate, plan
 from syncer.base import migrations, postgres
 from syncer.base.errors import TopicError
 from syncer.base.lifecycle import Component, Stop
+from syncer.base.model import Target
 from syncer.base.postgres import Connection, Link
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings, WorkerSettings
 from syncer.capture import progress
@@ -336,7 +337,7 @@ class World:
         self.use("blogpost")
 
     def make_as(self, template: World) -> None:
-        """Make this world as if it had been set up, from one that was and is not used; it takes half as long."""
+        """Make this world as if it had been set up, from one that was and is not used; it takes a third as long."""
         self.execute_on_server(f'CREATE DATABASE "{self.name}" TEMPLATE "{template.name}"')
         self.use("blogpost")
         wait_until(self._has_topic, what="Kafka answers, and there is a topic")
@@ -355,16 +356,11 @@ class World:
             servers = self.parts(connection, client)
             failover.enter(connection, servers.index)
             for document in registry.documents(connection):
-                target = servers.indices.create(
-                    document=document.name,
-                    alias=document.index,
-                    body=document.index_body,
-                    revision=document.revision,
-                    installation=registry.installation(connection),
-                    epoch=registry.epoch(connection),
-                )
-                servers.indices.swap(document.index, target)
-                servers.indices.settle(target)
+                body = servers.indices.body(Target.of_index(document.index_name.replace(self.name, template.name)))
+                own = {"document": document.name, "installation": registry.installation(connection)}
+                body["mappings"]["_meta"] = {"syncer": own}
+                write_alias = {document.target.write_alias: {"is_hidden": True, "is_write_index": True}}
+                client.indices.create(index=document.index_name, aliases={document.index: {}, **write_alias}, **body)
 
     def execute_on_server(self, statement: str) -> None:
         """Create or drop a database, once none of its sessions hinders that: one that vacuums, or is told to end."""

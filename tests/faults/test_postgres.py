@@ -19,6 +19,7 @@ from syncer.base.settings import ElasticsearchSettings, PostgresSettings
 from syncer.capture.outbox import SEGMENTS
 from syncer.capture.reader import OutboxReader
 from syncer.elasticsearch.client import connect
+from syncer.indexing import failover
 from syncer.recovery import backlog
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.servers import PostgresServer
@@ -221,7 +222,9 @@ def test_a_prepared_transaction_outlives_a_crash(private_world: World, server: P
 
 
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["before migrate", "before apply"])
-def test_a_database_that_knows_of_no_document(empty_world: World, *, is_migrated: bool) -> None:
+def test_a_database_that_knows_of_no_document(
+    empty_world: World, monkeypatch: pytest.MonkeyPatch, *, is_migrated: bool
+) -> None:
     """Its own index is reported, and taken up again with greater versions; another database's is not touched."""
     world = empty_world
     world.sql(BLOG_SCHEMA.read_text())
@@ -239,6 +242,9 @@ def test_a_database_that_knows_of_no_document(empty_world: World, *, is_migrated
     if is_migrated:
         (forgotten,) = look(world, "elasticsearch.orphans")
         assert f"Searches of {world.alias} find {index}, made for blogpost" in forgotten.found
+        monkeypatch.setattr(failover, "SILENT_SECONDS", 0.0)  # else apply waits until the other one is not in use
+        with world.connect() as connection, world.index() as search:
+            failover.enter(connection, search)
         fix(world, forgotten)
         world.wait_until_level()
         assert is_well(look(world, "elasticsearch.orphans"))

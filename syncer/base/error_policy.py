@@ -164,7 +164,7 @@ def takes_too_much(error: BaseException | None) -> TypeGuard[psycopg.Error]:
 def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iterator[None]:
     """Run a document's own SQL, or requests to its own index; errors that are its fault become a `DocumentError`.
 
-    If the caller ``isolates`` faulty rows, DEAD_LETTER errors are raised unchanged.
+    If the caller ``isolates`` faulty rows, DEAD_LETTER errors are raised unchanged, and those of limits.
 
     Raises:
         DocumentError: The document must be suspended.
@@ -174,7 +174,9 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
         yield
     except (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError) as error:
         action = decide(error)
-        if action is Action.RETRY or (isolates and action is Action.DEAD_LETTER):
+        # A caller that limits the time of its statements handles those that were cancelled.
+        is_limit = takes_too_much(error) and not isinstance(error, pg.QueryCanceled)
+        if (action is Action.RETRY and not is_limit) or (isolates and (is_limit or action is Action.DEAD_LETTER)):
             raise
         explained: SyncerError
         if isinstance(error, psycopg.Error):

@@ -21,7 +21,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from syncer.base.error_policy import is_of_data
+from syncer.base.error_policy import is_of_data, takes_too_much
 from syncer.base.errors import ComposeError, DocumentError
 from syncer.base.model import Place, is_utf8
 from syncer.base.postgres import Connection, copied, value
@@ -265,7 +265,7 @@ def isolated(read: Callable[[list[str]], _Result], ids: Sequence[str]) -> tuple[
         try:
             results.append(read(group))
         except DocumentError as error:
-            if not is_of_data(error.__cause__):
+            if not (is_of_data(error.__cause__) or takes_too_much(error.__cause__)):
                 raise
             if not is_blamed:
                 read([])

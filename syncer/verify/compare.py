@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import structlog
 
-from syncer.base.error_policy import is_of_data
+from syncer.base.error_policy import is_of_data, takes_too_much
 from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount
 from syncer.base.lifecycle import Stop
@@ -261,7 +261,7 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
                 yield partial(differing, rows, ()), len(rows), 0
                 chunks, documents = chunks + 1, documents + len(rows)
         except DocumentError as error:
-            if not is_of_data(error.__cause__):
+            if not (is_of_data(error.__cause__) or takes_too_much(error.__cause__)):
                 raise
             for rows, failing in _by_id(walking, settler, span):
                 yield partial(differing, rows, failing), max(0, len(rows) - documents), 0

@@ -56,7 +56,8 @@ def of_kafka(names: str) -> list[Exception]:
 # What a component does about an error, what is done about it in the work for a document, and such errors.
 DECISIONS: list[tuple[Action, Action, list[Exception]]] = [
     (RETRY, RETRY, instances("SerializationFailure DeadlockDetected QueryCanceled LockNotAvailable ObjectInUse")),
-    (RETRY, RETRY, instances("AdminShutdown CannotConnectNow TooManyConnections DiskFull OutOfMemory SnapshotTooOld")),
+    (RETRY, RETRY, instances("AdminShutdown CannotConnectNow TooManyConnections DiskFull SnapshotTooOld")),
+    (RETRY, SUSPEND, instances("OutOfMemory ConfigurationLimitExceeded")),
     (RETRY, RETRY, instances("IdleInTransactionSessionTimeout")),
     (RETRY, RETRY, instances("OperationalError InterfaceError", psycopg)),
     (RETRY, RETRY, instances("UnavailableError NotReadyError", errors)),

@@ -5,10 +5,12 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psycopg
@@ -35,6 +37,8 @@ from syncer.elasticsearch.indices import Indices
 _REFUSALS = (SyncerError, ApiError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
 _BUILDS = 3
 """How many documents are built apart, to see what one costs."""
+_CLEANUP_SECONDS_MAX = 10.0
+"""How long a command that ends early waits for the trial in progress, if Elasticsearch does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,20 +174,20 @@ def read(
     for folder in folders:
         with previewed.refusals(folder.name):
             definitions.append(definition.load(folder))
+    indices.delete_leftovers({loaded.index for loaded in definitions})
     steps: list[Step] = []
-    for loaded in definitions:
-        if only in (None, loaded.name):
-            with previewed.refusals(loaded.name):
-                definition.require_own_index(loaded, definitions)
-            with previewed.refusals(loaded.name):
-                takes_over = not {"*", loaded.name}.isdisjoint(take_over)
-                steps.append(plan.step(connection, indices, loaded, active, takes_over=takes_over))
-    steps = [previewed.formed(step) for step in steps]
+    with previewed.trials():
+        for loaded in definitions:
+            if only in (None, loaded.name):
+                with previewed.refusals(loaded.name):
+                    definition.require_own_index(loaded, definitions)
+                with previewed.refusals(loaded.name):
+                    takes_over = not {"*", loaded.name}.isdisjoint(take_over)
+                    step = plan.step(connection, indices, loaded, active, takes_over=takes_over)
+                    steps.append(previewed.formed(step))
+                    previewed.preview(steps[-1], is_tried=step.is_new_revision or not only_changed)
     decided = plan.assemble(connection, steps, active, remove=remove)
-    documents = {
-        step.document.name: previewed.document(step, is_tried=step.is_new_revision or not only_changed)
-        for step in decided.steps
-    }
+    documents = previewed.documents
     for name, refused in previewed.refused.items():
         if only in (None, name):
             current = active.documents.get(name)
@@ -206,13 +210,16 @@ def read(
 
 @dataclass(slots=True)
 class _Previewed:
-    """Why some definitions are refused, by name, and which indexes are missing."""
+    """The documents, by name; why some definitions are refused; and which indexes are missing."""
 
     connection: Connection
     index: Index
     indices: Indices
+    documents: dict[str, DocumentPreview] = field(default_factory=dict)
     refused: dict[str, list[PlanProblem]] = field(default_factory=dict)
     missing: list[MissingIndex] = field(default_factory=list)
+    _trial: tuple[str, Future[list[PlanProblem]]] | None = None
+    """The trial in progress, of a document: Elasticsearch writes its sample while Postgres is asked about the next."""
 
     @contextmanager
     def refusals(self, name: str) -> Iterator[None]:
@@ -237,16 +244,50 @@ class _Previewed:
         document = step.document if apart_max is None else replace(step.document, apart_max=apart_max)
         return replace(step, document=document)
 
-    def document(self, step: Step, *, is_tried: bool) -> DocumentPreview:
+    @contextmanager
+    def trials(self) -> Iterator[None]:
+        """End the last trial: after an error or an interrupt, too, its index is deleted."""
+        try:
+            yield
+            self._end_trial()
+        finally:
+            if self._trial is not None:
+                wait([self._trial[1]], timeout=_CLEANUP_SECONDS_MAX)
+
+    def _begin_trial(self, step: Step, *sample: Any) -> None:
+        """Write a sample in a thread that the end of the process does not wait for, once the trial before has ended."""
+        self._end_trial()
+        name, outcome = self._trial = step.document.name, Future[list[PlanProblem]]()
+
+        def write() -> None:
+            try:
+                outcome.set_result(trial.write_sample(self.index, self.indices, step, *sample))
+            except BaseException as error:  # noqa: BLE001 - it is raised by `_end_trial`
+                outcome.set_exception(error)
+
+        Thread(target=write, name=name, daemon=True).start()
+
+    def _end_trial(self) -> None:
+        """Wait for the trial in progress, and add what it has found."""
+        if self._trial is not None:
+            name, outcome = self._trial
+            with self.refusals(name):
+                problems = (*outcome.result(), *self.documents[name].problems)
+                self.documents[name] = replace(self.documents[name], problems=_worst_first(problems))
+            self._trial = None
+
+    def preview(self, step: Step, *, is_tried: bool) -> None:
         """Try a definition and its queries, unless nothing of it changes."""
         document, tables = step.document, list[TablePreview]()
-        count, sample, problems = None, dict[str, Row](), list[PlanProblem]()
+        count, rows, problems = None, dict[str, Row](), list[PlanProblem]()
         if is_tried:
             with self.refusals(document.name):
-                count, sample, problems = trial.attempt(self.connection, self.index, self.indices, step)
+                count, rows, failures = trial.take_sample(self.connection, document)
+                self._begin_trial(step, rows, failures)
+                problems += trial.notes(self.connection, document, rows)
             tries = Tries(self.connection, seconds=cost.SECONDS_MAX)
             with self.refusals(document.name), closing(tries):
-                samples = [([id_],) for id_ in list(sample)[:_BUILDS]]
+                samples = [([id_],) for id_ in list(rows)[:_BUILDS]]
                 build = queries.query_of(queries.BUILD, document, documents=1)
                 measured, missing = cost.measure(tries, build, samples, document=document.name)
                 self.missing += missing
@@ -264,7 +305,7 @@ class _Previewed:
                     "texts, as in posts.id::text = events.subject_id, instead of a cast of the text."
                 )
                 problems.append(PlanProblem(PlanSeverity.WARNING, message, action))
-        return DocumentPreview(
+        self.documents[document.name] = DocumentPreview(
             name=document.name,
             index=document.index,
             suspended=step.suspended,
@@ -272,7 +313,7 @@ class _Previewed:
             reason=step.reason,
             documents=count,
             tables=tuple(tables),
-            problems=tuple(sorted(problems, key=lambda problem: list(PlanSeverity).index(problem.severity))),
+            problems=_worst_first(problems),
         )
 
     def _table(self, tries: Tries, document: Document, use: TableUse) -> TablePreview:
@@ -283,6 +324,10 @@ class _Previewed:
         return TablePreview(
             relation=use.relation, watched=tuple(sorted(use.watched)), id_columns=use.id_columns, affects=tuple(affects)
         )
+
+
+def _worst_first(problems: Iterable[PlanProblem]) -> tuple[PlanProblem, ...]:
+    return tuple(sorted(problems, key=lambda problem: list(PlanSeverity).index(problem.severity)))
 
 
 def _costly(build: Cost) -> PlanProblem:

@@ -103,18 +103,12 @@ class PlanProblem:
     action: str = ""
 
 
-def attempt(
-    connection: Connection, index: Index, indices: Indices, step: Step
-) -> tuple[int | None, dict[str, Row], list[PlanProblem]]:
-    """Try what apply would do to one document's index.
+def take_sample(connection: Connection, document: Document) -> tuple[int | None, dict[str, Row], dict[str, str]]:
+    """Build the documents to try.
 
     Returns:
-        The number of documents, None if counting took too long or failed; those that were tried, by id; the problems.
-
-    Raises:
-        IndexingError: Elasticsearch refuses index.json.
+        The number of all documents, None if counting took too long or failed; those to try, by id; why others fail.
     """
-    document = step.document
     sample, failures = _build(connection, document)
     count = None
     try:
@@ -123,6 +117,18 @@ def attempt(
     except DocumentError as error:
         if (message := _message(error)) not in failures.values():
             failures[""] = message
+    return count, sample, failures
+
+
+def write_sample(
+    index: Index, indices: Indices, step: Step, sample: dict[str, Row], failures: dict[str, str]
+) -> list[PlanProblem]:
+    """Try what apply would do to one document's index; return the problems. It uses Elasticsearch alone.
+
+    Raises:
+        IndexingError: Elasticsearch refuses index.json.
+    """
+    document = step.document
     live = None if step.change in NEEDS_INDEX else document.target
     problems: list[PlanProblem] = []
     with indices.scratch(
@@ -132,8 +138,12 @@ def attempt(
         live=live,
         has_routing=document.dependencies.has_routing,
     ) as target:
+        if document.dependencies.has_routing:
+            index.holdings.shards(target)  # refuses a server that routes otherwise than syncer computes
+        # Unmoved, since the index is empty: other shards have nothing to delete, nor the log of deletes to keep.
         untried = [
-            Composition(id=id_, version=1, source=row.source, routing=row.routing) for id_, row in sample.items()
+            Composition(id=id_, version=1, source=row.source, routing=row.routing, is_unmoved=True)
+            for id_, row in sample.items()
         ]
         rejections, began = list[Rejection](), clock()
         while untried and (not rejections or clock() - began < SECONDS_MAX):
@@ -148,8 +158,7 @@ def attempt(
             message = shortcoming.problem.replace(target.index_name, shown)
             problems.append(PlanProblem(PlanSeverity.WARNING, message, shortcoming.advice))
     shown_number = amount(len(tried) + sum(map(bool, failures)), "sampled document")
-    problems += (*_errors(failures, rejections, shown_number), *_notes(connection, document, sample))
-    return count, sample, problems
+    return [*problems, *_errors(failures, rejections, shown_number)]
 
 
 def _require_tried(document: Document, rejections: list[Rejection]) -> None:
@@ -233,7 +242,7 @@ def _read_back(rows: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem
         )
 
 
-def _notes(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
+def notes(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
     from syncer.lineage.unordered import unordered_fields  # noqa: PLC0415 - it imports sqlglot, which is slow to load
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
@@ -35,6 +35,7 @@ _LOAD = {**_NO_COPIES, _WAITS: 1, "index.refresh_interval": -1}
 
 _FORBIDDEN, _NOT_FOUND = 403, 404
 _LOOK_SECONDS = 0.5
+_SCRATCH = "-syncer-plan-"
 _TRIAL_SECONDS_MAX = 600
 """How old a scratch index is, by its name, that no trial uses any more."""
 _CLEANUP_TIMEOUT_SECONDS = 5.0
@@ -368,11 +369,11 @@ class Indices:
         live: Target | None = None,
         has_routing: bool = True,
     ) -> Iterator[Target]:
-        """Create an empty hidden index from index.json, and delete it afterwards, with what killed trials have left.
+        """Create an empty hidden index from index.json, and delete it afterwards.
 
         With ``live``, it is a copy of that index, changed in place: only Elasticsearch can tell whether that works.
         """
-        with self._removed_afterwards(document, alias, self.body(live) if live else body) as target:
+        with self._deleted_afterwards(document, alias, self.body(live) if live else body) as target:
             if live and (refusal := self.try_change(target, body)):
                 raise _refused(document, refusal.replace(target.index_name, live.index_name))
             shown = live.index_name if live else f"a new index for {document}"
@@ -383,33 +384,39 @@ class Indices:
 
     def obstacle(self, *, document: str, alias: str, body: Mapping[str, Any], live: Target) -> str | None:
         """Return why an index cannot be changed in place to match index.json; None if it can."""
-        with self._removed_afterwards(document, alias, self.body(live)) as target:
+        with self._deleted_afterwards(document, alias, self.body(live)) as target:
             refusal = self.try_change(target, body)
         return refusal and refusal.replace(target.index_name, live.index_name)
 
     @contextmanager
-    def _removed_afterwards(self, document: str, alias: str, body: Mapping[str, Any]) -> Iterator[Target]:
-        target = Target.of_index(f"{alias}-syncer-plan-{time.time():.0f}-{uuid4().hex[:8]}")
+    def _deleted_afterwards(self, document: str, alias: str, body: Mapping[str, Any]) -> Iterator[Target]:
+        target = Target.of_index(f"{alias}{_SCRATCH}{time.time():.0f}-{uuid4().hex[:8]}")
         try:
             self._create(document, target, body)
             yield target
         except BaseException:
-            # What fails here must not replace the error, or an interrupt. A later trial deletes the index.
+            # What fails here must not replace the error, or an interrupt. A later plan deletes the index.
             with suppress(elasticsearch.ApiError, elasticsearch.TransportError):
-                self._delete_scratch(self._client.options(request_timeout=_CLEANUP_TIMEOUT_SECONDS), target, alias)
+                _delete_scratch(self._client.options(request_timeout=_CLEANUP_TIMEOUT_SECONDS), target.index_name)
             raise
-        self._delete_scratch(self._client, target, alias)
+        _delete_scratch(self._client, target.index_name)
 
-    def _delete_scratch(self, client: Elasticsearch, target: Target, alias: str) -> None:
-        for name in index_metadata(client, f"{alias}-syncer-plan-*", "state", expand_wildcards="all"):
-            since = re.fullmatch(r".*-syncer-plan-(\d+)-\w+", name)
-            is_unused = name == target.index_name or (since and time.time() - int(since[1]) > _TRIAL_SECONDS_MAX)
-            tolerant = client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN))
-            if is_unused and tolerant.indices.delete(index=name).meta.status == _FORBIDDEN:  # it has a block
-                # These two forbid it; OpenSearch lets a blocked index lose one of them at a time, and nothing else.
-                for block in ("index.blocks.metadata", "index.blocks.read_only"):
-                    client.indices.put_settings(index=name, settings={block: None})
-                client.indices.delete(index=name)
+    def delete_leftovers(self, aliases: Collection[str]) -> None:
+        """Delete the scratch indices that killed trials have left of these aliases."""
+        # One pattern: a request with one for each of many aliases would be refused for its length.
+        for name in index_metadata(self._client, f"*{_SCRATCH}*", "state", expand_wildcards="all"):
+            alias, _, suffix = name.rpartition(_SCRATCH)
+            began = re.fullmatch(r"(\d+)-\w+", suffix)
+            if alias in aliases and began and time.time() - int(began[1]) > _TRIAL_SECONDS_MAX:
+                _delete_scratch(self._client, name)
+
+
+def _delete_scratch(client: Elasticsearch, name: str) -> None:
+    if client.options(ignore_status=(_NOT_FOUND, _FORBIDDEN)).indices.delete(index=name).meta.status == _FORBIDDEN:
+        # It has a block. These two forbid it; OpenSearch lets a blocked index lose one at a time, and nothing else.
+        for block in ("index.blocks.metadata", "index.blocks.read_only"):
+            client.indices.put_settings(index=name, settings={block: None})
+        client.indices.delete(index=name)
 
 
 def is_write_alias(name: str, index_name: str) -> bool:

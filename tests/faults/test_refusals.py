@@ -484,5 +484,5 @@ def test_a_trial_blames_no_document_for_its_cluster(thing_world: World) -> None:
             patch.object(bulk, "_WAIT_FOR_SHARD", "1s"),
             pytest.raises(IndexingError, match="not taken: unavailable_shards_exception"),
         ):
-            trial.attempt(connection, index, Indices(client), step)
+            trial.write_sample(index, Indices(client), step, *trial.take_sample(connection, step.document)[1:])
         client.indices.delete_index_template(name=thing_world.name)

@@ -6,14 +6,17 @@ import json
 import re
 import time
 from contextlib import closing
+from itertools import count
 from pathlib import Path
+from threading import Event
+from types import ModuleType
 from typing import Any, Self
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from syncer.apply import activate, cost, preview, trial
+from syncer.apply import activate, cost, plan, preview, trial
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview
 from syncer.base.model import Target
@@ -21,9 +24,10 @@ from syncer.documents import analyze, definition, queries, registry
 from syncer.documents.definition import Definition
 from syncer.documents.snapshot import Tries
 from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.record import STATE_INDEX
 from syncer.monitoring.doctor import CheckSeverity
 from tests.support import doctor
-from tests.support.world import BLOG_SCHEMA, World, planned
+from tests.support.world import BLOG_SCHEMA, World, planned, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) SELECT i, 'user ' || i, i || '@example.com' FROM generate_series(1, 50) AS i;
@@ -68,12 +72,11 @@ def edit(world: World, file: str, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def attempt(world: World, kind: type[Index]) -> tuple[int | None, int]:
-    """How many blogposts there are, and how many are tried, written in a way of their own."""
+def attempt(world: World, kind: type[Index]) -> DocumentPreview:
+    """What plan finds of the first document, with samples written in a way of their own."""
     with world.connect() as connection, world.indices() as indices, world.elasticsearch() as client:
-        step = planned(connection, indices, world.config).steps[0]
-        count, sample, _ = trial.attempt(connection, kind(client, bulk_bytes_max=8_000_000), indices, step)
-        return count, len(sample)
+        index = kind(client, bulk_bytes_max=8_000_000)
+        return preview.read(connection, index, indices, world.config)[1].documents[0]
 
 
 def physical(world: World) -> dict[str, Any]:
@@ -164,6 +167,55 @@ def test_no_search_sees_a_scratch_index_and_an_interrupt_leaves_none(blog: World
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize(
+    "at", [(trial, "notes", 1), (cost, "measure", 1), (plan, "step", 2), (trial, "take_sample", 2)]
+)
+def test_what_ends_a_plan_beside_a_trial_leaves_no_scratch_index(
+    blog: World, monkeypatch: pytest.MonkeyPatch, at: tuple[ModuleType, str, int], error: type[BaseException]
+) -> None:
+    """Rule: Ctrl-C while Elasticsearch tries one document, and Postgres is asked about another, leaves nothing."""
+    blog.define("later", "SELECT p.id AS _id, p.title FROM posts AS p", {"properties": {}})
+    is_writing, is_ended, calls = Event(), Event(), count(1)
+    module, name, call = at
+    original = getattr(module, name)
+
+    class Slow(Index):
+        def write(self, target: Target, compositions: Any) -> Any:
+            outcome = super().write(target, compositions)
+            is_writing.set()
+            assert is_ended.wait(60)
+            return outcome
+
+    def ending(*arguments: Any, **options: Any) -> Any:
+        if next(calls) < call:
+            return original(*arguments, **options)
+        assert is_writing.wait(60)
+        is_ended.set()
+        raise error
+
+    monkeypatch.setattr(module, name, ending)
+    with pytest.raises(error):
+        attempt(blog, Slow)
+    assert physical(blog) == {}
+
+
+def test_each_document_has_the_problems_of_its_own_trial(blog: World) -> None:
+    """While Elasticsearch tries one document, another is begun; each error reaches the one that it is about."""
+    select, strict = "SELECT p.id AS _id, {} FROM posts AS p", {"dynamic": "strict", "properties": {}}
+    blog.define("a", select.format("p.title"), strict)
+    blog.define("b", select.format("1 / (p.id - 7) AS quotient"))
+    (blog.define("c", select.format("p.title")) / "index.json").write_text('{"settings": {"index.nix": 1}}')
+    blog.define("d", select.format("p.title"))
+    blog.define("e", select.format("p.body"), strict)
+    words = {"a": "[title]", "b": "division by zero", "c": "index.nix", "e": "[body]"}
+    documents = [document for document in look(blog).documents if document.name != "blogpost"]
+    assert [document.name for document in documents] == list("abcde")
+    for document in documents:
+        messages = [problem.message for problem in document.errors]
+        assert [words[document.name] in message for message in messages] == [True] * (document.name in words), messages
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_no_failure_to_clean_up_replaces_what_ended_a_trial(
     blog: World, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
@@ -182,6 +234,9 @@ def test_no_failure_to_clean_up_replaces_what_ended_a_trial(
             attempt(blog, Interrupting)
     finally:
         server.resume()
+    with blog.elasticsearch() as client:  # the server may yet carry out what it was sent
+        delete = client.options(ignore_status=404).indices.delete
+        wait_until(lambda: not [delete(index=name) for name in physical(blog)], what="none is left")
 
 
 def test_what_a_killed_plan_left_is_removed_by_a_later_one(blog: World) -> None:
@@ -196,6 +251,17 @@ def test_what_a_killed_plan_left_is_removed_by_a_later_one(blog: World) -> None:
     assert f"{blog.alias}-other-syncer-plan-17-dead" in physical(blog)
 
 
+def test_a_trial_leaves_nothing_in_the_log_of_deletes(blog: World) -> None:
+    """Rule: a sample goes to an empty index, so routed documents have no copy on other shards to delete, or to log."""
+    folder = blog.define("routed", "SELECT p.id AS _id, p.user_id::text AS _routing, p.title FROM posts AS p")
+    (folder / "index.json").write_text('{"settings": {"number_of_shards": 3}}')
+    assert of(blog, "routed").errors == []
+    with blog.elasticsearch() as client:
+        tolerant: dict[str, Any] = {"index": STATE_INDEX, "ignore_unavailable": True}
+        client.indices.refresh(**tolerant)
+        assert client.count(**tolerant, query={"prefix": {"index": blog.alias_of("routed")}})["count"] == 0
+
+
 def test_large_documents_make_a_small_sample(blog: World) -> None:
     """A sample of documents of 2 MB is bounded by bytes."""
     blog.sql("UPDATE posts SET body = repeat('text ', 400000) WHERE id <= 9; DELETE FROM posts WHERE id > 9")
@@ -206,7 +272,7 @@ def test_large_documents_make_a_small_sample(blog: World) -> None:
             sizes.append(len(compositions))
             return super().write(target, compositions)
 
-    assert (*attempt(blog, Counting), sizes) == (9, 3, [3])
+    assert (attempt(blog, Counting).documents, sizes) == (9, [3])
 
 
 # The SELECT, what is done before, the fields of its mapping, and the problem.

@@ -1,4 +1,4 @@
-"""The command line: assembles the components and defines the top-level commands.
+"""The command line: all commands by their names, each loaded once it is called, and how an error is shown.
 
 Commands print results on standard output and everything else on standard error. The exit code is 0 only on success, 1
 for a negative result or an error, 2 for a usage error, and 3 if `verify` is undecided. An error is one sentence and a
@@ -8,25 +8,28 @@ hint; ``--debug`` adds the traceback.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import io
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 import typer
+from typer.core import TyperGroup
 
-from syncer import daemon
 from syncer.base import log, migrations, postgres, settings
 from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.cli import apply, init, jobs, load, locks, render, sandbox, status, verify
+from syncer.cli import render
 from syncer.cli.context import NoKafka, OpenSearch, UsageError, Yes, confirm, flag
 from syncer.cli.render import say
 from syncer.monitoring import daemons
@@ -34,7 +37,58 @@ from syncer.monitoring import daemons
 _EXIT_SECONDS = 5.0
 """How long the process may take to exit once its components have stopped."""
 
+# In the order in which a newcomer needs them: the panel, the module, perhaps with another name in it, and examples.
+_COMMANDS = {
+    "init": ("Set up", "init", "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
+    "migrate": ("Set up", "app", "`syncer migrate`"),
+    "plan": ("Set up", "apply", "`syncer plan`, `syncer plan blogpost --json`"),
+    "apply": ("Set up", "apply", "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
+    "detach": ("Set up", "apply", "`syncer detach`, `syncer detach --uninstall`"),
+    "run": ("Operate", "app", "`syncer run`, `syncer run --only relay`"),
+    "status": ("Operate", "status", "`syncer status`, `syncer status --json`"),
+    "events": ("Operate", "status", "`syncer events`, `syncer events --since 7d --json`"),
+    "doctor": ("Operate", "status", "`syncer doctor`, `syncer doctor --json`"),
+    "wait": ("Operate", "status", "`syncer wait TOKEN --timeout 10`"),
+    "verify": ("Repair", "verify", "`syncer verify`, `syncer verify blogpost --values`, `syncer verify --repair`"),
+    "explain": ("Repair", "verify", "`syncer explain blogpost 7 --values`"),
+    "backfill": ("Repair", "load", "`syncer backfill blogpost`, `syncer backfill blogpost --ids -`"),
+    "demo": ("Try", "app", "`syncer demo --keep`, `syncer demo --no-kafka`, `syncer demo --list`"),
+    "jobs": ("Operate", "jobs.app", ""),
+    "index": ("Repair", "load.index_app", ""),
+    "dead-letters": ("Repair", "load.letters_app", ""),
+    "locks": ("Locks for your programs", "locks.app", ""),
+    "sandbox": ("Try", "sandbox.app", ""),
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """Loads the module of a command once it is called, or shown in the help: the start of one is mostly loading."""
+
+    def __getitem__(self, name: str) -> Any:
+        panel, path, examples = _COMMANDS[name]
+        module, _, attribute = path.partition(".")
+        command_or_group = getattr(import_module(f"syncer.cli.{module}"), attribute or name)
+        alone = typer.Typer(rich_markup_mode=app.rich_markup_mode)
+        if examples:
+            alone.command(name, epilog=f"Examples: {examples}", rich_help_panel=panel)(command_or_group)
+        else:
+            alone.add_typer(command_or_group, name=name, rich_help_panel=panel)
+        return typer.main.get_group(alone).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "commands": _Commands()})
+
+
 app = typer.Typer(
+    cls=_Group,
     help="Keep Elasticsearch documents equal to a SELECT in Postgres.",
     epilog="Exit codes: 0 success; 1 an error, drift or a problem; 2 a usage error; 3 `verify` is undecided.",
     no_args_is_help=True,
@@ -66,6 +120,9 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, metavar="", help="Show the version.")
     ] = False,
 ) -> None:
+    if not gc.isenabled():  # see syncer.__main__: by now, the command is loaded
+        gc.freeze()
+        gc.enable()
     if any("\ud800" <= character <= "\udfff" for argument in sys.argv for character in argument):
         raise UsageError("An argument is not valid UTF-8.")
     _Debug.is_on = debug
@@ -143,17 +200,19 @@ def run(
     SIGTERM or Ctrl-C stops it after the current batch; a second signal stops it at once.
     Nothing is lost: the next daemon repeats unacknowledged work.
     """
+    from syncer import daemon  # noqa: PLC0415 - only this command needs it, and its packages are many
+
     log.configure(settings.LogSettings())
     configured = settings.load()
     log.configure(configured.log)
     if only is Part.RELAY and not configured.kafka.is_used:
         raise UsageError("Without Kafka there is no relay: remove --only relay, or set kafka.bootstrap_servers.")
     stop = Stop()
-    _stop_on_signals(stop)
+    _stop_on_signals(stop, seconds_max=daemon.STOP_SECONDS + _EXIT_SECONDS)
     daemon.run(configured, stop, relay=only is not Part.WORKERS, workers=only is not Part.RELAY)
 
 
-def _stop_on_signals(stop: Stop) -> None:
+def _stop_on_signals(stop: Stop, *, seconds_max: float) -> None:
     """Request a stop on the first signal; end the process on the second, and if it has not ended after a while."""
     faulthandler.enable()  # a crash in a library shows where
     numbers: list[int] = []
@@ -163,7 +222,7 @@ def _stop_on_signals(stop: Stop) -> None:
         if len(numbers) > 1:
             os._exit(128 + number)
         # Even if a library hangs and holds the interpreter's lock: then every thread's stack is the last output.
-        faulthandler.dump_traceback_later(daemon.STOP_SECONDS + _EXIT_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(seconds_max, exit=True)
         # Not here: what was interrupted may hold the very lock that this needs.
         threading.Thread(target=stop.request).start()
 
@@ -188,28 +247,3 @@ def demo(
         list_models(render.out)
     elif not play(render.out, models or [], keep=keep, with_kafka=not no_kafka, opensearch=opensearch):
         raise typer.Exit(1)
-
-
-# In the order in which a newcomer needs them, each with examples.
-for panel, command, examples in (
-    ("Set up", init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
-    ("Set up", migrate, "`syncer migrate`"),
-    ("Set up", apply.plan, "`syncer plan`, `syncer plan blogpost --json`"),
-    ("Set up", apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
-    ("Set up", apply.detach, "`syncer detach`, `syncer detach --uninstall`"),
-    ("Operate", run, "`syncer run`, `syncer run --only relay`"),
-    ("Operate", status.status, "`syncer status`, `syncer status --json`"),
-    ("Operate", status.events, "`syncer events`, `syncer events --since 7d --json`"),
-    ("Operate", status.doctor, "`syncer doctor`, `syncer doctor --json`"),
-    ("Operate", status.wait, "`syncer wait TOKEN --timeout 10`"),
-    ("Repair", verify.verify, "`syncer verify`, `syncer verify blogpost --values`, `syncer verify --repair`"),
-    ("Repair", verify.explain, "`syncer explain blogpost 7 --values`"),
-    ("Repair", load.backfill, "`syncer backfill blogpost`, `syncer backfill blogpost --ids -`"),
-    ("Try", demo, "`syncer demo --keep`, `syncer demo --no-kafka`, `syncer demo --list`"),
-):
-    app.command(epilog=f"Examples: {examples}", rich_help_panel=panel)(command)
-app.add_typer(jobs.app, name="jobs", rich_help_panel="Operate")
-app.add_typer(load.index_app, name="index", rich_help_panel="Repair")
-app.add_typer(load.letters_app, name="dead-letters", rich_help_panel="Repair")
-app.add_typer(locks.app, name="locks", rich_help_panel="Locks for your programs")
-app.add_typer(sandbox.app, name="sandbox", rich_help_panel="Try")

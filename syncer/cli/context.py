@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from syncer import daemon
 from syncer.base import log, migrations, postgres, settings
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
@@ -20,7 +19,6 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
-from syncer.worker.job_loop import JobWorker
 
 
 def flag(*names: str, text: str) -> Any:
@@ -77,10 +75,6 @@ class Servers:
         """The definition that is active for a document's index by now; None if none is."""
         documents = registry.documents(self.connection)
         return next((active for active in documents if active.index_name == document.index_name), None)
-
-    def job_worker(self) -> JobWorker:
-        """A job worker with a connection of its own."""
-        return daemon.job_worker(self.settings, self.index, name=self.name)
 
 
 def load_settings() -> Settings:

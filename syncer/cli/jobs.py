@@ -1,14 +1,15 @@
-"""The commands ``syncer jobs …``: list and control background jobs; and how a job is shown and followed everywhere."""
+"""The commands ``syncer jobs …``: list and control background jobs; and how a job is followed everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from syncer import daemon
 from syncer.base.errors import JobError
-from syncer.base.formatting import elapsed
 from syncer.cli import render
 from syncer.cli.context import AsJson, Servers, Yes, confirm, open_postgres
 from syncer.cli.render import Part, Show, say, show_table
@@ -21,7 +22,6 @@ from syncer.worker import job_loop
 app = typer.Typer(help="List and control background jobs.", no_args_is_help=True)
 
 _FINISHED_SHOWN_MAX = 10
-_STATES = {JobState.NEW: "has not begun", JobState.CLEANING_UP: "finding documents that only the index has"}
 _STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
 JobId = Annotated[int, typer.Argument(metavar="ID", min=1, help="Job id, as shown by `syncer jobs list`.")]
 
@@ -65,7 +65,7 @@ def resume(job_id: JobId) -> None:
     """Resume a paused job."""
     with open_postgres("jobs") as connection:
         resumed, job_workers = queue.resume(connection, job_id), chunks.job_workers_alive(connection)
-    reason = hindrance(resumed) or ("" if job_workers else "continues once `syncer run` is running")
+    reason = render.hindrance(resumed) or ("" if job_workers else "continues once `syncer run` is running")
     say(f"Job {job_id} {reason or 'continues'}.")
 
 
@@ -95,44 +95,8 @@ def cancel(job_id: JobId, *, yes: Yes = False) -> None:
 def _cells(job: Job) -> Sequence[Part]:
     started = "" if job.started_at is None else f"{job.started_at:%Y-%m-%d %H:%M}"
     state = (job.state.value, _STYLES.get(job.state, ""))
-    outcome = (job.error or "").partition("\n")[0] or (result(job) if job.state.is_finished else "")
-    return str(job.id), job.reason, job.document, state, completion(job), pace(job), started, outcome
-
-
-# How a job is shown and followed everywhere
-
-
-def completion(job: Job) -> str:
-    """How many documents of a job are done."""
-    if job.documents_total is None:
-        return f"{job.documents_done:,} of ?"
-    percent = f" ({100 * job.documents_done // job.documents_total}%)" if job.documents_left else ""
-    return f"{job.documents_done:,} of {job.documents_total:,}{percent}"
-
-
-def pace(job: Job) -> str:
-    """The speed of an unfinished job and the time left; or what it waits for."""
-    if job.state.is_finished:
-        return ""
-    if reason := hindrance(job):
-        return reason
-    if job.documents_per_second is None or job.documents_left == 0:
-        return _STATES.get(job.state, "")
-    remaining_time = "" if job.eta_seconds is None else f", {elapsed(job.eta_seconds)} left"
-    return f"{job.documents_per_second:,.1f} documents/s{remaining_time}"
-
-
-def hindrance(job: Job) -> str:
-    """Why no worker may continue a job; empty if one may."""
-    if job.is_paused:
-        return f"paused; to resume: syncer jobs resume {job.id}"
-    return "waits: the document is suspended" if job.is_suspended else ""
-
-
-def result(job: Job) -> str:
-    """What became of a job's documents."""
-    outcomes = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already newer"
-    return f"{outcomes}, {job.dead_lettered:,} dead-lettered"
+    outcome = (job.error or "").partition("\n")[0] or (render.result(job) if job.state.is_finished else "")
+    return str(job.id), job.reason, job.document, state, render.completion(job), render.pace(job), started, outcome
 
 
 def follow(servers: Servers, document: Document, job_id: int, show: Show) -> Job:
@@ -141,8 +105,8 @@ def follow(servers: Servers, document: Document, job_id: int, show: Show) -> Job
         job = job_loop.follow(
             job_id,
             connect=servers.connect,
-            job_worker=servers.job_worker,
-            progress=lambda job: show(", ".join(filter(None, (completion(job), pace(job))))),
+            job_worker=partial(daemon.job_worker, servers.settings, servers.index, name=servers.name),
+            progress=lambda job: show(", ".join(filter(None, (render.completion(job), render.pace(job))))),
         )
     except KeyboardInterrupt:
         say(f"\nJob {job_id} continues wherever `syncer run` runs.", to=render.err)

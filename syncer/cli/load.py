@@ -191,7 +191,7 @@ def write(servers: Servers, document: Document, job_id: int) -> Job:
     """Follow a job of a document on the screen, as `jobs.follow` does; print its result, and return it."""
     with render.progress(f"writing {document.index_name}") as show:
         job = jobs.follow(servers, document, job_id, show)
-    say(f"{job.document}: {jobs.result(job)}")
+    say(f"{job.document}: {render.result(job)}")
     return job
 
 

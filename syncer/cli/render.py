@@ -1,4 +1,4 @@
-"""Prints lines, tables and progress: results on standard output, everything else on standard error.
+"""Prints lines, tables and progress, also of jobs: results on standard output, everything else on standard error.
 
 A terminal gets styles, folded columns and a line that follows the progress. A pipe gets plain, unfolded lines.
 Guarantee: text is never parsed as markup, so names are shown verbatim, but for controls, which are made visible.
@@ -20,12 +20,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from syncer.base.errors import SyncerError
-from syncer.base.formatting import plain, visible
+from syncer.base.formatting import elapsed, plain, visible
+from syncer.jobs.model import Job, JobState
 
 TIME = "%Y-%m-%d %H:%M:%S"
 _PIPE_COLUMNS = 400
 _ALIGNED_MAX = 40
 _PLAIN_LINE_SECONDS = 5
+_STATES = {JobState.NEW: "has not begun", JobState.CLEANING_UP: "finding documents that only the index has"}
 
 Part = str | tuple[str, str] | Text
 """Plain text, or text with a style."""
@@ -109,3 +111,36 @@ def progress(label: str) -> Iterator[Show]:
     label = visible(label)
     with err.status(Text(label)) as status:
         yield lambda note: status.update(Text(f"{label}: {note}"))
+
+
+def completion(job: Job) -> str:
+    """How many documents of a job are done."""
+    if job.documents_total is None:
+        return f"{job.documents_done:,} of ?"
+    percent = f" ({100 * job.documents_done // job.documents_total}%)" if job.documents_left else ""
+    return f"{job.documents_done:,} of {job.documents_total:,}{percent}"
+
+
+def pace(job: Job) -> str:
+    """The speed of an unfinished job and the time left; or what it waits for."""
+    if job.state.is_finished:
+        return ""
+    if reason := hindrance(job):
+        return reason
+    if job.documents_per_second is None or job.documents_left == 0:
+        return _STATES.get(job.state, "")
+    remaining_time = "" if job.eta_seconds is None else f", {elapsed(job.eta_seconds)} left"
+    return f"{job.documents_per_second:,.1f} documents/s{remaining_time}"
+
+
+def hindrance(job: Job) -> str:
+    """Why no worker may continue a job; empty if one may."""
+    if job.is_paused:
+        return f"paused; to resume: syncer jobs resume {job.id}"
+    return "waits: the document is suspended" if job.is_suspended else ""
+
+
+def result(job: Job) -> str:
+    """What became of a job's documents."""
+    outcomes = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already newer"
+    return f"{outcomes}, {job.dead_lettered:,} dead-lettered"

@@ -12,7 +12,7 @@ import typer
 
 from syncer.base import timeline
 from syncer.base.formatting import amount, elapsed, shown_id
-from syncer.cli import jobs, render
+from syncer.cli import render
 from syncer.cli.context import AsJson, flag, load_settings, open_postgres
 from syncer.cli.render import TIME, Part, say, show_table
 from syncer.monitoring import doctor as checks, problems
@@ -88,7 +88,7 @@ def _show_figures(state: Status, stored: Stored) -> None:
     )
     show_table(
         ("job", "of", "done", "pace"),
-        [(f"{job.id} {job.reason}", job.index_name, jobs.completion(job), jobs.pace(job)) for job in stored.jobs],
+        [(f"{job.id} {job.reason}", job.index_name, render.completion(job), render.pace(job)) for job in stored.jobs],
     )
     daemons = [
         (

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg, sql
 
-from syncer.base.error_policy import is_of_data
+from syncer.base.error_policy import is_of_data, takes_too_much
 from syncer.base.lifecycle import clock
 from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection, snapshot, value
@@ -141,7 +141,7 @@ def _leading_most(tries: Tries, query: str, images: Sequence[tuple[object, ...]]
         with tries.bounded():
             most = tries.connection.execute(comparison, ([image for (image,) in images],)).fetchone()
     except psycopg.Error as error:
-        if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
+        if not (takes_too_much(error) or is_of_data(error)):
             raise
         return images
     return [images[most[0] - 1]] if most else images[:1]
@@ -169,7 +169,7 @@ def measure(
                 if clock() - began >= SECONDS_MAX:
                     break
     except psycopg.Error as error:
-        if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
+        if not (takes_too_much(error) or is_of_data(error)):
             raise
         expected = int(_explain(tries.connection, query, parameters)["Plan"]["Plan Rows"])
         failure = str(error.diag.message_primary) if is_of_data(error) else ""
@@ -199,7 +199,7 @@ def apart_max(tries: Tries, document: Document, id_: str) -> int | None:
         except psycopg.Error as error:
             if is_of_data(error):
                 return None
-            if not isinstance(error, pg.QueryCanceled):
+            if not takes_too_much(error):
                 raise
             pages.append(inf)
         else:

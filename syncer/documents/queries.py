@@ -351,7 +351,7 @@ def _ids(tries: Tries, select: str, templates: Sequence[str], *, limit: int) -> 
             with tries.bounded():
                 return [row[0] for row in tries.connection.execute(query, (limit,))]
         except psycopg.Error as error:
-            if not (isinstance(error, psycopg.errors.QueryCanceled) or is_of_data(error)):
+            if not (takes_too_much(error) or is_of_data(error)):
                 raise
     return []
 

@@ -364,7 +364,7 @@ def routed(select: str, dice: Random) -> str:
     root = re.search(r"\br (?:AS )?(\w+)", select)
     value = f"{root[1] if root else 'r'}.{dice.choice(['id', 'k', 'v'])}"
     value = f"max({value})" if "array_agg(" in select.partition(" FROM ")[0] else value
-    return select.replace(" AS _id, ", f" AS _id, {value}::text AS _routing, ", 1).replace(
+    return select.replace(" AS _id", f" AS _id, {value}::text AS _routing", 1).replace(
         "'s' || y.id,", "'s' || y.id, 'x',"
     )
 

@@ -143,18 +143,6 @@ COMMENT ON COLUMN syncer.capture.files IS
     'Relfilenodes and triggers of the table and its partitions, and by number the transactions that wrote its captured '
     'columns into the catalogue, when all documents were last known to show their rows.';
 
--- The type of a column that was dropped or renamed since its trigger was created: see `syncer.capture.triggers`.
-CREATE TYPE syncer.gone AS ENUM ();
-
--- A cast to this type would make the overload below ambiguous.
-REVOKE USAGE ON TYPE syncer.gone FROM PUBLIC;
-
-CREATE FUNCTION syncer.is_gone(syncer.gone) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT true';
-CREATE FUNCTION syncer.is_gone(anyelement) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT false';
-
-COMMENT ON FUNCTION syncer.is_gone(anyelement) IS
-    'Postgres chooses the overload, and folds the answer, when it plans the statement: the call costs nothing.';
-
 -- The text of a value of any type. The triggers call it only for types that may print more than they store. It uses the
 -- type's output function, never a cast, which a user may have defined. The settings are those that the text of some
 -- types depends on, because another session reads the text back. The subtransaction writes nothing and gets no xid.

@@ -35,37 +35,29 @@ WITH RECURSIVE member (top, oid) AS (
     UNION
     SELECT m.top, i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
 )
-SELECT first_value(name) OVER (PARTITION BY top ORDER BY c.oid <> top), t.relkind = 'p',
-       name, n.nspname::text, c.relkind::text, c.relpersistence::text
+SELECT first_value(name) OVER (PARTITION BY top ORDER BY c.oid <> top), t.relkind = 'p', name,
+       CASE WHEN n.nspname IN ('syncer', 'pg_catalog', 'information_schema') THEN n.nspname::text
+            WHEN c.relkind IN ('m', 'f', 'S') THEN c.relkind::text ELSE c.relpersistence::text END
 FROM member CROSS JOIN LATERAL (SELECT * FROM pg_class WHERE oid = top OFFSET 0) AS t
 CROSS JOIN LATERAL (SELECT * FROM pg_class WHERE oid = member.oid OFFSET 0) AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace CROSS JOIN format('%I.%I', n.nspname, c.relname) AS name
 ORDER BY t.relkind <> 'v', 1, c.oid <> top, 3
 """
 _CATALOGUE = "a system catalogue", "No trigger sees its rows change. Keep what you need of it in a table."
-# By schema, kind and persistence, as the catalogue has them. Apart: a schema may be named "m".
-_REFUSED: tuple[dict[str, tuple[str, str]], ...] = (
-    {
-        "syncer": ("syncer's own", "Select from tables of yours."),
-        "pg_catalog": _CATALOGUE,
-        "information_schema": _CATALOGUE,
-    },
-    {
-        "m": ("a materialized view", "No trigger sees its rows change. Select from the tables that it is made of."),
-        "f": (
-            "a foreign table",
-            "No trigger sees its rows change on another server. Copy them into a table of this one.",
-        ),
-        "S": ("a sequence", "No trigger sees it change. Select from the table that it numbers."),
-    },
-    {
-        "t": ("a temporary table", "Only its own session sees its rows. Make it an ordinary table."),
-        "u": (
-            "an unlogged table",
-            "A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {} SET LOGGED",
-        ),
-    },
-)
+_REFUSED = {
+    "syncer": ("syncer's own", "Select from tables of yours."),
+    "pg_catalog": _CATALOGUE,
+    "information_schema": _CATALOGUE,
+    "m": ("a materialized view", "No trigger sees its rows change. Select from the tables that it is made of."),
+    "f": ("a foreign table", "No trigger sees its rows change on another server. Copy them into a table of this one."),
+    "S": ("a sequence", "No trigger sees it change. Select from the table that it numbers."),
+    "t": ("a temporary table", "Only its own session sees its rows. Make it an ordinary table."),
+    "u": (
+        "an unlogged table",
+        "A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {} SET LOGGED",
+    ),
+}
+"""By the schema, kind or persistence of a relation: see `_MEMBERS`."""
 _LOCK_SECONDS_MAX = 0.1
 ROWS_MAX = BACKLOG_CHANGES_MIN
 """More rows of new partitions than this are not written as changes: every document that reads the table is refreshed.
@@ -181,11 +173,9 @@ _OWNER = "SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass($
 # The table's triggers, also if it had another name when it got them; and the triggers that call its function, also if
 # their table was renamed or has become a partition. Clones go with their original.
 _TRIGGERS = """
-SELECT format('%I.%I', n.nspname, c.relname), tgname::text
-FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
-JOIN pg_proc AS p ON p.oid = t.tgfoid
-WHERE tgparentid = 0
-  AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
+SELECT t.tgrelid::regclass::text, t.tgname::text FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
+WHERE t.tgparentid = 0
+  AND (p.oid = to_regproc($2) OR t.tgrelid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
 ORDER BY 1, 2
 """
 _EXISTING = "SELECT relation FROM unnest($1::text[]) AS relation WHERE to_regclass(relation) IS NOT NULL ORDER BY 1"
@@ -204,9 +194,7 @@ WHERE NOT EXISTS (
 """
 # What plain ENABLE TRIGGER leaves behind: rows that replication writes would not be captured.
 _ENABLED_PLAINLY = """
-SELECT n.nspname, c.relname, t.tgname
-FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
-     JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+SELECT t.tgrelid::regclass::text, t.tgname::text FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
 WHERE p.pronamespace = 'syncer'::regnamespace AND t.tgenabled = 'O'
 """
 _CAPTURED = "SELECT relation, routing, watched FROM syncer.capture ORDER BY relation"
@@ -224,10 +212,9 @@ def require_capturable(connection: Connection, oids: Collection[int], file: str)
     Raises:
         DefinitionError: With the reason, and the action to take.
     """
-    for relation, is_partitioned, name, *properties in connection.execute(_MEMBERS, (list(oids),)).fetchall():
-        for obstacle, hint in (
-            reasons[key] for reasons, key in zip(_REFUSED, properties, strict=True) if key in reasons
-        ):
+    for relation, is_partitioned, name, kind in connection.execute(_MEMBERS, (list(oids),)).fetchall():
+        if kind in _REFUSED:
+            obstacle, hint = _REFUSED[kind]
             is_partition = f"a partitioned table, and its partition {name} is " if name != relation else ""
             raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{obstacle}", hint=hint.format(name))
         if name != relation and not is_partitioned:
@@ -267,8 +254,8 @@ def arm(connection: Connection) -> dict[str, str]:
     Returns why it failed, by table: as with an event trigger that forbids DDL. Their documents are suspended meanwhile.
     """
     failures = {}
-    for schema, table, trigger in connection.execute(_ENABLED_PLAINLY).fetchall():
-        enable = sql.SQL(triggers.ENABLE).format(sql.Identifier(schema, table), sql.Identifier(trigger))
+    for table, trigger in connection.execute(_ENABLED_PLAINLY).fetchall():
+        enable = sql.SQL(triggers.ENABLE).format(sql.SQL(table), sql.Identifier(trigger))
         try:
             with connection.transaction():
                 connection.execute(lock_timeout(_LOCK_SECONDS_MAX, local=True))
@@ -278,7 +265,7 @@ def arm(connection: Connection) -> dict[str, str]:
         except psycopg.Error as error:
             if is_away(error):
                 raise
-            failures[f"{schema}.{table}"] = error.diag.message_primary or str(error)
+            failures[table] = error.diag.message_primary or str(error)
     return failures
 
 
@@ -361,7 +348,7 @@ def install(
         )
     has_triggers = not lost(connection, [relation])
     sees_more = (
-        installed is None or not _columns(capture) <= _columns(installed) or not capture.routing <= installed.routing
+        installed is None or not capture.columns <= installed.columns or not capture.routing <= installed.routing
     )
 
     def change() -> None:
@@ -377,11 +364,6 @@ def install(
         _record(connection, capture)
 
     without_blocking(connection, [relation], change, timeout_seconds, waiting)
-
-
-def _columns(capture: Capture) -> frozenset[str]:
-    """The columns of which a change is noticed."""
-    return capture.routing.union(*capture.watched)
 
 
 def narrow(connection: Connection, capture: Capture) -> None:

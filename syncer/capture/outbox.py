@@ -55,13 +55,11 @@ ENDED_SINCE = """
 xid = ANY (ARRAY(SELECT x.id FROM pg_snapshot_xip({0}::pg_snapshot) AS x (id)
                  WHERE pg_visible_in_snapshot(x.id, pg_current_snapshot())))
 """
-_CHANGE = """
-json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
-                  'operation', o.operation, 'old', o.old, 'new', o.new, 'untouched', o.untouched)
-"""
-_CHANGES = f"""
+_CHANGES = """
 SELECT concat(o.relation, ' ', jsonb_hash(coalesce(o.new, o.old))) AS key,
-       {_CHANGE} AS change, extract(epoch FROM o.changed_at)::float8 AS changed_at, o.xid, o.id
+       json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
+                         'operation', o.operation, 'old', o.old, 'new', o.new, 'untouched', o.untouched) AS change,
+       extract(epoch FROM o.changed_at)::float8 AS changed_at, o.xid, o.id
 FROM syncer.outbox AS o
 """
 # One statement is one snapshot, and one round trip.

@@ -198,6 +198,11 @@ class Capture:
     routing: frozenset[str]
     watched: frozenset[frozenset[str]]
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of which a change is noticed."""
+        return self.routing.union(*self.watched)
+
 
 def function(relation: str) -> sql.Identifier:
     """A table's function, in schema syncer."""
@@ -235,10 +240,8 @@ def create_function(body: str, relation: str, owner: str) -> sql.Composed:
 
 def body(capture: Capture, types: Types, *, server_version: int) -> sql.Composed:
     """The body of the function of a table whose columns have these types."""
-    columns = capture.routing.union(*capture.watched)
     is_wide = server_version >= TELLS_CHUNKS
-    wide = frozenset(name for name in columns if is_wide and types.get(name) not in _NARROW)
-
+    wide = frozenset(name for name in capture.columns if is_wide and types.get(name) not in _NARROW)
     sets = [
         sql.SQL(_UNTOUCHED_SET).format(
             is_same=_is_same(watched, wide), digest=sql.Literal(str(watched_digest(watched)))
@@ -256,7 +259,7 @@ def body(capture: Capture, types: Types, *, server_version: int) -> sql.Composed
         outage=sql.SQL(_OUTAGE),
         lock=sql.SQL(_LOCK),
         segment=sql.SQL(_SEGMENT),
-        is_same=_is_same(columns, wide),
+        is_same=_is_same(capture.columns, wide),
         untouched=untouched,
         images=sql.SQL(_IMAGES).format(old=_image("old", capture, types), new=_image("new", capture, types)),
     )

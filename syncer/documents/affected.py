@@ -4,12 +4,8 @@ It uses the definitions that are active after the changes were received, so no t
 It returns too many documents rather than too few: one that is built again without need is written as it was.
 
 A few ids are returned, to be built at once. Many are a *fan-out*: the changed rows that lead to them become the *cause*
-of a job, which lists their ids (`touched_by`). The queries for one batch and one definition are bounded:
-
-- A query has a LIMIT of a page. If there are more than that, the causes are halved, until a cause that leads to many is
-  alone. So an author with three posts does not wait for one with a million that is renamed in the same batch.
-- In all, a batch may run `QUERIES_MAX` queries for `SECONDS_MAX`, and receive a few pages. What remains
-  when one of these is used up belongs to the fan-out, whether it leads to few or many.
+of a job, which lists their ids (`touched_by`). For one batch and one definition there are at most `QUERIES_MAX` queries
+for `SECONDS_MAX`, which return a few pages.
 
 If a query fails on the data of a change, the definition is refreshed, beside the live changes: the change may touch any
 document. The images of one change are never separated, but those of two may be: an affects query has to find a document
@@ -107,7 +103,7 @@ class AffectedReader:
         """Return the documents of a definition that these changes touch: all, or a few pages of them and a fan-out."""
         used = _used(document, changes)
         if used is None:
-            return Affected(occasion=any_row(document, changes))
+            return unlisted(document, changes)
         # A change from before an id column was captured lacks it: the load of the new revision covers that.
         ids: dict[str, bool] = {}
         for relation, relevant in used.items():
@@ -150,7 +146,11 @@ class AffectedReader:
     def _separate(
         self, document: Document, groups: list[tuple[_Followed, list[Cause]]], ids: dict[str, bool]
     ) -> dict[str, list[Image]]:
-        """Halve groups of causes until each leads to few documents, or has one cause, or the allowance is used up."""
+        """Halve groups of causes until each leads to a page at most, or has one cause, or the allowance is used up.
+
+        So an author with three posts does not wait for one with a million that is renamed in the same batch. What
+        remains belongs to the fan-out, whether it leads to few or many.
+        """
         fan_outs: list[tuple[str, list[Cause]]] = []
         ids_left, queries_left, until = _PAGES_AT_ONCE * self._page, QUERIES_MAX, time.monotonic() + SECONDS_MAX
         relation = ""
@@ -197,21 +197,22 @@ def unresolved(relations: str, error: BaseException) -> str:
     return f"the query from a change of {relations} to documents failed{where}: {kind(error)}"
 
 
-def any_row(document: Document, changes: Sequence[Change]) -> str:
+def unlisted(document: Document, changes: Sequence[Change]) -> Affected:
+    """Return what these changes touch, without looking for ids: a fan-out of all changed rows, or all documents."""
+    used = _used(document, changes)
+    if used is None:
+        return Affected(occasion=_any_row(document, changes))
+    images = {relation: _images([change.images for change in relevant]) for relation, relevant in used.items()}
+    return Affected(cause=images)
+
+
+def _any_row(document: Document, changes: Sequence[Change]) -> str:
     """Say of the tables that may have changed in any row why that is all that is known."""
     relevant = [change for change in changes if not change.images and change.relation in document.dependencies.tables]
     # A TRUNCATE shows in the catalogue as well.
     ordered = sorted(relevant, key=lambda change: change.operation is Operation.TRUNCATE)
     reasons = {change.relation: _ANY_ROW.get(change.operation, _NO_IMAGE) for change in ordered}
     return " and ".join(f"{relation} {reason}" for relation, reason in sorted(reasons.items()))
-
-
-def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image]] | None:
-    """Return the distinct images of the changed rows that a definition depends on; None if any row may have changed."""
-    used = _used(document, changes)
-    if used is None:
-        return None
-    return {relation: _images([change.images for change in relevant]) for relation, relevant in used.items()}
 
 
 def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:

@@ -35,7 +35,6 @@ EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name),
 (SELECT i.epoch FROM syncer.installation AS i)
 """
 """The columns for `DocumentState.of`, from a row of ``syncer.document`` as ``d``."""
-_STATE = f"SELECT {STATE_COLUMNS} FROM syncer.document AS d WHERE d.index_name = $1"
 _REVISIONS_USED = "SELECT document, last FROM syncer.revision"
 _PUT_REVISION = """
 INSERT INTO syncer.revision AS g (document, last) VALUES ($1, $2)
@@ -276,11 +275,7 @@ def documents(connection: Connection) -> list[Document]:
     """Return all active definitions by name, a document's current one first."""
     return [
         _DOCUMENT.validate_python(
-            {
-                **stored,
-                "target": Target.of_index(index_name, epoch),
-                **dict(zip(_COLUMNS, columns, strict=True)),
-            }
+            {**stored, **dict(zip(_COLUMNS, columns, strict=True)), "target": Target.of_index(index_name, epoch)}
         )
         for stored, index_name, epoch, *columns in connection.execute(_DOCUMENTS)
     ]
@@ -325,9 +320,9 @@ def put_document(connection: Connection, document: Document) -> None:
     if document.target != Target.of_index(document.index_name, int(str(value(connection, _KEEP_EPOCH)))):
         raise UnavailableError("Postgres failed over while the index was made", hint="Run the same command again.")
     connection.execute(_PUT_REVISION, (document.name, document.revision))
-    target = (document.index_name, document.role)
     accepted = None if document.accepted is None else _shapes(document.accepted)
-    connection.execute(_PUT_DOCUMENT, (document.name, document.revision, _stored(document), *target, accepted))
+    columns = (document.name, document.revision, _stored(document), document.index_name, document.role, accepted)
+    connection.execute(_PUT_DOCUMENT, columns)
 
 
 def store(connection: Connection, document: Document) -> None:
@@ -371,15 +366,14 @@ def mark_incomplete(connection: Connection, index_names: Sequence[str]) -> None:
 def suspend(
     connection: Connection, document_name: str, revision: int, *, reason: str, ids: Sequence[str], is_stale: bool
 ) -> bool:
-    """Suspend a document; False if it is suspended already, or another revision is active.
+    """Suspend a document, in the caller's transaction; False if it is suspended, or another revision is active.
 
     The reason is the latest: why it cannot go on now. The ids are documents to try before it is resumed. It is stale if
     changes may have been missed, which is recorded even if it is suspended already.
     """
-    with connection.transaction():
-        renewed = connection.execute(_SUSPEND, (document_name, revision, reason, list(ids))).fetchone()
-        if is_stale:
-            mark_stale(connection, document_name, revision)
+    renewed = connection.execute(_SUSPEND, (document_name, revision, reason, list(ids))).fetchone()
+    if is_stale:
+        mark_stale(connection, document_name, revision)
     return renewed == (True,)
 
 
@@ -404,12 +398,6 @@ def resume(connection: Connection, document: Document) -> tuple[bool, float] | N
     None if it is not suspended, or another revision is active.
     """
     return connection.execute(_RESUME, (document.index_name, document.revision)).fetchone()
-
-
-def state(connection: Connection, index_name: str) -> DocumentState | None:
-    """Return the state of the definition of an index in the caller's snapshot; None if it is not active."""
-    row = connection.execute(_STATE, (index_name,)).fetchone()
-    return None if row is None else DocumentState.of(row)
 
 
 def installation(connection: Connection) -> str:

@@ -61,10 +61,22 @@ def suspend(connection: Connection, error: DocumentError) -> bool:
         if error.is_stale:
             registry.mark_stale(connection, error.document, error.revision)
         return False
-    if isinstance(error, AlteredError):
-        with connection.transaction():
-            return not _accept(connection, error) and _suspend(connection, error)
-    return _suspend(connection, error)
+    with connection.transaction():
+        if isinstance(error, AlteredError) and _accept(connection, error):
+            return False
+        reason = f"{error.message}\n{error.hint}".rstrip()
+        is_first = registry.suspend(
+            connection, error.document, error.revision, reason=reason, ids=error.ids, is_stale=error.is_stale
+        )
+    if is_first:
+        structlog.get_logger().error(
+            "document.suspended",
+            document=error.document,
+            reason=error.message,
+            hint=error.hint,
+            timeline=f"{error.document} was suspended: {error.message}",
+        )
+    return is_first
 
 
 def _accept(connection: Connection, error: AlteredError) -> bool:
@@ -85,27 +97,6 @@ def _accept(connection: Connection, error: AlteredError) -> bool:
     error.message = f"Values that {document.name} shows may have changed: {'; '.join(shown)}"
     error.hint = "It resumes by itself in a few seconds, and writes all documents again."
     return False
-
-
-def _suspend(connection: Connection, error: DocumentError) -> bool:
-    cause, hint = error.message, error.hint
-    is_first = registry.suspend(
-        connection,
-        error.document,
-        error.revision,
-        reason=f"{cause}\n{hint}" if hint else cause,
-        ids=error.ids,
-        is_stale=error.is_stale,
-    )
-    if is_first:
-        structlog.get_logger().error(
-            "document.suspended",
-            document=error.document,
-            reason=cause,
-            hint=hint,
-            timeline=f"{error.document} was suspended: {cause}",
-        )
-    return is_first
 
 
 def require_unlocked(connection: Connection, document: Document) -> None:

@@ -7,7 +7,7 @@ committed job covers it. The changes of a suspended document become causes of a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 
 import psycopg
 import structlog
@@ -16,10 +16,9 @@ from syncer.base import metrics
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop
 from syncer.base.log import Repeated
-from syncer.base.model import Image
 from syncer.base.postgres import Connection, Link
 from syncer.documents import affected, suspend
-from syncer.documents.affected import AffectedReader
+from syncer.documents.affected import Affected, AffectedReader
 from syncer.documents.registry import Document
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import queue
@@ -70,10 +69,10 @@ class Resolver:
                     if document.suspended is None:
                         self._submit(document, self._affected, batch, stop)
                     else:
-                        self._leave_to_resumption(document, batch)
+                        self._create_job(document, batch, affected.unlisted(document, batch.changes))
                 except DocumentError as error:
                     suspend.suspend(connection, error)
-                    self._leave_to_resumption(document, batch)
+                    self._create_job(document, batch, affected.unlisted(document, batch.changes))
                 except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
                     locked = error
         if locked is not None:
@@ -100,38 +99,25 @@ class Resolver:
             if batches := self._unresolved.count((document.index_name, touched.failed)):
                 context = {"document": document.name, "kind": touched.failed, "index": document.index_name}
                 self._log.error("worker.changes_unresolved", **context, batches=batches)
-        if touched.occasion is not None:
-            self._create_job(document, batch, occasion=touched.occasion)
-        if touched.cause:
-            self._create_job(document, batch, cause=touched.cause)
+        self._create_job(document, batch, touched)
         for start in range(0, len(touched.ids), self._page):
             ids = touched.ids[start : start + self._page]
             origin = {"batch": batch.number}
             report = self._writers.submit(document.index_name, ids, unmoved=touched.unmoved, origin=origin)
             batch.writes.append((document.index_name, report))
 
-    def _leave_to_resumption(self, document: Document, batch: ChangeBatch) -> None:
-        """Leave the changes to a job of a suspended document, which waits until it is resumed."""
-        cause = affected.cause(document, batch.changes)
-        if cause is None:
-            self._create_job(document, batch, occasion=affected.any_row(document, batch.changes))
-        elif cause:
-            self._create_job(document, batch, cause=cause)
+    def _create_job(self, document: Document, batch: ChangeBatch, touched: Affected) -> None:
+        """Create the refresh or fan-out that is needed, if any, or join one; log it, unless the last batch joined it.
 
-    def _create_job(
-        self,
-        document: Document,
-        batch: ChangeBatch,
-        *,
-        cause: Mapping[str, Sequence[Image]] | None = None,
-        occasion: str | None = None,
-    ) -> None:
-        """Create the fan-out of a cause, or a refresh, or join one; log it, unless the last batch joined it, too."""
+        That of a suspended document waits until it is resumed.
+        """
+        if touched.occasion is None and not touched.cause:
+            return
         connection, changed_at = self._link.connection, min(change.changed_at for change in batch.changes)
-        if cause is not None:
-            job = queue.create_fan_out(connection, document, cause, changed_at=changed_at)
+        if touched.occasion is not None:
+            job = queue.create(connection, document, JobKind.REFRESH, occasion=touched.occasion, changed_at=changed_at)
         else:
-            job = queue.create(connection, document, JobKind.REFRESH, occasion=occasion, changed_at=changed_at)
+            job = queue.create_fan_out(connection, document, touched.cause, changed_at=changed_at)
         if job is not None and self._logged.get(job.index_name) != job.id:
             self._logged[job.index_name] = job.id
             why = job.occasion or job.cause

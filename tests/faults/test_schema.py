@@ -406,7 +406,7 @@ def test_the_changes_of_a_suspended_document_wait_in_a_fan_out(
     shared.backfill("user")
     with hazard(shared):
         shared.sql("UPDATE users SET name = 'before'")
-        suspends = Point(at="syncer.documents.registry:suspend", when="after")
+        suspends = Point(at="syncer.documents.suspend:suspend", when="after")
         killed = shared.daemon(environment=AT_ONCE, plan=Plan(points=(suspends,)))
         wait_until(lambda: killed.process.poll() is not None, what="it is dead", detail=killed.log_file.read_text)
         daemon = shared.daemon(environment=AT_ONCE)

@@ -73,17 +73,15 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         raise DefinitionError(
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
         )
-    relations, id_type = {read.name: read.relation for read in probed.reads}, probed.columns["_id"]
-    affects = _affects(connection, definition, relations.values())
-    keys_of, types_of = routes.keys_and_types(connection, relations.values())
-    keys = {name: keys_of[relation] for name, relation in relations.items()}
-    types = {name: types_of[relation] for name, relation in relations.items()}
-    graph = read_graph(probed.tree, types, probed.views, probed.equalities) if probed.tree else Graph()
+    relations, id_type = [read.relation for read in probed.reads], probed.columns["_id"]
+    affects = _affects(connection, definition, relations)
+    keys, types = routes.keys_and_types(connection, relations)
+    graph = read_graph(probed, types)
     root = root_key = None
     if len(graph.ids) == 1 and isinstance(id_ := graph.ids[0], exp.Column):
         (number,) = numbers(id_)
-        if frozenset({id_.name}) in keys[graph.nodes[number].table]:
-            root, root_key = relations[graph.nodes[number].table], id_.name
+        if frozenset({id_.name}) in keys[graph.nodes[number].relation]:
+            root, root_key = graph.nodes[number].relation, id_.name
     paths = {node.number: graph.paths(node, keys) for node in graph.nodes}
     _require_derivable(definition, probed, graph, paths, affects, root=root, root_key=root_key)
     if graph.competes:
@@ -91,11 +89,11 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     used = {}
     placing = _placing(connection, probed, file)
     readings = [(node, path) for node in graph.nodes for path in paths[node.number]]
-    derived_routes = list(zip(readings, routes.routes(connection, relations, readings, id_type), strict=True))
+    derived_routes = list(zip(readings, routes.routes(connection, readings, id_type), strict=True))
     for read in probed.reads:
-        nodes = [node for node in graph.nodes if node.table == read.name]
+        nodes = [node for node in graph.nodes if node.relation == read.relation]
         watched = _watched(read, nodes)
-        derived = [(route, watched[node.number]) for (node, _), route in derived_routes if node.table == read.name]
+        derived = [(route, watched[node.number]) for (node, _), route in derived_routes if node in nodes]
         # An affects query is for what does not follow: from readings without a path, or all.
         asked = frozenset().union(*(watched[node.number] for node in nodes if not paths[node.number])) or read.columns
         asked = read.columns if graph.competes else asked
@@ -123,7 +121,7 @@ def _placing(connection: Connection, probed: Probe, file: str) -> dict[str, froz
     if "_routing" not in probed.columns:
         return {}
     placed = probed.tree.copy() if probed.tree else exp.Null()
-    selects = [placed]
+    selects: list[exp.Expr] = [placed]
     while selects:
         select = selects.pop()
         if not isinstance(select, exp.Select | exp.Union) or any(map(select.args.get, _CUTS)):
@@ -248,16 +246,17 @@ def _require_derivable(
     root_key: str | None,
 ) -> None:
     """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table."""
-    asked = {read.name: read.relation for read in probed.reads if read.relation not in affects}
-    nodes = [node for node in graph.nodes if node.table in asked and (graph.competes or not paths[node.number])]
-    lost = [relation for name, relation in asked.items() if name not in {node.table for node in graph.nodes}]
+    asked = [read.relation for read in probed.reads if read.relation not in affects]
+    nodes = [node for node in graph.nodes if node.relation in asked and (graph.competes or not paths[node.number])]
+    lost = [relation for relation in asked if relation not in {node.relation for node in graph.nodes}]
     if not nodes and not lost:
         return
+    obstacles = [text for node in nodes for text in graph.obstacles.get(node.number, ())]
     if lost:
         reason = f"syncer cannot read {probed.unread}" if probed.unread else "a call that syncer cannot read has them"
+        obstacles = []
     elif graph.ids:
-        missing = COMPETE if graph.competes else "no equality of WHERE or ON that must hold leads from there to _id"
-        obstacles = [text for node in nodes for text in graph.obstacles.get(node.number, ())]
+        reason = COMPETE if graph.competes else "no equality of WHERE or ON that must hold leads from there to _id"
         equalities = probed.tree.find_all(exp.EQ) if probed.tree else ()
         compared = {column.name for equality in equalities for column in equality.find_all(exp.Column)}
         obstacles += [
@@ -265,18 +264,17 @@ def _require_derivable(
             for read in probed.reads
             for column in sorted(read.virtual & compared)
         ]
-        reason = "; ".join(dict.fromkeys([missing, *obstacles]))
     else:
-        columns = probed.tree.selects if isinstance(probed.tree, exp.Query) else []
+        columns = probed.tree.selects if probed.tree else []
         selected = next((column.unalias() for column in columns if column.alias_or_name == "_id"), None)
         reason = (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
             "arithmetic, and not of a whole json, array or composite value, but is "
             f"{shortened(selected.sql('postgres')) if selected else 'another'}"
         )
-        obstacles = [text for node in nodes for text in graph.obstacles.get(node.number, ()) if MERGES in text]
-        reason = "; ".join(dict.fromkeys([reason, *obstacles]))
-    relations = dict.fromkeys([*lost, *(asked[node.table] for node in nodes)])
+        obstacles = [text for text in obstacles if MERGES in text]
+    reason = "; ".join(dict.fromkeys([reason, *obstacles]))
+    relations = dict.fromkeys([*lost, *(node.relation for node in nodes)])
     files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
     # What was deleted is in no table any more; if the id is derived, so are deletes of its own table.
     union = "" if graph.ids else "UNION SELECT changed.… AS _id FROM %(rows)s AS changed  -- rows that are gone\n"

@@ -12,9 +12,6 @@ the path. If those rows are unchanged, the path finds the document. If not, the 
 change of its own, whose old image finds the document. Unchanged means in the columns that its node reads, which are
 those of its tests, too.
 
-An edge leads from one node to another only if a row at the first *never* matters without a row at the second that
-satisfies the condition. Displacing other rows counts as mattering. The reasons stand where edges are added, or are not.
-
 Anything not understood yields no edge. In the worst case no path is found, and the definition needs an affects query.
 """
 
@@ -30,7 +27,7 @@ from sqlglot.helper import ensure_list
 
 from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
-from syncer.lineage.catalog import TableName, table_name, tables
+from syncer.lineage.catalog import Probe, table_name, tables
 from syncer.lineage.graph import Edge, Graph, Node, Test
 from syncer.lineage.scope import (
     UNKNOWN,
@@ -39,7 +36,6 @@ from syncer.lineage.scope import (
     Scope,
     accepts_null,
     column,
-    constants_of,
     is_array,
     is_carried,
     is_strict,
@@ -47,6 +43,7 @@ from syncer.lineage.scope import (
     numbers,
     renamed,
     type_of,
+    with_constants,
     with_ctes,
 )
 
@@ -56,21 +53,19 @@ MERGES = (
     "may have equal values with different texts, which GROUP BY, DISTINCT or a window merges: use its text (::text)"
 )
 
-Types = Mapping[TableName, Mapping[str, str]]
-"""The type of each column, by table; empty if different texts count as equal."""
+Types = Mapping[str, Mapping[str, str]]
+"""The type of each column, by relation; empty if different texts count as equal."""
 
 
-def read_graph(
-    tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr], equalities: Mapping[str, str]
-) -> Graph:
-    """Build the graph of a canonical SELECT, from the column types of its tables and the SELECTs of its views.
-
-    ``equalities`` are those of `Probe`.
+def read_graph(probed: Probe, types: Types) -> Graph:
+    """Build the graph of a SELECT, from the column types of its tables; it is empty if the SELECT cannot be parsed.
 
     Every occurrence of a table is a node at least once. A table in a place that is not understood has no edges.
     """
-    walk = _Walk(tree, types, views, equalities)
-    columns = walk.query(tree, None, ())
+    if probed.tree is None:
+        return Graph()
+    walk = _Walk(probed, probed.tree, types)
+    columns = walk.query(probed.tree, None, ())
     walk.place_the_rest()
     meant = [meaning for name, meaning in columns if name == "_id"]
     # From one row: if it were made of two, one transaction could change both, and neither old row find the other.
@@ -128,17 +123,16 @@ class _Arm:
 class _Walk:
     """One walk over a SELECT, in the order in which Postgres evaluates its parts: FROM, WHERE, the columns."""
 
-    def __init__(
-        self, tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr], equalities: Mapping[str, str]
-    ) -> None:
+    def __init__(self, probed: Probe, tree: exp.Expr, types: Types) -> None:
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.forks: list[tuple[Edge, ...]] = []
         self.tests: list[Test] = []
         self.obstacles: dict[int, list[str]] = {}
+        self._relations = {read.name: read.relation for read in probed.reads}
         self._types = types
-        self._views = views
-        self._equalities = equalities
+        self._views = probed.views
+        self._equalities = probed.equalities
         self._contexts = itertools.count(1)
         self._unread = {id(table): table for table in tables(tree)}
         self._lacking = frozenset[int]()
@@ -159,14 +153,14 @@ class _Walk:
 
     def _add_reading(self, table: exp.Table, context: tuple[int, ...]) -> Columns:
         """Create a node for a reading of a table; return its columns."""
-        number, name = len(self.nodes), table_name(table)
+        number, relation = len(self.nodes), self._relations.get(table_name(table), "")
         if number >= _READINGS_MAX:
             raise DefinitionError(
                 f"The SELECT reads its tables more than {_READINGS_MAX} times, by way of CTEs and views",
                 hint="Each reading of a CTE or a view counts. Flatten those that read one another twice.",
             )
-        self.nodes.append(Node(number=number, table=name, context=context, names=self._names_of(table)))
-        types = self._types.get(name, {})
+        self.nodes.append(Node(number=number, relation=relation, context=context, names=self._names_of(table)))
+        types = self._types.get(relation, {})
         return [(key, Meaning((column(number, key, type_),), is_complete=True)) for key, type_ in types.items()]
 
     def _names_of(self, table: exp.Table) -> frozenset[str]:
@@ -197,20 +191,19 @@ class _Walk:
         return [(name, UNKNOWN) for name, _ in columns] if _is_cut(tree) else columns
 
     def _union(self, tree: exp.SetOperation, outer: Scope | None, context: tuple[int, ...]) -> Columns:
-        node_count = len(self.nodes)
-        # Each branch has a context of its own: branches never yield edges between each other.
-        branches = tree.this, tree.expression
-        left = self.query(branches[0], outer, (*context, next(self._contexts)))
-        middle = len(self.nodes)
-        right = self.query(branches[1], outer, (*context, next(self._contexts)))
+        node_count, by_branch = len(self.nodes), list[Columns]()
+        for branch in (tree.this, tree.expression):
+            first_number = len(self.nodes)
+            # Each branch has a context of its own: branches never yield edges between each other.
+            columns = self.query(branch, outer, (*context, next(self._contexts)))
+            by_branch.append(with_constants(columns, branch, range(first_number, len(self.nodes))))
+        left, right = by_branch
         if len(left) != len(right):
             return []
         compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
-        nodes = range(node_count, middle), range(middle, len(self.nodes))
-        by_branch = (constants_of(branch, len(left), span) for branch, span in zip(branches, nodes, strict=True))
         return [
-            (name, meaning_of_branches(node_count, (in_first, in_second), constants, compares=compares))
-            for (name, in_first), (_, in_second), *constants in zip(left, right, *by_branch, strict=True)
+            (name, meaning_of_branches(node_count, (in_first, in_second), compares=compares))
+            for (name, in_first), (_, in_second) in zip(left, right, strict=True)
         ]
 
     def _select(self, tree: exp.Select, outer: Scope | None, context: tuple[int, ...]) -> Columns:
@@ -378,33 +371,25 @@ class _Walk:
         """Add the edges of ``x = ANY (t.ids)``: as it is, and as ``t.ids @> ARRAY[x]``, which a GIN index answers."""
         sides = expression.left, expression.expression.this
         for element, array in itertools.product(*(body.scope.meaning(side).alternatives for side in sides)):
-            nodes = numbers(element), numbers(array)
-            is_pair = len(nodes[0]) == len(nodes[1]) == 1 and nodes[0] != nodes[1]
-            if is_pair and is_array(array) and is_strict(element) and is_carried(element):
-                conditions: list[exp.Binary] = [exp.EQ(this=element.copy(), expression=exp.Any(this=exp.paren(array)))]
+            if is_array(array) and is_strict(element) and is_carried(element):
+                equal = exp.EQ(this=element.copy(), expression=exp.Any(this=exp.paren(array)))
+                self._add_edges((element, array), equal, condition)
                 if f"{element.meta.get('sql_type')}[]" == type_of(array):
                     elements = exp.Array(expressions=[element.copy()])
-                    conditions.append(exp.ArrayContainsAll(this=array.copy(), expression=elements))
-                for equal, (source, target) in itertools.product(
-                    conditions, itertools.permutations([*map(min, nodes)])
-                ):
-                    self._add_edge(source, target, equal, condition)
+                    contains = exp.ArrayContainsAll(this=array.copy(), expression=elements)
+                    self._add_edges((element, array), contains, condition)
 
     def _equate(self, left: Meaning, right: Meaning, condition: _Condition) -> None:
         """Add the edges of an equality and, if one side is known from every branch of a UNION, the fork into them."""
         edge_count = len(self.edges)
         for pair in itertools.product(left.alternatives, right.alternatives):
-            nodes = [numbers(operand) for operand in pair]
-            is_pair = len(nodes[0]) == len(nodes[1]) == 1 and nodes[0] != nodes[1]
             # Both are null if one of their columns is, so WHERE rejects rows that an outer join has filled with nulls.
             # And an image has them whole: not an array's lower bound, nor whether a jsonb is null or missing.
-            if is_pair and all(is_strict(operand) and is_carried(operand) for operand in pair):
-                (one_node,), (other_node,) = nodes
+            if all(is_strict(operand) and is_carried(operand) for operand in pair):
                 equal: exp.Binary = exp.EQ(this=pair[0].copy(), expression=pair[1].copy())
                 if operator := self._operator(condition.expression):
                     equal = exp.Operator(this=equal.this, expression=equal.expression, operator=operator)
-                self._add_edge(one_node, other_node, equal, condition)
-                self._add_edge(other_node, one_node, equal, condition)
+                self._add_edges(pair, equal, condition)
         added = [edge for edge in self.edges[edge_count:] if edge.needs is None]
         for side, other_side in ((left, right), (right, left)):
             if len(side.alternatives) == 1 and other_side.is_complete:
@@ -414,13 +399,17 @@ class _Walk:
                 if fork and len(fork) == len(other_side.alternatives):
                     self.forks.append(fork)
 
-    def _add_edge(self, source: int, target: int, equal: exp.Binary, condition: _Condition) -> None:
-        """Add an edge between two nodes, if the condition yields edges from the first."""
-        needed = [needs for nodes, needs in condition.sides if source in nodes]
-        for needs in [None] if None in needed else needed:
-            self.edges.append(Edge(source=source, target=target, condition=equal, needs=needs))
-            if needs is not None:
-                self._note([source], f"the outer join on {_text(condition.expression)} keeps rows without a match")
+    def _add_edges(self, pair: tuple[exp.Expr, exp.Expr], equal: exp.Binary, condition: _Condition) -> None:
+        """Add edges between two expressions, if each is of one node, from where the condition yields any."""
+        one, other = map(numbers, pair)
+        if len(one) != 1 or len(other) != 1 or one == other:
+            return
+        for source, target in itertools.permutations((*one, *other)):
+            needed = [needs for nodes, needs in condition.sides if source in nodes]
+            for needs in [None] if None in needed else needed:
+                self.edges.append(Edge(source=source, target=target, condition=equal, needs=needs))
+                if needs is not None:
+                    self._note([source], f"the outer join on {_text(condition.expression)} keeps rows without a match")
 
     def _operator(self, condition: exp.Expr) -> str | None:
         """Return the operator of an equality by an operator outside pg_catalog, quoted: the parser drops the quotes."""

@@ -66,8 +66,9 @@ WHERE a.attrelid = c.oid AND a.attgenerated = 'v'
 GROUP BY a.attname
 """
 _READS = f"""
-SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
+SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
        array_remove(array_agg(a.attname::text), NULL),
+       ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped),
        (SELECT jsonb_object_agg(attname, sources) FROM ({_VIRTUAL}) AS v)
 FROM pg_rewrite AS rule
 JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
@@ -77,7 +78,7 @@ JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid AND d.refobjsubid > 0
 WHERE rule.oid = ANY ($1)
 GROUP BY c.oid, n.nspname
-ORDER BY 2
+ORDER BY 1
 """
 # The schemas other than pg_catalog whose `=` is strict and depends on its operands alone, as stored queries call it. An
 # image holds the text of a value, so the text must be exact: it is for these extensions, but not for every type.
@@ -95,15 +96,14 @@ HAVING bool_and(p.proisstrict AND p.provolatile = 'i' AND (
             'citext', 'cube', 'hstore', 'ip4r', 'isn', 'ltree', 'postgis', 'semver', 'vector')))
     FROM pg_type AS t WHERE t.oid IN (o.oprleft, o.oprright)))
 """
-# The functions and operators that a stored query calls, with their counts.
+# The functions and operators that a stored query calls.
 _CALLS = r"""
-SELECT asked.name, found[1], found[2], count(*)
-FROM unnest($1::text[]) AS asked (name) JOIN pg_rewrite ON ev_class = asked.name::regclass AND rulename = '_RETURN',
-     regexp_matches(ev_action::text, ':(opnos?|funcid|aggfnoid|winfnoid) (\(o [\d ]+\)|\d+)', 'g') AS found
-GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+SELECT asked.name, (
+    SELECT string_agg(call::text, ' ' ORDER BY call)
+    FROM regexp_matches(ev_action::text, ':(opnos?|funcid|aggfnoid|winfnoid) (\(o [\d ]+\)|\d+)', 'g') AS call)
+FROM unnest($1::text[]) AS asked (name) JOIN pg_rewrite ON ev_class = asked.name::regclass AND rulename = '_RETURN'
 """
 _AGAIN = "CREATE TEMPORARY VIEW {} AS {}"
-_ALL_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped"
 # User-defined functions and aggregates, whose definition may be replaced; also those that they call. The catalogue
 # knows what a body in standard SQL calls. In another body each word counts that is the name of such a function: too
 # many do no harm.
@@ -213,11 +213,11 @@ class Probe:
     """
 
     canonical: str
-    tree: exp.Expr | None
+    tree: exp.Query | None
     unread: str
     columns: dict[str, str]
     reads: tuple[Read, ...]
-    views: dict[TableName, exp.Expr]
+    views: dict[TableName, exp.Query]
     view_names: tuple[str, ...]
     equalities: dict[str, str]
     functions: tuple[str, ...]
@@ -255,7 +255,7 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
     rules = [rule for rule, *_ in stored]
     (*_, canonical), *views = stored
     _require_same_calls(connection, {"pg_temp.syncer_probe": canonical, **{view[1]: view[4] for view in views}}, file)
-    unread, trees = "", list[exp.Expr]()
+    unread, trees = "", list[exp.Query]()
     try:
         trees = [parser.parsed(text) for *_, text in stored]
     except parser.UnreadableError as error:
@@ -288,15 +288,13 @@ def _require_same_calls(connection: Connection, views: Mapping[str, str], file: 
 
     The transaction has to be rolled back.
     """
-    calls: dict[str, list[tuple[object, ...]]] = {}
     again = {view: f"syncer_again_{number}" for number, view in enumerate(views)}
     differing: str | None = None
     with suppress(pg.UndefinedFunction):
         for differing, canonical in views.items():  # deparsed by Postgres
             connection.execute(sql.SQL(_AGAIN).format(sql.Identifier(again[differing]), sql.SQL(canonical)))
-        for name, *call in connection.execute(_CALLS, ([*views, *again.values()],)):
-            calls.setdefault(name, []).append(tuple(call))
-        differing = next((view for view in views if calls.get(view) != calls.get(again[view])), None)
+        calls: dict[str, str | None] = dict(connection.execute(_CALLS, ([*views, *again.values()],)).fetchall())
+        differing = next((view for view in views if calls[view] != calls[again[view]]), None)
     if differing is not None:
         subject = file if differing == next(iter(views)) else f"{file}: the view {differing}"
         raise DefinitionError(
@@ -351,19 +349,16 @@ def unnamed_column(file: str) -> DefinitionError:
     return DefinitionError(f"{file}: a column has no name", hint="Give it one with AS: it becomes the field's name.")
 
 
-def _reads(connection: Connection, rules: list[int], trees: list[exp.Expr]) -> Iterator[Read]:
+def _reads(connection: Connection, rules: list[int], trees: list[exp.Query]) -> Iterator[Read]:
+    # An alias that names columns binds them by their places, which every column of the table has a part in.
+    whole = {table_name(table) for tree in trees[:1] for table in tables(tree) if table.alias_column_names}
     # The catalogue records no column for a whole row. In a canonical query, a star always means a whole row.
-    whole: set[TableName] = set()
     for tree in trees:
         aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
         whole |= {table_name(table) for table in tables(tree) if table.alias_or_name in aliases}
-        # An alias that names columns binds them by their places, which every column of the table has a part in.
-        whole |= {table_name(table) for table in tables(trees[0]) if table.alias_column_names}
-    for oid, relation, schema, name, names_read, made_of in connection.execute(_READS, (rules,)).fetchall():
-        columns = frozenset(names_read)
+    for relation, schema, name, columns_read, all_columns, made_of in connection.execute(_READS, (rules,)):
         is_whole = not trees or (schema, name) in whole
-        if is_whole:
-            columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
+        columns = frozenset(all_columns if is_whole else columns_read)
         virtual = {name: sources for name, sources in (made_of or {}).items() if name in columns}
         columns = columns.difference(virtual).union(*virtual.values())
         yield Read(

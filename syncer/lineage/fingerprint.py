@@ -28,25 +28,18 @@ from psycopg.types.json import Jsonb
 
 from syncer.base.postgres import Connection, value
 
-# Most types are Postgres' own: fixed oids below 10000, and one name under any search_path. The names of other types,
-# and of collations other than the default, are looked up separately.
-_TYPE = """
-CASE WHEN {type} < 10000 THEN format_type({type}, NULL)
-     ELSE (SELECT format('%I.%I', n.nspname, t.typname)
-           FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = {type}) END
-"""
 # Relations with their columns, functions, and types with the labels of enums. The rule of a view has the numbers of
 # columns, so that a rename of what it reads leaves it as it is; the names of its own columns are added. A composite
 # type is described by its attributes in order, a domain or an array by what it is of. row_to_json uses a cast to json
 # of a type that is not Postgres' own.
-_SHAPES = f"""
+_SHAPES = """
 SELECT asked.name, c.relkind::text, c.oid::bigint,
        CASE WHEN c.relkind = 'v' THEN pg_get_viewdef(c.oid) END,
        (SELECT md5(concat(r.ev_action, array(SELECT v.attname FROM pg_attribute AS v
                                              WHERE v.attrelid = c.oid AND v.attnum > 0 ORDER BY v.attnum)))
         FROM pg_rewrite AS r WHERE r.ev_class = c.oid AND r.rulename = '_RETURN'),
        a.attname::text, a.attnum::int,
-       {_TYPE.format(type="a.atttypid")}
+       format_type(a.atttypid, NULL)
        || CASE WHEN a.attcollation IN (0, 100) THEN ''
                ELSE (SELECT format(' COLLATE %I.%I', n.nspname, k.collname)
                      FROM pg_collation AS k JOIN pg_namespace AS n ON n.oid = k.collnamespace
@@ -67,9 +60,8 @@ FROM jsonb_array_elements_text($1 -> 'functions') AS asked (name)
 JOIN pg_proc AS p ON p.oid = to_regprocedure(asked.name)
 UNION ALL
 SELECT 'type ' || asked.name, 'type', t.oid::bigint, concat_ws(' ', t.typtype,
-           CASE WHEN t.typbasetype <> 0 THEN {_TYPE.format(type="t.typbasetype")} END,
-           (SELECT string_agg(format('%I %s', a.attname, {_TYPE.format(type="a.atttypid")}),
-                              ', ' ORDER BY a.attnum)
+           CASE WHEN t.typbasetype <> 0 THEN format_type(t.typbasetype, NULL) END,
+           (SELECT string_agg(format('%I %s', a.attname, format_type(a.atttypid, NULL)), ', ' ORDER BY a.attnum)
             FROM pg_attribute AS a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped),
            (SELECT format('as json by %s %s', k.castfunc::regprocedure, md5(p.prosrc))
             FROM pg_cast AS k JOIN pg_proc AS p ON p.oid = k.castfunc

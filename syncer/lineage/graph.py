@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from syncer.lineage.catalog import TableName
 from syncer.lineage.scope import numbers
 
 # So high that any path along keys costs less than one hop without a key.
@@ -27,17 +26,18 @@ class Node:
     """
 
     number: int
-    table: TableName
+    relation: str
     context: tuple[int, ...]
     names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A condition: a row at ``source`` never matters without a row at ``target`` that satisfies it.
+    """A condition: a row at ``source`` *never* matters without a row at ``target`` that satisfies it.
 
-    The edge from the side of an outer join that keeps rows without a match holds only if one of the nodes in ``needs``,
-    which are null for such a row, is needed for ``_id``. Other edges always hold: their ``needs`` is None.
+    Displacing other rows counts as mattering. The edge from the side of an outer join that keeps rows without a match
+    holds only if one of the nodes in ``needs``, which are null for such a row, is needed for ``_id``. Other edges
+    always hold: their ``needs`` is None.
     """
 
     source: int
@@ -68,8 +68,8 @@ class Path:
     id: exp.Expr
 
 
-Keys = Mapping[TableName, Collection[frozenset[str]]]
-"""The sets of unique columns, by table."""
+Keys = Mapping[str, Collection[frozenset[str]]]
+"""The sets of unique columns, by relation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class Graph:
         return any(
             all((f"n{number}", name) in columns for name in key)
             for number in (source, target)
-            for key in keys.get(self.nodes[number].table, ())
+            for key in keys.get(self.nodes[number].relation, ())
         )
 
     def _conditions(self, number: int, placed: Collection[int]) -> tuple[exp.Binary, ...]:

@@ -78,18 +78,16 @@ def _without_call(query: str, tokens: Sequence[Token], error: ParseError) -> str
 
 def _calls(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token]]:
     """Yield the name and the closing parenthesis of each call."""
-    opened: list[Token | None] = []
-    for preceding, token in zip([None, *tokens], tokens, strict=False):
+    names: list[Token] = []
+    """What precedes each parenthesis that is open."""
+    for preceding, token in pairwise(tokens):
         if token.token_type is TokenType.L_PAREN:
-            opened.append(preceding if preceding is not None and _is_name_of_call(preceding) else None)
-        elif token.token_type is TokenType.R_PAREN and opened:
-            name = opened.pop()
-            if name is not None:
+            names.append(preceding)
+        elif token.token_type is TokenType.R_PAREN and names:
+            name = names.pop()
+            is_name = name.token_type in _NAMES or name.text.upper().startswith(("JSON", "XML"))
+            if is_name and name.text != _UNKNOWN:
                 yield name, token
-
-
-def _is_name_of_call(token: Token) -> bool:
-    return token.text != _UNKNOWN and (token.token_type in _NAMES or token.text.upper().startswith(("JSON", "XML")))
 
 
 def _columns(tokens: Sequence[Token]) -> list[str]:

@@ -17,7 +17,6 @@ from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
-from syncer.lineage.catalog import TableName
 from syncer.lineage.graph import Hop, Node, Path
 from syncer.lineage.scope import PLAIN_TYPES, is_carried, type_of
 
@@ -106,16 +105,14 @@ class Route:
     id_column: str | None
 
 
-def routes(
-    connection: Connection, relations: Mapping[TableName, str], paths: Sequence[tuple[Node, Path]], id_type: str
-) -> list[Route]:
+def routes(connection: Connection, paths: Sequence[tuple[Node, Path]], id_type: str) -> list[Route]:
     """Return the paths from these readings as SQL, with the changed rows in the place of each path's first table.
 
     Raises:
         DefinitionError: Postgres refuses one.
     """
-    derived = [_route(relations, node, path, id_type) for node, path in paths]
-    tables = [(relations[node.table], route.columns) for (node, _), route in zip(paths, derived, strict=True)]
+    derived = [_route(node, path, id_type) for node, path in paths]
+    tables = [(node.relation, route.columns) for (node, _), route in zip(paths, derived, strict=True)]
     for number, rows in enumerate(changed_rows(connection, *tables) if tables else ()):
         derived[number] = replace(derived[number], query=derived[number].query.replace(_ROWS_ITEM, rows, 1))
     try:
@@ -130,7 +127,7 @@ def routes(
     return [replace(route, query=route.query.replace(ROWS_MARK, "$1::jsonb")) for route in derived]
 
 
-def _route(relations: Mapping[TableName, str], node: Node, path: Path, id_type: str) -> Route:
+def _route(node: Node, path: Path, id_type: str) -> Route:
     """Return a path as SQL, which names the changed rows `_ROWS_ITEM`."""
     id_, hops = _without_last(path)
     own_alias, names = f"n{node.number}", {f"n{node.number}": "n0"}
@@ -138,7 +135,7 @@ def _route(relations: Mapping[TableName, str], node: Node, path: Path, id_type: 
     for position, (joined, conditions, tests) in enumerate(hops, start=1):
         names[f"n{joined.number}"] = f"n{position}"
         equal = " AND ".join(_renamed(condition, names) for condition in (*conditions, *tests))
-        joins += f"\nJOIN {relations[joined.table]} AS n{position} ON {equal}"
+        joins += f"\nJOIN {joined.relation} AS n{position} ON {equal}"
     # The cast to the id's type is needed only if the text may differ. A wider type may hold values that it rejects.
     is_id = isinstance(id_, exp.Column) and type_of(id_) in _PLAIN and type_of(id_) == PLAIN_TYPES.get(id_type)
     as_id = "" if is_id else f"::{id_type}"

@@ -1,7 +1,6 @@
 """Scopes and expressions: what a name in a SELECT means, in columns of nodes, and what is known of such an expression.
 
-A node is one reading of a table. In the example of `syncer.lineage`, the scope of the SELECT has the sources ``p`` and
-``u``. The scope of a subquery has its own sources, and that of the SELECT is around it.
+A node is one reading of a table: see the example of `syncer.lineage`.
 """
 
 from __future__ import annotations
@@ -257,49 +256,44 @@ def with_ctes(tree: exp.Expr, outer: Scope | None) -> Scope | None:
     return scope
 
 
-def meaning_of_branches(
-    first_number: int, branches: Sequence[Meaning], constants: Sequence[exp.Expr | None], *, compares: bool
-) -> Meaning:
-    """Return what a column of a UNION means.
+def meaning_of_branches(first_number: int, branches: Sequence[Meaning], *, compares: bool) -> Meaning:
+    """Return what a column of a UNION means, from what it means in each branch, by `with_constants`.
 
     It is unknown if a branch's value is converted to another type, or replaced by an equal one of another branch. A
     branch may return a column of an outer row. The other branch sees the same row, but returns another value: only
     nodes from ``first_number`` on count, those of the branches themselves.
     """
-    by_branch = [
-        meaning.alternatives or ((constant,) if constant is not None else ())
-        for meaning, constant in zip(branches, constants, strict=True)
-    ]
-    types = {type_of(expression) for expressions in by_branch for expression in expressions}
-    if len(types) != 1 or "" in types or not (all(by_branch) or types <= _UNCONVERTED):
+    expressions = [expression for meaning in branches for expression in meaning.alternatives]
+    types = set(map(type_of, expressions))
+    is_known = all(meaning.alternatives for meaning in branches)
+    if len(types) != 1 or "" in types or not (is_known or types <= _UNCONVERTED):
         return UNKNOWN
     if compares and not types <= EXACT_TYPES:
         return UNKNOWN
-    every = [alternative for expressions in by_branch for alternative in expressions if numbers(alternative)]
-    alternatives = tuple(alternative for alternative in every if min(numbers(alternative)) >= first_number)
-    is_complete = len(alternatives) == len(every) and all(
-        meaning.is_complete or (constant is not None and (_is_null(constant) or bool(numbers(constant))))
-        for meaning, constant in zip(branches, constants, strict=True)
-    )
+    of_nodes = [expression for expression in expressions if numbers(expression)]
+    alternatives = tuple(expression for expression in of_nodes if min(numbers(expression)) >= first_number)
+    is_complete = len(alternatives) == len(of_nodes) and all(meaning.is_complete for meaning in branches)
     return Meaning(alternatives, is_complete=is_complete)
 
 
-def constants_of(branch: exp.Expr, columns: int, nodes: Sequence[int]) -> list[exp.Expr | None]:
-    """Return the constants among the columns of a branch of a UNION; ``nodes`` are all that the branch reads.
+def with_constants(columns: Columns, branch: exp.Expr, nodes: Sequence[int]) -> Columns:
+    """Return the columns of a branch of a UNION, constants included; ``nodes`` are all that the branch reads.
 
     If it returns a row for each row of one table, such as ``SELECT id, 2 FROM t``, a constant stands for that table's
     rows: what equals it matters only if there is one.
     """
     select = branch.unnest()
-    outputs = [item.unalias() for item in select.expressions] if isinstance(select, exp.Select) else []
-    if len(outputs) != columns:
-        return [None] * columns
-    constants = [item.copy() if _is_constant(item) else None for item in outputs]
-    if len(nodes) == 1 and _is_rows_of_a_table(select):
-        for constant in constants:
-            if constant is not None and not _is_null(constant):
-                constant.meta["node"] = nodes[0]
-    return constants
+    outputs = [item.unalias().copy() for item in select.expressions] if isinstance(select, exp.Select) else []
+    if len(outputs) != len(columns):
+        return columns
+    is_rows, complete = len(nodes) == 1 and _is_rows_of_a_table(select), list(columns)
+    for position, output in enumerate(outputs):
+        if _is_constant(output):
+            is_null = _is_null(output)
+            if is_rows and not is_null:
+                output.meta["node"] = nodes[0]
+            complete[position] = columns[position][0], Meaning((output,), is_complete=is_rows or is_null)
+    return complete
 
 
 def _is_constant(expression: exp.Expr) -> bool:

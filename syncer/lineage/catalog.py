@@ -350,12 +350,15 @@ def unnamed_column(file: str) -> DefinitionError:
 
 
 def _reads(connection: Connection, rules: list[int], trees: list[exp.Query]) -> Iterator[Read]:
-    # An alias that names columns binds them by their places, which every column of the table has a part in.
-    whole = {table_name(table) for tree in trees[:1] for table in tables(tree) if table.alias_column_names}
-    # The catalogue records no column for a whole row. In a canonical query, a star always means a whole row.
+    # The catalogue records no column for a whole row. In a canonical query, a star always means one: of a table, or of
+    # a join with an alias. An alias that names columns binds them by their places, which all columns have a part in.
+    whole: set[TableName] = set()
     for tree in trees:
         aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
-        whole |= {table_name(table) for table in tables(tree) if table.alias_or_name in aliases}
+        joins = [item for item in tree.find_all(exp.Subquery) if isinstance(item.this, exp.Table | exp.Subquery)]
+        for item in (*tables(tree), *joins):
+            if item.alias_or_name in aliases or (tree is trees[0] and item.alias_column_names):
+                whole |= set(map(table_name, [item] if isinstance(item, exp.Table) else tables(item.this)))
     for relation, schema, name, columns_read, all_columns, made_of in connection.execute(_READS, (rules,)):
         is_whole = not trees or (schema, name) in whole
         columns = frozenset(all_columns if is_whole else columns_read)

@@ -359,6 +359,17 @@ def test_an_affects_query_adds_to_what_is_derived(judge: Judge, case: str) -> No
     hold(judge, rounds=5 * ROUNDS)
 
 
+@pytest.mark.parametrize("row", ["to_jsonb(j)", "j::text", "(SELECT md5(j::text) WHERE j IS NOT NULL)"])
+def test_the_row_of_a_join_is_made_of_every_column_of_its_tables(judge: Judge, row: str) -> None:
+    """The catalogue records no column for it. Of a table beside that join, only what is read is watched."""
+    select = f"SELECT j.id AS _id, {row} AS f FROM (r x JOIN a y USING (id)) AS j JOIN b z ON z.r_id = j.id"
+    affects = dict.fromkeys("ra", "SELECT changed.id AS _id FROM %(rows)s AS changed")
+    dependencies = judge.derive(select, affects | {"b": affects["a"].replace(".id", ".r_id")})
+    assert dependencies.tables["public.a"].watched == {"id", "r_id", "k", "v"}
+    assert dependencies.tables["public.b"].watched == {"r_id"}
+    hold(judge)
+
+
 def test_what_is_beyond_the_parser_goes_by_affects_alone(judge: Judge) -> None:
     """With an affects query for each table the parser is not asked, and every column is watched."""
     select = "SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id) AS u"

@@ -131,10 +131,9 @@ def polymorphic_columns(table: Table) -> list[str]:
 
 def name_of(reference: Reference) -> str:
     """Return ``user`` for ``user_id``, ``area`` for ``area``; the table's name if several columns do not tell."""
-    is_single = len(reference.pairs) == 1
-    column = reference.pairs[0 if is_single or reference.is_temporal else -1][0]
+    column = reference.pairs[0 if reference.is_temporal else -1][0]
     name = rules.KEY_SUFFIX.sub("", column)
-    if not name or (not is_single and name == column):
+    if not name or (len(reference.pairs) > 1 and name == column):
         return reference.to.name
     return plural(name) if reference.is_temporal else name
 

@@ -269,22 +269,19 @@ class Indices:
         actions: list[dict[str, Any]] = []
         for index_name in self.searched(alias):
             if index_name != to.index_name:
-                inherited = self._aliases(index_name)
-                for name in [name for name in inherited if is_write_alias(name, index_name)]:
-                    del inherited[name]
+                aliases = self._aliases(index_name).items()
+                inherited = {name: properties for name, properties in aliases if not is_write_alias(name, index_name)}
                 actions += [removal(index_name, name) for name in inherited]
                 added |= inherited
-        aliases = self._aliases(to.index_name)
-        for name in aliases:
-            added.pop(name, None)
-        write_aliases = [name for name in aliases if is_write_alias(name, to.index_name)]
+        existing = self._aliases(to.index_name)
+        added = {name: properties for name, properties in added.items() if name not in existing}
+        write_aliases = [name for name in existing if is_write_alias(name, to.index_name)]
         # A caller may have stalled: it does not undo the fence of a later epoch.
         if all(_epoch(name) <= _epoch(to.write_alias) for name in write_aliases):
             actions += [removal(to.index_name, name) for name in write_aliases if name != to.write_alias]
             added[to.write_alias] = WRITES
         # One call, so that every search finds exactly one of the two. It also restores a lost write alias.
-        for name, properties in added.items():
-            actions.append({"add": {"index": to.index_name, "alias": name, **properties}})
+        actions += [{"add": {"index": to.index_name, "alias": name, **added[name]}} for name in added]
         if actions:
             self._client.indices.update_aliases(actions=actions)
 

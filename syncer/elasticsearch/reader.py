@@ -56,10 +56,10 @@ class Shards:
         is_modulo = MODULO_SINCE <= int(settings["version"]["created"]) < OPENSEARCH_BIT
         self._routing_number = self.number if is_modulo else int(metadata["routing_num_shards"])
         routings: dict[int, str] = {}
-        values = map(str, count())
-        while len(routings) < self.number:
-            routing = next(values)
+        for routing in map(str, count()):
             routings.setdefault(self.shard(routing), routing)
+            if len(routings) == self.number:
+                break
         self.addresses = tuple(routings[shard] for shard in range(self.number))
 
     def shard(self, routing: str) -> int:

@@ -148,9 +148,10 @@ def _document(connection: Connection, select: str, file: str, target: Target) ->
     )
     alias = target.index_name
     document = Document(name=file, revision=0, index=alias, index_body={}, dependencies=dependencies, target=target)
-    whole, first = IdRange(), queries.next_range(connection, document, None, rows=compare.PAGE)
-    (whole_cost, documents), (cost, _) = (queries.estimate(connection, document, span) for span in (whole, first))
-    if cost * documents / compare.PAGE > _WHOLE_COSTS_MORE * whole_cost:  # the condition does not reach a CTE or window
+    spans = IdRange(), queries.next_range(connection, document, None, rows=compare.PAGE)
+    (whole_cost, documents), (page_cost, _) = (queries.estimate(connection, document, span) for span in spans)
+    # The condition on a range does not reach into a CTE or a window: each range may cost as much as all.
+    if page_cost * documents / compare.PAGE > _WHOLE_COSTS_MORE * whole_cost:
         dependencies = replace(dependencies, root=None, root_key=None)
     return replace(document, dependencies=dependencies)
 

@@ -60,7 +60,8 @@ GROUP BY index_name ORDER BY index_name
 """
 _IDS = """
 SELECT id FROM syncer.dead_letter
-WHERE index_name = $1 AND NOT is_id_cut AND id > $2 AND ($4 OR kind <> 'QueryCanceled') ORDER BY id LIMIT $3
+WHERE index_name = $1 AND NOT is_id_cut AND id > $2 AND ($4::boolean IS NULL OR $4 = (kind = 'QueryCanceled'))
+ORDER BY id LIMIT $3
 """
 
 
@@ -166,12 +167,14 @@ def indices(connection: Connection, *, document: str | None = None, id_: str | N
     return dict(connection.execute(_INDICES, parameters).fetchall())
 
 
-def next_ids(connection: Connection, index_name: str, last: str, limit: int, *, with_endless: bool = True) -> list[str]:
+def next_ids(
+    connection: Connection, index_name: str, last: str, limit: int, *, was_too_slow: bool | None = None
+) -> list[str]:
     """Return the ids of one index that can be written again, after the last one of the page before.
 
-    To try an ``endless`` one, which could not be read in time, takes as long again.
+    Either those that ``was_too_slow`` to build, whose next try may take as long again, or the others; None for all.
     """
-    return [id_ for (id_,) in connection.execute(_IDS, (index_name, last, limit, with_endless))]
+    return [id_ for (id_,) in connection.execute(_IDS, (index_name, last, limit, was_too_slow))]
 
 
 def ids(connection: Connection, index_name: str) -> Iterator[str]:

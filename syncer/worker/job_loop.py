@@ -66,6 +66,8 @@ ATTEMPT_SECONDS = 5.0
 """How often to try to write a suspended document."""
 _LETTERS_SECONDS = 60.0
 """How often to try to write a dead letter of each index: its cause may be gone, which no change tells."""
+_SLOW_LETTERS_SECONDS = 3600.0
+"""How often to try one that could not be built in time: it keeps a writer, and Postgres, busy for as long again."""
 _STEPS = "job steps"
 """The steps of jobs, in the log and the status: one that fails does not keep chunks from being written."""
 _MARK_SECONDS = 10.0
@@ -106,15 +108,15 @@ class JobWorker:
         self._writes: list[tuple[Chunk, Future[WriteReport]]] = []
         self._attempts: dict[str, Future[WriteReport]] = {}
         """Attempts to write a suspended document, by index."""
-        self._retries: dict[str, tuple[list[str], Future[WriteReport]]] = {}
-        """Dead letters that are tried, by index."""
-        self._retried: dict[str, str] = {}
-        """By index, the last dead letter that was tried: the next ones follow it in the order of ids."""
+        self._retries: dict[tuple[str, bool], tuple[list[str], Future[WriteReport]]] = {}
+        """Dead letters that are tried, by index and whether they were too slow to build."""
+        self._retried: dict[tuple[str, bool], str] = {}
+        """The last of each that was tried: the next ones follow it in the order of ids."""
         self._deferred: dict[int, float] = {}
         """By job, when its step is to be tried again."""
         self._looked_at = self._attempted_at = self._marked_at = 0.0
         self._has_moved_jobs = False
-        self._retried_at = self._pruned_at = time.monotonic()
+        self._retried_at = self._slow_retried_at = self._pruned_at = time.monotonic()
         self._log = structlog.get_logger().bind(job_worker=name)
 
     def run(self, stop: Stop) -> None:
@@ -366,23 +368,29 @@ class JobWorker:
 
     def _try_dead_letters(self, connection: Connection) -> None:
         """Try one dead letter of each index a minute; after a success twice as many at once, until one fails."""
-        numbers: dict[str, int] = {}
-        if time.monotonic() - self._retried_at >= _LETTERS_SECONDS:
-            self._retried_at = time.monotonic()
-            numbers = dict.fromkeys(dead_letters.indices(connection), 1)
-        for index_name, (ids, write) in list(self._retries.items()):
-            numbers.pop(index_name, None)
+        numbers: dict[tuple[str, bool], int] = {}
+        now = time.monotonic()
+        if now - self._retried_at >= _LETTERS_SECONDS:
+            self._retried_at = now
+            indices = dead_letters.indices(connection)
+            numbers = {(index_name, False): 1 for index_name in indices}
+            if now - self._slow_retried_at >= _SLOW_LETTERS_SECONDS:
+                self._slow_retried_at = now
+                numbers |= {(index_name, True): 1 for index_name in indices}
+        for letters, (ids, write) in list(self._retries.items()):
+            numbers.pop(letters, None)
             if write.done():
-                del self._retries[index_name]
+                del self._retries[letters]
                 with suppress(DocumentError):
                     if not write.result().dead_lettered:
-                        numbers[index_name] = min(2 * len(ids), self._chunk_documents)
-        for index_name, number in numbers.items():
-            last = self._retried.get(index_name, "")
-            ids = dead_letters.next_ids(connection, index_name, last, number, with_endless=False)
-            self._retried[index_name] = ids[-1] if ids else ""
+                        numbers[letters] = min(2 * len(ids), self._chunk_documents)
+        for letters, number in numbers.items():
+            index_name, was_too_slow = letters
+            last = self._retried.get(letters, "")
+            ids = dead_letters.next_ids(connection, index_name, last, number, was_too_slow=was_too_slow)
+            self._retried[letters] = ids[-1] if ids else ""
             if ids:
-                self._retries[index_name] = ids, self._writers.submit(index_name, ids, retries=True)
+                self._retries[letters] = ids, self._writers.submit(index_name, ids, retries=True)
 
     def _take_mark(self, connection: Connection) -> None:
         """Take a mark from time to time; now and then, delete what is too old in the log of deletes."""

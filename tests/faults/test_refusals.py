@@ -444,7 +444,15 @@ def failing_function(world: World) -> Iterator[Repair]:
     yield lambda: world.sql(FAILING.format(""))
 
 
-@pytest.mark.parametrize("fault", [rare_model, few_fields, strict_mapping, failing_function])
+@contextmanager
+def slow_function(world: World) -> Iterator[Repair]:
+    """A function of the SELECT does not end in time for some rows, as while a disk hangs."""
+    function = FAILING.format("IF t = 'rare' THEN RAISE 'timeout' USING ERRCODE = 'query_canceled'; END IF;")
+    make_things(world, MAPPINGS, select=SELECT.replace(", t ", ", public.shown(t) AS t "), sql=function)
+    yield lambda: world.sql(FAILING.format(""))
+
+
+@pytest.mark.parametrize("fault", [rare_model, few_fields, strict_mapping, failing_function, slow_function])
 def test_no_dead_letter_is_for_good(
     empty_world: World, fault: Callable[[World], AbstractContextManager[Repair]]
 ) -> None:
@@ -457,6 +465,7 @@ def test_no_dead_letter_is_for_good(
         letters, turn, submit = recorded(), job_worker.run_once, job_worker._writers.submit
         with (
             patch.object(job_loop, "_LETTERS_SECONDS", 0),
+            patch.object(job_loop, "_SLOW_LETTERS_SECONDS", 0),
             patch.object(job_worker._writers, "submit", wraps=submit) as tried,
             capture_logs() as logs,
         ):

@@ -339,16 +339,11 @@ def test_a_definition_of_one_document_is_suspended_and_resumes(thing_world: Worl
 
 
 @pytest.fixture
-def embedded(thing_world: World) -> Iterator[tuple[World, Model]]:
+def embedded(empty_world: World) -> Iterator[tuple[World, Model]]:
     """Half of the things have a text, which a model of another server embeds."""
-    with thing_world.elasticsearch() as client, model(client, thing_world.name) as served:
-        mappings = {**MAPPINGS, "properties": {**MAPPINGS["properties"]}}
-        mappings["properties"]["t"] = {"type": "semantic_text", "inference_id": thing_world.name}
-        define(thing_world, mappings)
-        thing_world.sql("UPDATE things SET t = 'text ' || id WHERE id % 2 = 0")
-        thing_world.apply()
-        thing_world.sql("TRUNCATE syncer.outbox")
-        yield thing_world, served
+    with empty_world.elasticsearch() as client, model(client, empty_world.name) as served:
+        fields = mappings(t={"type": "semantic_text", "inference_id": empty_world.name})
+        yield make_things(empty_world, fields, sql="UPDATE things SET t = 'text ' || id WHERE id % 2 = 0"), served
 
 
 def texts(client: Elasticsearch, world: World) -> dict[int, str | None]:

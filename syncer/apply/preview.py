@@ -5,6 +5,7 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, suppress
@@ -37,8 +38,10 @@ from syncer.elasticsearch.indices import Indices
 _REFUSALS = (SyncerError, ApiError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
 _BUILDS = 3
 """How many documents are built apart, to see what one costs."""
+_TRIALS_MAX = 4
+"""How many samples are in memory, and written at once: Elasticsearch handles changes of its indices together."""
 _CLEANUP_SECONDS_MAX = 10.0
-"""How long a command that ends early waits for the trial in progress, if Elasticsearch does not answer."""
+"""How long a command that ends early waits for the trials in progress, if Elasticsearch does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +221,8 @@ class _Previewed:
     documents: dict[str, DocumentPreview] = field(default_factory=dict)
     refused: dict[str, list[PlanProblem]] = field(default_factory=dict)
     missing: list[MissingIndex] = field(default_factory=list)
-    _trial: tuple[str, Future[list[PlanProblem]]] | None = None
-    """The trial in progress, of a document: Elasticsearch writes its sample while Postgres is asked about the next."""
+    _trials: deque[tuple[str, Future[list[PlanProblem]]]] = field(default_factory=deque)
+    """The trials in progress, by document: Elasticsearch writes samples while Postgres is asked about the next."""
 
     @contextmanager
     def refusals(self, name: str) -> Iterator[None]:
@@ -246,18 +249,20 @@ class _Previewed:
 
     @contextmanager
     def trials(self) -> Iterator[None]:
-        """End the last trial: after an error or an interrupt, too, its index is deleted."""
+        """End all trials: after an error or an interrupt, too, their indices are deleted."""
         try:
             yield
-            self._end_trial()
+            while self._trials:
+                self._end_trial()
         finally:
-            if self._trial is not None:
-                wait([self._trial[1]], timeout=_CLEANUP_SECONDS_MAX)
+            wait([outcome for _, outcome in self._trials], timeout=_CLEANUP_SECONDS_MAX)
 
     def _begin_trial(self, step: Step, *sample: Any) -> None:
-        """Write a sample in a thread that the end of the process does not wait for, once the trial before has ended."""
-        self._end_trial()
-        name, outcome = self._trial = step.document.name, Future[list[PlanProblem]]()
+        """Write a sample in a thread that the end of the process does not wait for, beside a few others."""
+        while len(self._trials) >= _TRIALS_MAX:
+            self._end_trial()
+        outcome = Future[list[PlanProblem]]()
+        self._trials.append((step.document.name, outcome))
 
         def write() -> None:
             try:
@@ -265,16 +270,15 @@ class _Previewed:
             except BaseException as error:  # noqa: BLE001 - it is raised by `_end_trial`
                 outcome.set_exception(error)
 
-        Thread(target=write, name=name, daemon=True).start()
+        Thread(target=write, daemon=True).start()
 
     def _end_trial(self) -> None:
-        """Wait for the trial in progress, and add what it has found."""
-        if self._trial is not None:
-            name, outcome = self._trial
-            with self.refusals(name):
-                problems = (*outcome.result(), *self.documents[name].problems)
-                self.documents[name] = replace(self.documents[name], problems=_worst_first(problems))
-            self._trial = None
+        """Wait for the trial that was begun first, and add what it has found."""
+        name, outcome = self._trials[0]
+        with self.refusals(name):
+            problems = (*outcome.result(), *self.documents[name].problems)
+            self.documents[name] = replace(self.documents[name], problems=_worst_first(problems))
+        self._trials.popleft()
 
     def preview(self, step: Step, *, is_tried: bool) -> None:
         """Try a definition and its queries, unless nothing of it changes."""

@@ -55,12 +55,15 @@ TABLE mention UNION ALL SELECT 'funcid', unnest(ARRAY[g.aggtransfn, g.aggfinalfn
 FROM mention JOIN pg_aggregate AS g ON kind = 'aggfnoid' AND g.aggfnoid = number::oid
 """
 # Values whose text is the name of something else, as of a regclass, also in arrays and rows. A text search
-# configuration is such a value only if it is shown: otherwise its name has no part in the result.
+# configuration is such a value only if it is shown: otherwise its name has no part in the result. A join lists all
+# columns of its tables, which are read only with the row of a join, whose type is that of any record (2249).
 _NAMES = r"""
 WITH RECURSIVE used (oid, is_shown) AS (
     SELECT found[1]::oid, false
-    FROM pg_rewrite AS rule,
-         regexp_matches(rule.ev_action::text, ':(?:vartype|resulttype|funcresulttype|consttype) (\d+)', 'g') AS found
+    FROM pg_rewrite AS rule CROSS JOIN LATERAL (
+        SELECT CASE WHEN ev_action ~ ':varattno 0 :vartype 2249 ' THEN ev_action::text
+                    ELSE regexp_replace(ev_action, ':joinaliasvars .*?:joinleftcols', '', 'g') END
+    ) AS r (query), regexp_matches(query, ':(?:vartype|resulttype|funcresulttype|consttype) (\d+)', 'g') AS found
     WHERE rule.oid = ANY ($1)
     UNION
     SELECT a.atttypid, true FROM pg_rewrite AS rule JOIN pg_attribute AS a ON a.attrelid = rule.ev_class

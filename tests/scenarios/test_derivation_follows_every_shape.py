@@ -359,6 +359,18 @@ def test_an_affects_query_adds_to_what_is_derived(judge: Judge, case: str) -> No
     hold(judge, rounds=5 * ROUNDS)
 
 
+def test_a_column_of_names_that_is_joined_and_not_read_is_not_refused(judge: Judge) -> None:
+    """A join lists all columns of its tables; they are read only with the row of a join."""
+    with judge.undone():
+        judge.write("CREATE TABLE named (id int PRIMARY KEY, r_id int, what regclass, how regconfig[])")
+        count = "SELECT count(y.id) FROM named y LEFT JOIN a USING (id) WHERE y.r_id = x.id"
+        for value, joined in (("y.r_id", "JOIN named y USING (id)"), ("y.id", "LEFT JOIN named y ON y.id = x.id")):
+            judge.derive(f"SELECT x.id AS _id, {value} AS f, ({count}) AS n FROM r x {joined}")
+        for row, alias in (("to_jsonb(j)", "AS j"), ("y.what::text", ""), ("to_jsonb(y)", "")):
+            with pytest.raises(DefinitionError, match="a value of type regclass"):
+                judge.derive(f"SELECT 1 AS _id, {row} AS f FROM (named y JOIN r x USING (id)) {alias}")
+
+
 @pytest.mark.parametrize("row", ["to_jsonb(j)", "j::text", "(SELECT md5(j::text) WHERE j IS NOT NULL)"])
 def test_the_row_of_a_join_is_made_of_every_column_of_its_tables(judge: Judge, row: str) -> None:
     """The catalogue records no column for it. Of a table beside that join, only what is read is watched."""

@@ -291,7 +291,7 @@ def test_an_emptied_schema_is_made_anew_by_migrate(filled: World, how: str) -> N
     require_holds(filled)
 
 
-def test_a_migration_waits_for_nobody_with_a_lock(blog: World) -> None:
+def test_no_writer_waits_behind_a_migration_that_waits(blog: World) -> None:
     """Behind a transaction that wrote once, no writer waits for `migrate`, which names it and gives up in time."""
     with blog.application() as holder, blog.connect() as connection:
         holder.execute("UPDATE posts SET title = 'open' WHERE id = 20")

@@ -317,7 +317,7 @@ ENDLESS = {
 def test_a_document_that_takes_too_much_holds_up_no_other(
     empty_world: World, field: str, spoils: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is set aside alone, with the limit that it met; the others are written, and it is, too, once it is mended."""
+    """It is set aside alone, with the limit that it met, until its row is right. The others are written."""
     monkeypatch.setattr(compose, "STATEMENT_SECONDS_MAX", 1)
     world = empty_world
     shutil.rmtree(world.document_folder)

@@ -285,7 +285,8 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
         if relation in lost:
             yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
         elif relation in outdated:
-            yield Finding(f"The trigger function of {relation} is not the one that this version makes", "syncer apply")
+            problem = f"The trigger function of {relation} is not what this syncer makes on this version of Postgres"
+            yield Finding(problem, "syncer apply")
 
 
 def _may_use(deployment: Deployment) -> Iterator[Finding]:

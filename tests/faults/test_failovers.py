@@ -36,7 +36,7 @@ from tests.faults.harness import (
 from tests.support.breakpoints import Plan
 from tests.support.in_process import assign, publish, refreshes
 from tests.support.routing import put_routing, put_shards
-from tests.support.standbys import Standbys, ask, commit_lazily, restore, standbys
+from tests.support.standbys import Standbys, ask, commit_lazily, restore, standbys, upgraded
 from tests.support.world import BLOG_SCHEMA, USES_KAFKA, World, made, wait_until
 
 POSTS = 200
@@ -223,6 +223,25 @@ def test_a_clean_restart_costs_nothing(private_blog: World, servers: Standbys) -
     assert (written_again(private_blog), sequence_numbers(private_blog)) == ({}, numbers)
     later = recorded(private_blog)
     assert (later.epoch, later.mark, number_of_mark(private_blog)) == (earlier.epoch, mark + 1, mark + 1)
+
+
+def test_pg_upgrade_costs_nothing(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
+    """What waited is handled by way of the newer server, and nothing else is written again; the epoch is the same."""
+    with (
+        upgraded() as (old, upgrade),
+        blog_at(sandbox, replace(endpoints, postgres_dsn=old.address), tmp_path) as world,
+    ):
+        earlier, numbers = recorded(world), sequence_numbers(world)
+        world.sql(CHANGES)
+        new = upgrade()
+        assert ask(new, "SHOW server_version").startswith("18.")
+        world.endpoints = replace(endpoints, postgres_dsn=new.address)
+        settle(world)
+        assert world.differences() == []
+        assert written_again(world) == {}
+        writes_of_users = [sum(numbers_of[1].values()) for numbers_of in (numbers, sequence_numbers(world))]
+        assert writes_of_users[1] - writes_of_users[0] == CHANGED["user"]
+        assert recorded(world).epoch == earlier.epoch
 
 
 def test_a_standby_that_answers_is_tried_again(

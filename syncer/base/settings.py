@@ -43,8 +43,6 @@ CONFIG_VARIABLE = "SYNCER_CONFIG"
 _DEFAULT_CONFIG_FOLDER = Path("config")
 _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "For example:\npostgres:\n  dsn: postgresql://user@host/database"
-_REQUIRED = {"postgres": "postgres.dsn", "elasticsearch": "elasticsearch.url"}
-"""The required setting of each section."""
 OWN_PROPERTIES = frozenset(
     {
         *("bootstrap.servers", "metadata.broker.list", "group.id", "group.protocol", "group.instance.id"),
@@ -289,7 +287,7 @@ def load() -> Settings:
         ConfigError: The file is not YAML, or a setting is missing, unknown or of the wrong kind.
     """
     file = config_folder() / _FILE_NAME
-    sections = _read_file(file)
+    sections = {section: {} for section in Settings.model_fields} | _read_file(file)
     for variable, value in os.environ.items():
         prefix, _, key = variable.partition("_")
         section, _, name = key.lower().partition("_")
@@ -297,8 +295,7 @@ def load() -> Settings:
             continue
         text = _read_secret(variable, value) if name.endswith("_file") else value
         name = name.removesuffix("_file")
-        sections[section] = of_file = {} if sections.get(section) is None else sections[section]
-        if isinstance(of_file, dict):
+        if isinstance(of_file := sections[section], dict):
             of_file[name] = _added(of_file.get(name), variable, text) if name == "properties" else text
     try:
         return Settings.model_validate(sections)
@@ -318,7 +315,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint=_FILE_HINT) from error
     if not isinstance(sections or {}, dict):
         raise ConfigError(f"{file} does not contain sections of settings", hint=_FILE_HINT)
-    return sections or {}
+    return {name: settings for name, settings in (sections or {}).items() if settings is not None}
 
 
 def _read_secret(variable: str, file: str) -> str:
@@ -353,7 +350,7 @@ def _invalid(error: ValidationError, file: Path) -> ConfigError:
     for problem in error.errors(include_url=False, include_input=False):
         name = ".".join(map(str, problem["loc"]))
         if problem["type"] == "missing":
-            problems.append(f"{_REQUIRED.get(name, name)} is not set")
+            problems.append(f"{name} is not set")
         elif problem["type"] != "extra_forbidden":
             problems.append(f"{name}: {problem['msg'].removeprefix('Value error, ').lower()}")
         else:

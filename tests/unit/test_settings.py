@@ -25,6 +25,7 @@ postgres: {dsn: host=db}
 kafka: {bootstrap_servers: "file:9092", properties: {security.protocol: SASL_SSL}}
 elasticsearch: {url: "https://search:9200"}
 worker: {threads: 5, batch_documents_max: 7}
+relay:  # each of its settings may be commented out
 """
 
 

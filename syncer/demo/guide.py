@@ -8,16 +8,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.resources import files
 from string import Template
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
-from pydantic import ConfigDict, Field, TypeAdapter
-from pydantic.dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
@@ -25,46 +23,45 @@ from syncer.base.errors import SyncerError
 from syncer.demo.stage import Stage
 
 _NAMED_MAX = 3
-_STRICT = ConfigDict(extra="forbid")
 
-Row = tuple[Any, ...]
+Row = list[Any]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A question with its answer; ``list_path`` is ``from`` in the file."""
+    """A question with its answer."""
 
     question: str
     document: str
     request: str
     columns: dict[str, str]
-    answer: tuple[Row, ...]
-    list_path: Annotated[str, Field(alias="from")] = "hits.hits"
+    answer: list[Row]
+    list_path: str = "hits.hits"
     values: dict[str, Any] = field(default_factory=dict)
 
-    def rows(self, client: Elasticsearch, index: str, previous: Sequence[Row]) -> tuple[Row, ...]:
+    def rows(self, client: Elasticsearch, index: str, previous: Sequence[Row]) -> list[Row]:
         """Search what is committed and indexed, and return the answer, given the previous one."""
         client.indices.refresh(index=index)
         rows = _field_at(client.search(index=index, **json.loads(self.request_after(previous))).body, self.list_path)
-        return tuple(
-            tuple(_field_at(element, path) for path in self.columns.values())
+        return [
+            [_field_at(element, path) for path in self.columns.values()]
             for element in (rows if isinstance(rows, list) else [rows])
-        )
+        ]
 
     def request_after(self, previous: Sequence[Row]) -> str:
         """Return the request as text, given the previous answer."""
         return Template(self.request).substitute(self.values, ids=json.dumps([row[0] for row in previous]))
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True)
 class GuideChange:
     """SQL statements that the application runs concurrently."""
 
     change: str
-    statements: tuple[str, ...]
+    statements: list[str]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """One way to model a relationship; the file says what each part is."""
 
@@ -72,10 +69,10 @@ class Model:
     question: str
     price: str
     choice: str
-    documents: tuple[str, ...]
+    documents: list[str]
     schema: str
     rows: str
-    steps: tuple[Ask | GuideChange, ...]
+    steps: list[Ask | GuideChange]
     encore: str
 
 
@@ -88,7 +85,9 @@ def schema(name: str) -> str:
 def models() -> dict[str, Model]:
     """Return the models by name, in the guide's order."""
     content = yaml.safe_load(files("syncer.demo").joinpath("guide.yaml").read_text("utf-8"))
-    return {model.name: model for model in TypeAdapter(list[Model]).validate_python(content)}
+    for model in content:
+        model["steps"] = [GuideChange(**step) if "change" in step else Ask(**step) for step in model["steps"]]
+    return {model["name"]: Model(**model) for model in content}
 
 
 def play(stage: Stage, shown: Sequence[Model]) -> str:
@@ -112,7 +111,7 @@ def play(stage: Stage, shown: Sequence[Model]) -> str:
 
 
 def _play(stage: Stage, model: Model) -> None:
-    answer: tuple[Row, ...] = ()
+    answer: list[Row] = []
     shown = ""
     for step in model.steps:
         if isinstance(step, GuideChange):

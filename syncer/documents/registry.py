@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import msgspec
 from psycopg.types.json import Jsonb
-from pydantic import TypeAdapter
 
 from syncer.base.errors import DefinitionError, UnavailableError
 from syncer.base.model import Change, Role, Target, watched_digest
@@ -25,8 +25,10 @@ from syncer.lineage.fingerprint import Shape
 
 _VERSIONS = "SELECT index_name, xmin::text FROM syncer.document"
 _DOCUMENTS = """
-SELECT definition, index_name, (SELECT epoch FROM syncer.installation),
-       name, revision, role, loaded_at IS NOT NULL, suspended, accepted
+SELECT definition || jsonb_build_object(
+           'name', name, 'revision', revision, 'role', role, 'is_loaded', loaded_at IS NOT NULL,
+           'suspended', suspended, 'accepted', accepted
+       ), index_name, (SELECT epoch FROM syncer.installation)
 FROM syncer.document ORDER BY name, role <> 'current', index_name
 """
 STATE_COLUMNS = """
@@ -218,12 +220,6 @@ class Document:
         return self.role is Role.CURRENT or (self.is_loaded and self.suspended is None)
 
 
-_DOCUMENT = TypeAdapter(Document)
-_SHAPES = TypeAdapter(dict[str, Shape])
-_STORED = {"index", "index_body", "dependencies", "apart_max"}
-_COLUMNS = ("name", "revision", "role", "is_loaded", "suspended", "accepted")
-
-
 class DocumentState(NamedTuple):
     """The state of a document in a snapshot, besides its rows; ``listings`` counts the jobs that listed its ids."""
 
@@ -274,10 +270,8 @@ class Catalogue:
 def documents(connection: Connection) -> list[Document]:
     """Return all active definitions by name, a document's current one first."""
     return [
-        _DOCUMENT.validate_python(
-            {**stored, **dict(zip(_COLUMNS, columns, strict=True)), "target": Target.of_index(index_name, epoch)}
-        )
-        for stored, index_name, epoch, *columns in connection.execute(_DOCUMENTS)
+        msgspec.convert({**stored, "target": Target.of_index(index_name, epoch)}, Document)
+        for stored, index_name, epoch in connection.execute(_DOCUMENTS)
     ]
 
 
@@ -320,7 +314,7 @@ def put_document(connection: Connection, document: Document) -> None:
     if document.target != Target.of_index(document.index_name, int(str(value(connection, _KEEP_EPOCH)))):
         raise UnavailableError("Postgres failed over while the index was made", hint="Run the same command again.")
     connection.execute(_PUT_REVISION, (document.name, document.revision))
-    accepted = None if document.accepted is None else _shapes(document.accepted)
+    accepted = None if document.accepted is None else _json(document.accepted)
     columns = (document.name, document.revision, _stored(document), document.index_name, document.role, accepted)
     connection.execute(_PUT_DOCUMENT, columns)
 
@@ -332,15 +326,15 @@ def store(connection: Connection, document: Document) -> None:
 
 def accept(connection: Connection, document: Document, shapes: dict[str, Shape]) -> None:
     """Record that a document goes on with what it relies on now."""
-    connection.execute(_ACCEPT, (document.index_name, _shapes(shapes), document.revision))
+    connection.execute(_ACCEPT, (document.index_name, _json(shapes), document.revision))
 
 
 def _stored(document: Document) -> Jsonb:
-    return Jsonb(_DOCUMENT.dump_python(document, mode="json", include=_STORED))
+    return _json({name: getattr(document, name) for name in ("index", "index_body", "dependencies", "apart_max")})
 
 
-def _shapes(shapes: dict[str, Shape]) -> Jsonb:
-    return Jsonb(_SHAPES.dump_python(shapes, mode="json"))
+def _json(definition: dict[str, Any]) -> Jsonb:
+    return Jsonb(msgspec.to_builtins(definition))
 
 
 def drop_document(connection: Connection, document: Document) -> None:

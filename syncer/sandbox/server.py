@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import msgspec
 import psutil
-from pydantic import TypeAdapter
 
 from syncer.base.errors import SandboxError
 from syncer.sandbox.cache import Cache, locked, make_open_folder
@@ -46,9 +46,6 @@ class ServerState:
     version: str | None = None
     ports: tuple[int, ...] = ()
     processes: tuple[ProcessMark, ...] = ()
-
-
-_STATE = TypeAdapter(ServerState)
 
 
 class EmbeddedServer(ABC):
@@ -144,12 +141,13 @@ class EmbeddedServer(ABC):
 
     @property
     def _state(self) -> ServerState:
-        return _STATE.validate_json(self._state_file.read_bytes()) if self._state_file.exists() else ServerState()
+        saved = self._state_file.read_bytes() if self._state_file.exists() else b"{}"
+        return msgspec.json.decode(saved, type=ServerState)
 
     def _save(self, **changes: Any) -> None:
         """Write the state atomically."""
         partial = self._state_file.with_suffix(".partial")
-        partial.write_bytes(_STATE.dump_json(replace(self._state, **changes)))
+        partial.write_bytes(msgspec.json.encode(replace(self._state, **changes)))
         partial.replace(self._state_file)
 
     def _processes(self) -> list[psutil.Process]:

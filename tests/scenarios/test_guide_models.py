@@ -51,7 +51,7 @@ def settle(world: World) -> None:
 @pytest.mark.parametrize("model", models().values(), ids=models().keys())
 def test_a_model_answers_the_guides_questions(playing: Callable[[Model], World], model: Model) -> None:
     """Each question has the guide's answer, before and after each change, and every document equals its SELECT."""
-    world, answer = playing(model), tuple[Row, ...]()
+    world, answer = playing(model), list[Row]()
     with world.elasticsearch() as client:
         for step in model.steps:
             if isinstance(step, Ask):

@@ -11,7 +11,7 @@ from functools import partial
 import psycopg
 import structlog
 
-from syncer.base import migrations, postgres
+from syncer.base import metrics, migrations, postgres
 from syncer.base.error_policy import explain, is_refused
 from syncer.base.errors import HangingError, SourceError, SyncerError
 from syncer.base.lifecycle import PULSE_SECONDS, Component, Stop, Stopping, join, pulse
@@ -132,7 +132,8 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
                 raise explain(error) or error from error
             raise
 
-    reporter = Reporter(connect=partial(_current, settings, "report"), stop=stop)
+    connect = partial(_current, settings, "report")
+    reporter = Reporter(connect=connect, stop=stop, count_written=metrics.documents_written)
     threads = _Threads(stop)
     beside: dict[str, Component] = {"report": reporter, **api.page(settings, stop=stop, reporter=reporter)}
     if relay or not settings.kafka.is_used:  # it may lead

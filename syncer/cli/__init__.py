@@ -6,7 +6,7 @@
     apply     `plan`, `apply`, `detach`
     load      `backfill`, `index …`, `dead-letters …`; the last steps of a new index, in their order
     verify    `verify`, `explain`
-    status    `status`, `events`, `doctor`, `wait`
+    status    `status`, `events`, `wait`
 
 The other modules are named after their commands.
 """

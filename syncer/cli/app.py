@@ -47,7 +47,7 @@ _COMMANDS = {
     "run": ("Operate", "app", "`syncer run`, `syncer run --only relay`"),
     "status": ("Operate", "status", "`syncer status`, `syncer status --json`"),
     "events": ("Operate", "status", "`syncer events`, `syncer events --since 7d --json`"),
-    "doctor": ("Operate", "status", "`syncer doctor`, `syncer doctor --json`"),
+    "doctor": ("Operate", "doctor", "`syncer doctor`, `syncer doctor --json`"),
     "wait": ("Operate", "status", "`syncer wait TOKEN --timeout 10`"),
     "verify": ("Repair", "verify", "`syncer verify`, `syncer verify blogpost --values`, `syncer verify --repair`"),
     "explain": ("Repair", "verify", "`syncer explain blogpost 7 --values`"),

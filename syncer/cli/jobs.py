@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from syncer import daemon
 from syncer.base.errors import JobError
 from syncer.cli import render
 from syncer.cli.context import AsJson, Servers, Yes, confirm, open_postgres
@@ -17,7 +16,6 @@ from syncer.documents import suspend
 from syncer.documents.registry import Document
 from syncer.jobs import chunks, model, queue
 from syncer.jobs.model import Job, JobState
-from syncer.worker import job_loop
 
 app = typer.Typer(help="List and control background jobs.", no_args_is_help=True)
 
@@ -101,6 +99,9 @@ def _cells(job: Job) -> Sequence[Part]:
 
 def follow(servers: Servers, document: Document, job_id: int, show: Show) -> Job:
     """Follow a job to its end, show its progress, and return it; raise an error unless it was done."""
+    from syncer import daemon  # noqa: PLC0415 - its packages are many, and most commands follow no job
+    from syncer.worker import job_loop  # noqa: PLC0415 - likewise
+
     try:
         job = job_loop.follow(
             job_id,

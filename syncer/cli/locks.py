@@ -5,7 +5,6 @@ They need no server but Elasticsearch: see `syncer.locks`.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -35,7 +34,7 @@ def list_(*, index: Index = INDEX, as_json: AsJson = False) -> None:
         listed = [
             {"lock": lock, "name": readable(lock), "mode": mode, "holder": holder.id} for lock, mode, holder in locks
         ]
-        render.print_json({"locks": listed, "holders": [asdict(holder) for holder in holders]})
+        render.print_json({"locks": listed, "holders": holders})
         return
     if not holders:
         say("No locks are held." if table else f"No lock was ever taken: there is no index {index}.")

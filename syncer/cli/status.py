@@ -1,11 +1,9 @@
-"""The commands that ask how the deployment is: ``status``, ``events``, ``doctor`` and ``wait``. None needs a daemon."""
+"""The commands that ask what is done: ``status``, ``events`` and ``wait``. None needs a daemon."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -15,25 +13,15 @@ from syncer.base.formatting import amount, elapsed, shown_id
 from syncer.cli import render
 from syncer.cli.context import AsJson, flag, load_settings, open_postgres
 from syncer.cli.render import TIME, Part, say, show_table
-from syncer.monitoring import doctor as checks, problems
-from syncer.monitoring.doctor import CheckSeverity, Finding, How
+from syncer.monitoring import problems
 from syncer.monitoring.problems import Urgency
 from syncer.monitoring.status import WAITING_MAX, DocumentStatus, Reader, Status, Stored
 from syncer.verify import wait as verify_wait
-from syncer.verify.wait import TIMEOUT_SECONDS, Waited
 
-_ASKING = "asking Postgres, Kafka and Elasticsearch"
 _STYLES = {Urgency.WELL: "green", Urgency.BUSY: "yellow", Urgency.BAD: "red"}
 _SOON_SECONDS = 0.1
 _LEVELS = {"warning": "yellow", "error": "red"}
 _PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_MARKS = {
-    CheckSeverity.WRONG: ("✘", "bold red"),
-    CheckSeverity.CONSIDER: ("!", "bold yellow"),
-    CheckSeverity.UNSEEN: ("?", "cyan"),
-    CheckSeverity.WELL: ("✔", "green"),
-}
-_PLACES = {How.SQL: "in psql:", How.SHELL: "in a shell:", How.REQUEST: "in Dev Tools, or by curl:"}
 
 
 def status(*, as_json: AsJson = False) -> None:
@@ -44,7 +32,7 @@ def status(*, as_json: AsJson = False) -> None:
     To follow it: `watch syncer status`.
     """
     reader = Reader(load_settings())
-    with render.progress(_ASKING):
+    with render.progress("asking Postgres and Elasticsearch"):
         state = reader.read()
     reader.close()
     if as_json:
@@ -151,55 +139,10 @@ def events(
         show_table(("at (UTC)", "event", "host, process"), rows)
 
 
-def doctor(*, as_json: AsJson = False) -> None:
-    """Check the deployment and suggest fixes.
-
-    Checks every setting, privilege and condition that a guarantee depends on. Changes
-    nothing and takes a few seconds. Run it with the daemon's settings. If a server is
-    unavailable or a privilege is missing, reports the checks that could not run. Exit code 0
-    only if nothing is wrong.
-    """
-    with render.progress(_ASKING):
-        findings = checks.examine(load_settings())
-    counts = Counter(finding.severity for finding in findings)
-    numbers, is_well = {severity: counts[severity] for severity in CheckSeverity}, not counts[CheckSeverity.WRONG]
-    if as_json:
-        render.print_json({"is_well": is_well, **numbers, "findings": findings})
-    else:
-        for _, of_check in groupby(findings, key=lambda finding: finding.id):
-            _show_findings(list(of_check))
-        summary = ", ".join(f"{number} {severity}" for severity, number in numbers.items() if number)
-        verdict = ("Nothing is wrong with the deployment", "bold green") if is_well else ("Not all is well", "bold red")
-        say("\n", verdict, f": {summary}. For its documents, see: syncer status")
-    if not is_well:
-        raise typer.Exit(1)
-
-
-def _show_findings(findings: Sequence[Finding]) -> None:
-    """Print what a check found; statements and commands are not folded, so that you can paste them."""
-    severity = min((finding.severity for finding in findings if finding.severity), key=list(CheckSeverity).index)
-    mark, style = _MARKS[severity]
-    say((f"{mark} ", style), f"{findings[0].id:<29} ", (findings[0].expected, "dim"))
-    if severity is CheckSeverity.WELL:
-        return
-    unseen = "cannot be checked: " if severity is CheckSeverity.UNSEEN else ""
-    for finding in findings:
-        say(f"    {unseen}{finding.found}")
-    # Together, so that they are pasted at once.
-    fixes = {finding.fix: finding for finding in findings if finding.fix}
-    for (how, note), fixing in groupby(fixes.values(), key=lambda finding: (finding.how, finding.note)):
-        if how in _PLACES:
-            say(f"    {_PLACES[how]}", style="cyan")
-        for line in "\n".join(finding.fix for finding in fixing).splitlines():
-            say(f"      {line}")
-        if note:
-            say(f"    {note}", style="dim")
-
-
 def wait(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="What SELECT syncer.token() returned in it.")],
     *,
-    timeout: Annotated[int, typer.Option(min=0, help="Seconds to wait at most.")] = TIMEOUT_SECONDS,
+    timeout: Annotated[int, typer.Option(min=0, help="Seconds to wait at most.")] = verify_wait.TIMEOUT_SECONDS,
     searchable: Annotated[bool, flag("--searchable", text="Wait until searches show it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -217,7 +160,7 @@ def wait(
         raise typer.Exit(1)
 
 
-def _show_waited(waited: Waited) -> None:
+def _show_waited(waited: verify_wait.Waited) -> None:
     if not waited.is_captured:
         say(f"Transaction {waited.xid} changed nothing that a document reads.")
         return

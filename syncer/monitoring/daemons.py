@@ -20,7 +20,7 @@ from importlib.metadata import version
 import structlog
 from psycopg.types.json import Jsonb
 
-from syncer.base import metrics, retry
+from syncer.base import retry
 from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import Stop
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, Link, value
@@ -117,16 +117,17 @@ def has_others(connection: Connection) -> bool:
 
 
 class Reporter:
-    """The component that reports what the components of this process do, which call ``stop``."""
+    """The component that reports what the others do, which call ``stop``; ``count_written`` counts their documents."""
 
-    def __init__(self, *, connect: Callable[[], Connection], stop: Stop) -> None:
+    def __init__(self, *, connect: Callable[[], Connection], stop: Stop, count_written: Callable[[], float]) -> None:
         self.components: Collection[str] = ()
         """The names of the daemon's components; empty until they are started."""
         self._link = Link(self._connected)
         self._connect = connect
         self._stop = stop
         self._identity = (uuid.uuid4(), socket.gethostname(), os.getpid(), version("syncer-cdc"))
-        self._written = (time.monotonic(), metrics.documents_written())
+        self._count_written = count_written
+        self._written = (time.monotonic(), count_written())
         self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
@@ -167,7 +168,7 @@ class Reporter:
         return connection
 
     def _row(self) -> tuple[object, ...]:
-        now, total = time.monotonic(), metrics.documents_written()
+        now, total = time.monotonic(), self._count_written()
         reported_at, reported_total = self._written
         self._written = now, total
         rate = (total - reported_total) / max(now - reported_at, 0.001)

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
@@ -43,8 +44,6 @@ from syncer.elasticsearch.reader import Holdings
 from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, unfinished
 from syncer.monitoring.daemons import DAEMONS, Daemon
-from syncer.verify import compare
-from syncer.verify.compare import Verification
 
 POSTGRES, KAFKA, ELASTICSEARCH = "postgres", "kafka", "elasticsearch"
 POSTGRES_SECONDS, ALL_SECONDS = 1.2, 1.9
@@ -98,6 +97,12 @@ FROM syncer.outbox_id_seq AS o, syncer.handled AS h, (
     FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass
 ) AS r
 """
+_VERIFICATIONS = """
+SELECT d.name AS document, v.index_name, v.finished_at, v.documents, v.drifted, v.repaired, v.is_complete
+FROM syncer.verification AS v JOIN syncer.document AS d USING (index_name)
+WHERE d.role = 'current' ORDER BY d.name
+"""
+"""The query that returns the fields of each `Verification`, of the index that searches find."""
 # `least` ignores what is null. The kinds that are left out make no document newer than it has to be.
 _DOCUMENTS = f"""
 SELECT c.name, c.definition ->> 'index' AS index, c.revision, c.loaded_at IS NOT NULL AS is_loaded, c.suspended,
@@ -112,7 +117,7 @@ FROM syncer.document AS c, LATERAL (
                     FILTER (WHERE d.role <> 'current' AND d.suspended IS NOT NULL), '{{}}') AS troubles,
            coalesce(sum(l.count), 0) AS dead_letters, coalesce(sum(v.drifted), 0) AS drifted
     FROM syncer.document AS d LEFT JOIN ({dead_letters.COUNTS}) AS l USING (index_name)
-    LEFT JOIN ({compare.LAST}) AS v USING (index_name)
+    LEFT JOIN ({_VERIFICATIONS}) AS v USING (index_name)
     WHERE d.name = c.name
 ) AS i
 WHERE c.role = 'current' ORDER BY c.name
@@ -121,7 +126,7 @@ _STORED = f"""
 SELECT to_jsonb(s) || jsonb_build_object(
     'daemons', ARRAY(SELECT to_jsonb(d) FROM ({DAEMONS}) AS d),
     'documents', ARRAY(SELECT to_jsonb(d) FROM ({_DOCUMENTS}) AS d),
-    'verifications', ARRAY(SELECT to_jsonb(v) FROM ({compare.LAST}) AS v)
+    'verifications', ARRAY(SELECT to_jsonb(v) FROM ({_VERIFICATIONS}) AS v)
 )
 FROM ({_SCALARS}) AS s
 """
@@ -200,6 +205,26 @@ class DocumentStatus:
     def current(self) -> str:
         """The physical index that searches should find."""
         return next(name for name, role in self.roles.items() if role is Role.CURRENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The last result of an index.
+
+    Args:
+        drifted: How many were left different, for a reason that `syncer status` does not name otherwise, and other
+            than the rounding of a sum.
+        repaired: How many differed and are equal since they were written again.
+        is_complete: False if so many differed that the comparison ended early.
+    """
+
+    document: str
+    index_name: str
+    finished_at: datetime
+    documents: int
+    drifted: int
+    repaired: int
+    is_complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -65,34 +64,8 @@ ON CONFLICT (index_name) DO UPDATE
 SET finished_at = excluded.finished_at, documents = excluded.documents, drifted = excluded.drifted,
     repaired = excluded.repaired, is_complete = excluded.is_complete
 """
-LAST = """
-SELECT d.name AS document, v.index_name, v.finished_at, v.documents, v.drifted, v.repaired, v.is_complete
-FROM syncer.verification AS v JOIN syncer.document AS d USING (index_name)
-WHERE d.role = 'current' ORDER BY d.name
-"""
-"""The query that returns the fields of each `Verification`, of the index that searches find."""
 _NO_PROBLEM = frozenset({Cause.DEAD_LETTERED, Cause.INCOMPLETE, Cause.ROUNDED})
 """What `syncer status` names by itself, as long as it lasts, and what is no fault of syncer or of another program."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """The last result of an index.
-
-    Args:
-        drifted: How many were left different, for a reason that `syncer status` does not name otherwise, and other
-            than the rounding of a sum.
-        repaired: How many differed and are equal since they were written again.
-        is_complete: False if so many differed that the comparison ended early.
-    """
-
-    document: str
-    index_name: str
-    finished_at: datetime
-    documents: int
-    drifted: int
-    repaired: int
-    is_complete: bool
 
 
 @dataclass(slots=True, kw_only=True)

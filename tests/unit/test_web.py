@@ -177,7 +177,7 @@ def api(settings: Settings, guard: Guard, *components: str, stop: Stop | None = 
         raise AssertionError
 
     stop = stop or Stop()
-    reporter = Reporter(connect=connect, stop=stop)
+    reporter = Reporter(connect=connect, stop=stop, count_written=float)
     reporter.components = components
     return Api(settings, guard, stop=stop, reporter=reporter)
 

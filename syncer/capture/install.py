@@ -21,7 +21,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from syncer.base.error_policy import is_away
-from syncer.base.errors import DefinitionError
+from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.postgres import Connection, lock_timeout, value, without_blocking
 from syncer.capture import triggers
 from syncer.capture.outbox import BACKLOG_CHANGES_MIN
@@ -37,7 +37,10 @@ WITH RECURSIVE member (top, oid) AS (
 )
 SELECT first_value(name) OVER (PARTITION BY top ORDER BY c.oid <> top), t.relkind = 'p', name,
        CASE WHEN n.nspname IN ('syncer', 'pg_catalog', 'information_schema') THEN n.nspname::text
-            WHEN c.relkind IN ('m', 'f', 'S') THEN c.relkind::text ELSE c.relpersistence::text END
+            WHEN c.relkind IN ('m', 'f', 'S') THEN c.relkind::text ELSE c.relpersistence::text END,
+       (SELECT e.extname FROM pg_depend AS d JOIN pg_extension AS e ON e.oid = d.refobjid
+        WHERE d.classid = 'pg_namespace'::regclass AND d.objid = n.oid
+          AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e')
 FROM member CROSS JOIN LATERAL (SELECT * FROM pg_class WHERE oid = top OFFSET 0) AS t
 CROSS JOIN LATERAL (SELECT * FROM pg_class WHERE oid = member.oid OFFSET 0) AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace CROSS JOIN format('%I.%I', n.nspname, c.relname) AS name
@@ -212,11 +215,16 @@ def require_capturable(connection: Connection, oids: Collection[int], file: str)
     Raises:
         DefinitionError: With the reason, and the action to take.
     """
-    for relation, is_partitioned, name, kind in connection.execute(_MEMBERS, (list(oids),)).fetchall():
+    for relation, is_partitioned, name, kind, extension in connection.execute(_MEMBERS, (list(oids),)).fetchall():
         if kind in _REFUSED:
             obstacle, hint = _REFUSED[kind]
             is_partition = f"a partitioned table, and its partition {name} is " if name != relation else ""
             raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{obstacle}", hint=hint.format(name))
+        if name != relation and not is_partitioned and extension is not None:
+            raise DefinitionError(
+                f"{file} reads {relation}, whose rows the extension {extension} keeps in tables of its own",
+                hint="It may move and drop them, which no trigger sees. Select from a table that it does not manage.",
+            )
         if name != relation and not is_partitioned:
             raise DefinitionError(
                 f"{file} reads {relation}, which is a table that others inherit from",
@@ -334,7 +342,7 @@ def install(
     with the holder of the lock after each failed request.
 
     Raises:
-        SourceError: The lock was not available in time.
+        SourceError: The lock was not available in time, or the table takes no triggers.
         psycopg.Error: A privilege is missing.
     """
     relation, function = capture.relation, triggers.function(capture.relation).as_string()
@@ -360,7 +368,13 @@ def install(
         if not has_triggers:
             for table, name in connection.execute(_TRIGGERS, (relation, function)).fetchall():
                 connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
-            connection.execute(triggers.create_triggers(relation))
+            try:
+                connection.execute(triggers.create_triggers(relation))
+            except psycopg.errors.FeatureNotSupported as error:  # so does TimescaleDB for a hypertable
+                raise SourceError(
+                    f"{relation} takes no triggers: {error.diag.message_primary}",
+                    hint="Does an extension manage it? Then syncer cannot capture it: take it out of the SELECT.",
+                ) from error
         _record(connection, capture)
 
     without_blocking(connection, [relation], change, timeout_seconds, waiting)

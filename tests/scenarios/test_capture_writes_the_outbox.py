@@ -300,9 +300,14 @@ CREATE FOREIGN TABLE mixed_away PARTITION OF mixed FOR VALUES FROM (0) TO (9) SE
 CREATE TABLE partly (id int PRIMARY KEY, name text) PARTITION BY RANGE (id);
 CREATE UNLOGGED TABLE partly_fast PARTITION OF partly FOR VALUES FROM (0) TO (9);
 CREATE TABLE floats (id real PRIMARY KEY, name text);
+CREATE SCHEMA of_extension;
+CREATE TABLE chunked (id int PRIMARY KEY, name text);
+CREATE TABLE of_extension.chunk () INHERITS (chunked);
+ALTER EXTENSION plpgsql ADD SCHEMA of_extension;
 """
 REFUSED = {
     "parent": "a table that others inherit from",
+    "chunked": "whose rows the extension plpgsql keeps in tables of its own",
     "fast": "an unlogged table",
     "summary": "a materialized view",
     "numbers": "a sequence",

@@ -67,7 +67,7 @@ OWN_PROPERTIES = frozenset(
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
 
 class PostgresSettings(_Section):
@@ -255,11 +255,11 @@ class Settings(_Section):
 
     postgres: PostgresSettings
     elasticsearch: ElasticsearchSettings
-    kafka: KafkaSettings = KafkaSettings()
-    relay: RelaySettings = RelaySettings()
-    worker: WorkerSettings = WorkerSettings()
-    web: WebSettings = WebSettings()
-    log: LogSettings = LogSettings()
+    kafka: KafkaSettings = Field(default_factory=KafkaSettings)
+    relay: RelaySettings = Field(default_factory=RelaySettings)
+    worker: WorkerSettings = Field(default_factory=WorkerSettings)
+    web: WebSettings = Field(default_factory=WebSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
 
     def of(self, installation: str) -> Settings:
         """The settings for the database with this id, with default names filled in."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -176,6 +175,13 @@ _NAMESAKES = """
 SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relname = $1 AND c.relkind IN ('r', 'p', 'v') ORDER BY 1
 """
+_UNNAMEABLE = (
+    "compares values with an operator of another schema than pg_catalog, where SQL cannot name one",
+    """NULLIF, IS DISTINCT FROM, CASE … WHEN, JOIN … USING, NATURAL JOIN and comparisons of rows do so, on types of
+extensions such as citext. Write each comparison out, as in a.email = b.email.""",
+)
+_PRINTED = """Postgres 18 does so with the row of a join that has an alias, within an aggregate, as in jsonb_agg(j).
+Name the columns instead, as in jsonb_agg(jsonb_build_object('id', j.id))."""
 _QUOTED = re.compile('"([^"]+)"')
 
 TableName = tuple[str, str]
@@ -290,18 +296,18 @@ def _require_same_calls(connection: Connection, views: Mapping[str, str], file: 
     """
     again = {view: f"syncer_again_{number}" for number, view in enumerate(views)}
     differing: str | None = None
-    with suppress(pg.UndefinedFunction):
+    problem, hint = _UNNAMEABLE
+    try:
         for differing, canonical in views.items():  # deparsed by Postgres
             connection.execute(sql.SQL(_AGAIN).format(sql.Identifier(again[differing]), sql.SQL(canonical)))
         calls: dict[str, str | None] = dict(connection.execute(_CALLS, ([*views, *again.values()],)).fetchall())
         differing = next((view for view in views if calls[view] != calls[again[view]]), None)
+    except psycopg.ProgrammingError as error:
+        if not isinstance(error, pg.UndefinedFunction):
+            problem, hint = f"is printed by Postgres as a query that it refuses: {error.diag.message_primary}", _PRINTED
     if differing is not None:
         subject = file if differing == next(iter(views)) else f"{file}: the view {differing}"
-        raise DefinitionError(
-            f"{subject} compares values with an operator of another schema than pg_catalog, where SQL cannot name one",
-            hint="NULLIF, IS DISTINCT FROM, CASE … WHEN, JOIN … USING, NATURAL JOIN and comparisons of rows do so,\n"
-            "on types of extensions such as citext. Write each comparison out, as in a.email = b.email.",
-        )
+        raise DefinitionError(f"{subject} {problem}", hint=hint)
 
 
 def table_name(table: exp.Table) -> TableName:

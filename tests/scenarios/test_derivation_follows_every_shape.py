@@ -382,6 +382,22 @@ def test_the_row_of_a_join_is_made_of_every_column_of_its_tables(judge: Judge, r
     hold(judge)
 
 
+@pytest.mark.parametrize("row", ["jsonb_agg(j ORDER BY j.id)", "max(j::text)", "count(DISTINCT j)"])
+def test_a_query_that_postgres_prints_wrongly_is_refused_with_what_to_write(judge: Judge, row: str) -> None:
+    """Postgres 18 names tables that an alias of their join hides; what the hint shows is printed rightly."""
+    if judge.connection.info.server_version < 180_000:
+        pytest.skip("older versions print it rightly")
+    select = (
+        "SELECT x.id AS _id, {} AS f FROM r x JOIN (a y JOIN b z ON z.r_id = y.r_id) AS j (id, ref) ON j.ref = x.id"
+    )
+    affects = dict.fromkeys("rab", "SELECT 1 AS _id FROM %(rows)s AS changed")
+    with pytest.raises(DefinitionError, match=r"printed by Postgres as a query .* entry for table \"y\"") as refused:
+        judge.derive(f"{select} GROUP BY x.id".format(row), affects)
+    advised = re.search(r"as in (\S+\(.*\))\.$", refused.value.hint)
+    assert advised
+    judge.derive(f"{select} GROUP BY x.id".format(advised[1]), affects)
+
+
 def test_what_is_beyond_the_parser_goes_by_affects_alone(judge: Judge) -> None:
     """With an affects query for each table the parser is not asked, and every column is watched."""
     select = "SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id) AS u"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,10 @@ def test_an_upgrade_makes_no_pause(world: World, later: dict[str, str]) -> None:
 
     Writes go on all the time, and reach the index while either version runs.
     """
-    program = ("syncer.__main__",)
-    earlier = world.daemon()
+    upgraded, earlier = replace(world, is_preloaded=False), world.daemon()
 
     def migrate_later() -> str:
-        return world.syncer("migrate", environment=later, program=program).stdout
+        return upgraded.syncer("migrate", environment=later).stdout
 
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
     with at_work(world, [write_until] * 2):
@@ -143,14 +143,14 @@ def test_an_upgrade_makes_no_pause(world: World, later: dict[str, str]) -> None:
         ]
         require_current(world)
         world.daemon().stop()  # another of the earlier version starts, too
-        successor = world.daemon(environment=later, program=program)
+        successor = upgraded.daemon(environment=later)
         assert migrate_later().startswith("0003.post.later waits")
         earlier.stop()
-        assert "0003.post.later is not applied" in world.syncer("doctor", environment=later, program=program).stdout
+        assert "0003.post.later is not applied" in upgraded.syncer("doctor", environment=later).stdout
         assert migrate_later() == "applied 0003.post.later\n"
     refused = world.syncer("run")
     assert (refused.returncode, "another version of syncer" in refused.stderr) == (1, True)
-    assert world.syncer("migrate", environment=later, program=program).stdout == "The syncer schema is current.\n"
+    assert migrate_later() == "The syncer schema is current.\n"
     world.wait_until_level()
     assert world.differences() == []
     assert successor.stop() == 0

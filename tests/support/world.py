@@ -590,16 +590,15 @@ class World:
         self,
         *arguments: str,
         environment: Mapping[str, str] | None = None,
-        program: Sequence[str] = ("syncer",),
         plan: Plan = AS_IT_IS,
         stdin: bytes = b"",
         seconds: float = 3 * DEADLINE_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in a pipe, as a person sees it; another program may run it in its own way."""
+        """Run a command in a pipe, as a person sees it."""
         variables = {**self.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console", **(environment or {})}
-        if self.is_preloaded and program == ("syncer",):
+        if self.is_preloaded:
             return preloaded.run(*arguments, environment=variables, seconds=seconds, stdin=stdin, plan=plan)
-        command = [sys.executable, "-m", *program, *arguments]
+        command = [sys.executable, "-m", "syncer", *arguments]
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds, check=False)
 
     def prints(self, *arguments: str, code: int = 0, **options: Any) -> str:

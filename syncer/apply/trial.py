@@ -16,11 +16,12 @@ from enum import StrEnum
 from functools import partial
 from itertools import islice
 
+import psycopg
 from psycopg import errors as pg
 from psycopg.types.json import Jsonb
 
 from syncer.apply.plan import NEEDS_INDEX, Step
-from syncer.base.error_policy import ITEM_FAILED, Action, decide_item, is_of_data, takes_too_much
+from syncer.base.error_policy import ITEM_FAILED, Action, decide_item, is_of_some_rows
 from syncer.base.errors import DocumentError, IndexingError
 from syncer.base.formatting import amount, shortened, shown_id, without_values
 from syncer.base.lifecycle import clock
@@ -204,7 +205,7 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
 def _message(error: DocumentError) -> str:
     """Return Postgres' message if the SELECT fails on a row; raise any other error again."""
     cause = error.__cause__
-    if not (is_of_data(cause) or takes_too_much(cause)):
+    if not (isinstance(cause, psycopg.Error) and is_of_some_rows(cause)):
         raise error
     return str(cause.diag.message_primary)
 

@@ -51,8 +51,9 @@ _BY_CLASS = {
     # The data, or a function that met it.
     **dict.fromkeys(("02", "20", "21", "22", "23", "2F", "38", "39", "54", "P0", "XX"), Action.DEAD_LETTER),
 }
-_TOO_MUCH = frozenset({"53200", "53400", "57014"})
-"""The SQLSTATEs of a statement that needs more memory, locks, temporary files or time than it may take."""
+_TOO_MUCH = (pg.OutOfMemory, pg.ConfigurationLimitExceeded, pg.QueryCanceled)
+TOO_MUCH_KINDS = tuple(error.__name__ for error in _TOO_MUCH)
+"""The kinds of errors of a statement that needs more memory, locks, temporary files or time than it may take."""
 NO_ROOM = 429
 """The status with which Elasticsearch refuses what it has no memory or no place in a queue for."""
 _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
@@ -157,14 +158,21 @@ def is_of_data(error: BaseException | None) -> TypeGuard[psycopg.Error]:
 
 def takes_too_much(error: BaseException | None) -> TypeGuard[psycopg.Error]:
     """Whether Postgres gave up a statement that needs too much. It may be the statement, or what else runs now."""
-    return isinstance(error, psycopg.Error) and error.sqlstate in _TOO_MUCH
+    return isinstance(error, _TOO_MUCH)
+
+
+def is_of_some_rows(error: BaseException) -> bool:
+    """Whether Postgres failed on the data, or gave up, as a cause of this error: other rows may well be read."""
+    cause = error.__cause__ if isinstance(error, DocumentError) else error
+    return is_of_data(cause) or takes_too_much(cause)
 
 
 @contextmanager
-def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iterator[None]:
+def at_work_for(document: str, revision: int, *, isolates: bool = False, in_time: bool = False) -> Iterator[None]:
     """Run a document's own SQL, or requests to its own index; errors that are its fault become a `DocumentError`.
 
-    If the caller ``isolates`` faulty rows, DEAD_LETTER errors are raised unchanged, and those of limits.
+    If the caller ``isolates`` faulty rows, DEAD_LETTER errors are raised unchanged, and those of limits. That a
+    statement was cancelled is its fault only if it has to end ``in_time``.
 
     Raises:
         DocumentError: The document must be suspended.
@@ -174,8 +182,7 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
         yield
     except (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError) as error:
         action = decide(error)
-        # A caller that limits the time of its statements handles those that were cancelled.
-        is_limit = takes_too_much(error) and not isinstance(error, pg.QueryCanceled)
+        is_limit = takes_too_much(error) and (in_time or not isinstance(error, pg.QueryCanceled))
         if (action is Action.RETRY and not is_limit) or (isolates and (is_limit or action is Action.DEAD_LETTER)):
             raise
         explained: SyncerError
@@ -222,21 +229,29 @@ def explain(error: BaseException) -> SyncerError | None:
     return None
 
 
+def failure_of(error: psycopg.Error) -> str:
+    """Say how a SELECT fails for some rows, without a value of them."""
+    if is_of_data(error):
+        return f"fails on the data: {kind(error)}"
+    limit = "does not end in time" if isinstance(error, pg.QueryCanceled) else "needs more than Postgres gives it"
+    return f"{limit}: {(error.diag.message_primary or str(error)).strip()}"
+
+
 def explain_select(error: psycopg.Error, document: str) -> SyncerError:
     """Explain why a document's SELECT fails, without a value of a row."""
     if is_of_data(error):
         return ComposeError(
-            f"The SELECT of {document} fails on the data: {kind(error)}",
+            f"The SELECT of {document} {failure_of(error)}",
             hint="`syncer plan` says on which value. If you fix the rows, the document resumes by itself.\n"
             "Otherwise, fix select.sql and run: syncer apply",
         )
-    message = (error.diag.message_primary or str(error)).strip()
     if takes_too_much(error):
         return ComposeError(
-            f"The SELECT of {document} needs more than Postgres gives it: {message}",
+            f"The SELECT of {document} {failure_of(error)}",
             hint=f"{error.diag.message_hint or 'Let select.sql read less, or raise the limit.'}\n"
             "It resumes by itself once it can be read.",
         )
+    message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
             f"Postgres does not let syncer read all that {document} shows: {message}{_in_function(error)}",

@@ -133,7 +133,7 @@ def _audit_advice(report: AuditReport) -> Iterator[str]:
         yield "What is busy was written all the while. To decide whether it differs, run it again."
     if DriftKind.FAILING in kinds:
         yield "Failing: Postgres cannot compute these documents. Run the SELECT in psql to see its error."
-    if kinds - {DriftKind.FAILING}:
+    if kinds - {DriftKind.FAILING, DriftKind.UNREADABLE}:
         yield (
             f"Each was read {audit.READINGS} times. Changes that the other program has yet to write are unknown to "
             "syncer: with a longer --settle, they have more time."
@@ -251,6 +251,7 @@ def _show_drifts(drifts: Sequence[Drift]) -> None:
             f"routing {shown_id(drift.routing)}" if drift.routing not in (None, drift.id) else "",
             f"version {drift.version}" if drift.version else "",
             (drift.cause or "").replace("_", " "),
+            (drift.failure or "") if drift.error is None else "",
         ]
         say(f"  {'; '.join(filter(None, facts))}")
         for difference in drift.differences:
@@ -270,7 +271,8 @@ def _advice(report: VerifyReport, document: Document) -> Iterator[str]:
         yield "What is busy was written all the while. To decide whether it has drifted, run it again"
     if not report.is_complete:
         yield f"So many differ that not all were compared. To write all of them again: syncer backfill {document.name}"
-    for cause, example in {drift.cause: drift for drift in reversed(report.drifts)}.items():
+    causes = [drift.cause or (Cause.DEAD_LETTERED if drift.failure else None) for drift in report.drifts]
+    for cause, example in dict(zip(reversed(causes), reversed(report.drifts), strict=True)).items():
         if example.error is not None:
             yield f"Dead-lettered, for example {shown_id(example.id)}: {shortened(example.error)}"
         yield advice(cause, document)
@@ -319,7 +321,7 @@ def _show_explanation(title: str, in_index: InIndex, *, values: bool) -> None:
 
 def _facts(in_index: InIndex) -> Iterator[tuple[Part, str]]:
     if in_index.postgres.exists is None:
-        yield "Postgres", "unknown: its SELECT fails, or a table is locked"
+        yield "Postgres", "unknown: its SELECT fails or does not end in time, or a table is locked"
     elif not in_index.postgres.exists:
         yield "Postgres", "its SELECT returns no such id"
     else:

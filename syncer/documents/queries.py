@@ -21,7 +21,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from syncer.base.error_policy import is_of_data, takes_too_much
+from syncer.base.error_policy import is_of_some_rows
 from syncer.base.errors import ComposeError, DocumentError
 from syncer.base.model import Place, is_utf8
 from syncer.base.postgres import Connection, copied, value
@@ -131,19 +131,19 @@ class IdRange:
         return self.through is None
 
 
-def count(connection: Connection, document: Document, *, seconds: float) -> int:
+def count(connection: Connection, document: Document, *, seconds: float, in_time: bool = False) -> int:
     """Return the number of documents of the SELECT, if it is counted in time."""
-    with reading(connection, document, statement_seconds=seconds):
+    with reading(connection, document, statement_seconds=seconds, in_time=in_time):
         return int(str(value(connection, query_of(_COUNT, document))))
 
 
-def count_without_id(connection: Connection, document: Document) -> int | None:
-    """Return how many rows of the SELECT have no id, and are no documents; None if that fails on the data."""
+def count_without_id(connection: Connection, document: Document, *, seconds: float) -> int | None:
+    """Return how many rows of the SELECT have no id, and are no documents; None if that fails, or takes longer."""
     try:
-        with reading(connection, document):
+        with reading(connection, document, statement_seconds=seconds, in_time=True):
             return int(str(value(connection, query_of(_WITHOUT_ID, document))))
     except DocumentError as error:
-        if not is_of_data(error.__cause__):
+        if not is_of_some_rows(error):
             raise
         return None
 
@@ -248,24 +248,27 @@ def ids_in_range(connection: Connection, document: Document, span: IdRange, *, p
         yield chunk
 
 
-def isolated(read: Callable[[list[str]], _Result], ids: Sequence[str]) -> tuple[list[_Result], set[str]]:
-    """Read documents, in halves until each is alone for which the SELECT fails on the data.
+def isolated(
+    read: Callable[[list[str]], _Result], ids: Sequence[str]
+) -> tuple[list[_Result], dict[str, psycopg.Error]]:
+    """Read documents, in halves until each is alone for which the SELECT fails on the data, or takes too much.
 
     Returns:
-        What was read, and the ids of those that cannot be.
+        What was read, and the errors of those that cannot be, by id.
 
     Raises:
         DocumentError: The SELECT fails for another reason, or whatever is asked for.
     """
     results: list[_Result] = []
-    failing: set[str] = set()
+    failing: dict[str, psycopg.Error] = {}
     remaining, is_blamed = [list(ids)], False
     while remaining:
         group = remaining.pop()
         try:
             results.append(read(group))
         except DocumentError as error:
-            if not (is_of_data(error.__cause__) or takes_too_much(error.__cause__)):
+            cause = error.__cause__
+            if not (isinstance(cause, psycopg.Error) and is_of_some_rows(cause)):
                 raise
             if not is_blamed:
                 read([])
@@ -273,7 +276,7 @@ def isolated(read: Callable[[list[str]], _Result], ids: Sequence[str]) -> tuple[
             if middle := len(group) // 2:
                 remaining += [group[middle:], group[:middle]]
             else:
-                failing.update(group)
+                failing |= dict.fromkeys(group, cause)
     return results, failing
 
 
@@ -351,16 +354,16 @@ def _ids(tries: Tries, select: str, templates: Sequence[str], *, limit: int) -> 
             with tries.bounded():
                 return [row[0] for row in tries.connection.execute(query, (limit,))]
         except psycopg.Error as error:
-            if not (takes_too_much(error) or is_of_data(error)):
+            if not is_of_some_rows(error):
                 raise
     return []
 
 
 def current(
-    connection: Connection, document: Document, ids: Sequence[str], *, lock_seconds: float = 0
+    connection: Connection, document: Document, ids: Sequence[str], *, seconds: float, lock_seconds: float = 0
 ) -> dict[str, Row]:
     """Return these documents as the SELECT returns them now. Without a version: to compare, never to write."""
-    with reading(connection, document, lock_seconds=lock_seconds):
+    with reading(connection, document, lock_seconds=lock_seconds, statement_seconds=seconds, in_time=True):
         return rows(connection, document, ids)
 
 

@@ -63,6 +63,7 @@ def reading(
     document: Document,
     *,
     isolates: bool = False,
+    in_time: bool = False,
     captured: bool = False,
     stores: bool = False,
     lock_seconds: float = 0,
@@ -70,12 +71,12 @@ def reading(
 ) -> Iterator[None]:
     """Open the snapshot and compare it with what the definition was applied to; see `syncer.base.postgres.snapshot`.
 
-    A caller that ``isolates`` finds out which row is at fault. If tables are to be ``captured``, for a caller that
-    follows changes, they must have triggers: one may have been swapped in without them.
+    ``isolates`` and ``in_time`` are as in `at_work_for`. If tables are to be ``captured``, for a caller that follows
+    changes, they must have triggers: one may have been swapped in without them.
     """
     lock = fingerprint.lockable(document.dependencies.shapes)
     with (
-        at_work_for(document.name, document.revision, isolates=isolates),
+        at_work_for(document.name, document.revision, isolates=isolates, in_time=in_time),
         snapshot(connection, lock=lock, lock_seconds=lock_seconds, stores=stores, statement_seconds=statement_seconds),
     ):
         require_shape(connection, document, captured=captured)

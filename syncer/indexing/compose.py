@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from syncer.base.error_policy import at_work_for, explain_select, takes_too_much
+from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DocumentError, SuspendedError
 from syncer.base.lifecycle import clock
 from syncer.base.model import Composition, Target
@@ -139,7 +139,7 @@ class Composer:
                 if plan is None or plan.document is not document:
                     plan = self._prepared(document)
                 # Without an id no row can be at fault alone.
-                with at_work_for(document.name, document.revision, isolates=bool(ids)):
+                with at_work_for(document.name, document.revision, isolates=bool(ids), in_time=True):
                     snapshot = self._read(plan, ids, min(bytes_max, DOCUMENT_BYTES_MAX))
                     if snapshot.state is None:
                         break
@@ -153,12 +153,8 @@ class Composer:
                 # If its relations have changed since it was applied, that is the more specific error.
                 with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
                     raise
-            except psycopg.Error as error:
+            except psycopg.Error:
                 self._forget(index_name)
-                if takes_too_much(error) and not ids:  # then it does so whatever it is asked for
-                    raise DocumentError.of(
-                        explain_select(error, document.name), document.name, document.revision
-                    ) from error
                 raise
             self._forget(index_name)
             self._catalogue.forget()

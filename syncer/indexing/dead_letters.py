@@ -17,7 +17,7 @@ from typing import TypeVar
 import psycopg
 from psycopg.rows import class_row
 
-from syncer.base.error_policy import Action, decide, kind as kind_of
+from syncer.base.error_policy import TOO_MUCH_KINDS, Action, decide, kind as kind_of
 from syncer.base.errors import NotReadyError
 from syncer.base.formatting import without_values
 from syncer.base.model import ID_BYTES_MAX
@@ -60,7 +60,7 @@ GROUP BY index_name ORDER BY index_name
 """
 _IDS = """
 SELECT id FROM syncer.dead_letter
-WHERE index_name = $1 AND NOT is_id_cut AND id > $2 AND ($4::boolean IS NULL OR $4 = (kind = 'QueryCanceled'))
+WHERE index_name = $1 AND NOT is_id_cut AND id > $2 AND ($4::boolean IS NULL OR $4 = (kind = ANY ($5)))
 ORDER BY id LIMIT $3
 """
 
@@ -168,13 +168,14 @@ def indices(connection: Connection, *, document: str | None = None, id_: str | N
 
 
 def next_ids(
-    connection: Connection, index_name: str, last: str, limit: int, *, was_too_slow: bool | None = None
+    connection: Connection, index_name: str, last: str, limit: int, *, took_too_much: bool | None = None
 ) -> list[str]:
     """Return the ids of one index that can be written again, after the last one of the page before.
 
-    Either those that ``was_too_slow`` to build, whose next try may take as long again, or the others; None for all.
+    Either those that ``took_too_much`` to build, whose next try may take as much again, or the others; None for all.
     """
-    return [id_ for (id_,) in connection.execute(_IDS, (index_name, last, limit, was_too_slow))]
+    parameters = (index_name, last, limit, took_too_much, list(TOO_MUCH_KINDS))
+    return [id_ for (id_,) in connection.execute(_IDS, parameters)]
 
 
 def ids(connection: Connection, index_name: str) -> Iterator[str]:

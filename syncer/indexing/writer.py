@@ -42,9 +42,9 @@ from syncer.base.error_policy import (
     explain_refusal,
     explain_refusals,
     explain_select,
+    failure_of,
     is_of_data,
-    kind,
-    takes_too_much,
+    is_of_some_rows,
 )
 from syncer.base.errors import DocumentError, OvertakenError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
@@ -247,7 +247,7 @@ class Writer:
         except psycopg.Error as error:
             # What else runs now may have taken the memory.
             may_pass = isinstance(error, psycopg.errors.OutOfMemory) and current.attempts < _FAILED_ATTEMPTS_MAX
-            if not (is_of_data(error) or takes_too_much(error)) or (may_pass and len(current.ids) == 1):
+            if not is_of_some_rows(error) or (may_pass and len(current.ids) == 1):
                 raise
             return current.halves() if len(current.ids) > 1 else self._dead_letter_unbuilt(current, error)
         too_large = list(current.batch.too_large.keys() - current.results.keys() - set(again))
@@ -420,7 +420,7 @@ class Writer:
                 bytes_max = self._flow.bytes_max // _SAMPLE
                 batch = self._composer.compose(whole.index_name, ids, bytes_max=bytes_max, resumes=whole.resumes)
             except psycopg.Error as error:
-                if not is_of_data(error):
+                if not is_of_some_rows(error):
                     raise
                 return ids[:_WITNESSES]
         # A model may concern those only that have a field.
@@ -456,7 +456,7 @@ class Writer:
             with at_work_for(document.name, document.revision, isolates=True):
                 places = existing(self._link.connection, document, _ids(created))
         except psycopg.Error as error:
-            if not is_of_data(error):
+            if not is_of_data(error):  # what takes too much is done again in halves
                 raise
             return created  # it fails on a row of theirs or on another one: building them again tells
         return [composition for composition in created if composition.place not in places]
@@ -481,7 +481,7 @@ class Writer:
         try:
             rebuilt = self._composer.compose(document.index_name, list(failed), resumes=current.resumes)
         except psycopg.Error as error:
-            if not is_of_data(error):
+            if not is_of_data(error):  # as above
                 raise
             return list(failed)
         sent = {(composition.id, composition.source, composition.routing) for composition in current.batch.compositions}
@@ -506,12 +506,9 @@ class Writer:
             ids = [id_ for id_ in current.ids if current.results.get(id_) != "dead_lettered"]
             if batch.document is None or not ids:
                 return []
-            why = f"fails on the data: {kind(error)}"
-            if takes_too_much(error):  # no value is in the message
-                why = f"needs more than Postgres gives it: {error.diag.message_primary}"
-            failure = Failure(kind=type(error).__name__, error=f"the SELECT {why}")
+            letter = Failure(kind=type(error).__name__, error=f"the SELECT {failure_of(error)}")
             # Rule: what-has-failed-is-tried-again.
-            self._record(replace(current, batch=batch), batch.document, dict.fromkeys(ids, failure))
+            self._record(replace(current, batch=batch), batch.document, dict.fromkeys(ids, letter))
             self._failing[current.index_name] += 1
             if self._failing[current.index_name] >= _FAILING_MAX:
                 self._require_others(batch.document, error)
@@ -528,9 +525,12 @@ class Writer:
                 snapshot(connection, statement_seconds=1),
             ):
                 ids = some_ids(connection, document, _OTHERS)
-        except (psycopg.errors.QueryCanceled, psycopg.DataError):  # it fails on a row that may be of none of these
-            return
-        read = partial(current_rows, connection, document, lock_seconds=COMPONENT_LOCK_SECONDS)
+        except psycopg.Error as cause:
+            if not is_of_some_rows(cause):
+                raise
+            return  # it fails on a row that may be of none of these
+        seconds = compose.STATEMENT_SECONDS_MAX
+        read = partial(current_rows, connection, document, seconds=seconds, lock_seconds=COMPONENT_LOCK_SECONDS)
         _, failing = isolated(read, ids)
         if 1 < len(failing) == len(ids):
             refusal = explain_select(error, document.name)

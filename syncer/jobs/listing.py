@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from syncer.base.error_policy import at_work_for, is_of_data, takes_too_much
+from syncer.base.error_policy import at_work_for, is_of_some_rows
 from syncer.base.errors import DocumentError
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.documents import affected, queries
@@ -31,8 +31,8 @@ from syncer.jobs.model import CHUNKS_AHEAD, Job, JobKind, JobState, find
 
 _RANGE_CHUNKS = 20
 """How many chunks a range fills."""
-FAN_OUT_SECONDS_MAX = 600.0
-"""How long a fan-out may be listed. An affects query that takes longer may never end; the document is refreshed."""
+LIST_SECONDS_MAX = 600.0
+"""How long a query may list ids; it may never end. Then a fan-out becomes a refresh, and a range lists all its rows."""
 
 _TRY_LOCK = "SELECT pg_try_advisory_lock($1::bigint | ($2::bigint & 4294967295))"
 _UNLOCK = "SELECT pg_advisory_unlock($1::bigint | ($2::bigint & 4294967295))"
@@ -176,11 +176,10 @@ def _list_ids(
     try:
         _list_range(connection, job, document, chunk)
     except (DocumentError, psycopg.Error) as error:
-        cause = error.__cause__ if isinstance(error, DocumentError) else error
-        if job.kind is not JobKind.FAN_OUT or not (is_of_data(cause) or takes_too_much(cause)):
+        if job.kind is not JobKind.FAN_OUT or not is_of_some_rows(error):
             raise
         # The refresh is listed later, so it sees what caused the fan-out.
-        occasion = affected.unresolved(" or ".join(sorted(job.cause or ())), cause)
+        occasion = affected.unresolved(" or ".join(sorted(job.cause or ())), error.__cause__ or error)
         with connection.transaction():
             refresh = queue.create(connection, document, JobKind.REFRESH, occasion=occasion)
             if refresh is not None:
@@ -193,12 +192,9 @@ def _list_range(connection: Connection, job: Job, document: Document, size: int)
     if job.is_listed or job.state is not JobState.WRITING:
         return
 
-    limits: dict[str, Any] = {"lock_seconds": COMPONENT_LOCK_SECONDS}
-    if job.kind is JobKind.FAN_OUT:
-        limits["statement_seconds"] = FAN_OUT_SECONDS_MAX
-
-    def store(ids: sql.Composable) -> None:
-        with reading(connection, document, captured=True, stores=True, **limits):
+    def store(ids: sql.Composable, *, seconds: float = 0) -> None:
+        limits: dict[str, Any] = {"lock_seconds": COMPONENT_LOCK_SECONDS, "statement_seconds": seconds}
+        with reading(connection, document, in_time=seconds > 0, captured=True, stores=True, **limits):
             connection.execute(_PLAN_FREELY, prepare=False)
             span = IdRange()
             if job.kind is not JobKind.FAN_OUT:
@@ -209,13 +205,14 @@ def _list_range(connection: Connection, job: Job, document: Document, size: int)
                 raise psycopg.Rollback  # cancelled meanwhile
 
     if job.kind is JobKind.FAN_OUT:
-        store(affected.touched_by(document, job.cause or ()))
+        store(affected.touched_by(document, job.cause or ()), seconds=LIST_SECONDS_MAX)
         return
-    try:
-        store(sql.SQL(document.dependencies.canonical_select))  # deparsed by Postgres
+    root = document.dependencies.root
+    try:  # deparsed by Postgres
+        store(sql.SQL(document.dependencies.canonical_select), seconds=LIST_SECONDS_MAX if root else 0)
     except DocumentError as error:
         # On a row the SELECT fails. All rows of the root table are listed, so that its document alone is at fault.
-        if document.dependencies.root is None or not is_of_data(error.__cause__):
+        if root is None or not is_of_some_rows(error):
             raise
         store(queries.root_keys(document))
 

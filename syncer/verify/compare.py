@@ -24,9 +24,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+import psycopg
 import structlog
 
-from syncer.base.error_policy import is_of_data, takes_too_much
+from syncer.base.error_policy import failure_of, is_of_data, is_of_some_rows
 from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount
 from syncer.base.lifecycle import Stop
@@ -41,7 +42,7 @@ from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Copy
 from syncer.elasticsearch.shortcomings import Effect
-from syncer.indexing import dead_letters, failover, version
+from syncer.indexing import compose, dead_letters, failover, version
 from syncer.jobs import listing, model
 from syncer.verify import diff
 from syncer.verify.diff import Cause, Drift, DriftKind
@@ -52,6 +53,8 @@ PAGE = 1000
 FIRST_ROWS = 100
 SETTLE_SECONDS = 10.0
 """How long what is in flight may stand still before its documents are called busy."""
+WHOLE_SECONDS_MAX = 3600.0
+"""How long one statement may take for all documents, where no table has their ids. Otherwise as long as a writer's."""
 _PAGE_BYTES_MAX = 4_000_000
 _SEARCHES_MAX = 3
 _SETTLED_AT_ONCE = 200
@@ -175,7 +178,7 @@ def walk(
 ) -> None:
     """Walk both sides, and add to the report what differs once it is settled; ``progress`` is as for `verify`."""
     began = time.monotonic()
-    report.without_id = queries.count_without_id(walking, settler.document)
+    report.without_id = queries.count_without_id(walking, settler.document, seconds=WHOLE_SECONDS_MAX)
     suspects: set[str] = set()
     looked_up = 0
     in_hand: deque[Future[set[str]]] = deque()
@@ -217,7 +220,7 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
         return {*failing, *(drift.id for drift in settler.differing(rows, copies))}
 
     def existing(ids: list[str]) -> set[str]:
-        with reading(walking, document):
+        with reading(walking, document, statement_seconds=compose.STATEMENT_SECONDS_MAX, in_time=True):
             return {row_place.id for row_place in queries.existing(walking, document, ids)}
 
     def only_in_index(ids: list[str]) -> set[str]:
@@ -234,8 +237,9 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
                 yield partial(differing, rows, ()), len(rows), 0
                 chunks, documents = chunks + 1, documents + len(rows)
         except DocumentError as error:
-            if not (is_of_data(error.__cause__) or takes_too_much(error.__cause__)):
+            if not is_of_some_rows(error):
                 raise
+            chunks = PAGE  # so that the next range is shorter
             for rows, failing in _by_id(walking, settler, span):
                 yield partial(differing, rows, failing), max(0, len(rows) - documents), 0
                 documents = max(0, documents - len(rows))
@@ -248,8 +252,9 @@ def _searches(walking: Connection, settler: Settler, stop: Stop) -> Generator[tu
 def _in_range(walking: Connection, document: Document, span: IdRange) -> Iterator[dict[str, Row]]:
     """Yield the documents of a range in one snapshot, the last chunk once it has ended."""
     chunk: dict[str, Row] = {}
+    seconds = compose.STATEMENT_SECONDS_MAX if document.dependencies.root else WHOLE_SECONDS_MAX
     with (
-        reading(walking, document),
+        reading(walking, document, statement_seconds=seconds, in_time=True),
         closing(queries.in_range(walking, document, span, page=PAGE, bytes_max=_PAGE_BYTES_MAX)) as chunks,
     ):
         for rows in chunks:
@@ -260,14 +265,16 @@ def _in_range(walking: Connection, document: Document, span: IdRange) -> Iterato
         yield chunk
 
 
-def _by_id(walking: Connection, settler: Settler, span: IdRange) -> Iterator[tuple[dict[str, Row], set[str]]]:
+def _by_id(walking: Connection, settler: Settler, span: IdRange) -> Iterator[tuple[dict[str, Row], Collection[str]]]:
     """Yield the documents of a range in which the SELECT fails on a row; with each page, the ids of those that fail."""
-    document, read_rows = settler.document, partial(queries.current, settler.connection, settler.document)
+    document = settler.document
+    # Without a root, the ids come from the SELECT, which may not end. To list them takes as long as to compare them.
+    if not document.dependencies.root:
+        queries.count(walking, document, seconds=WHOLE_SECONDS_MAX, in_time=True)
     ids_in_range = queries.ids_in_range(walking, document, span, page=_SETTLED_AT_ONCE)
     with reading(walking, document), closing(ids_in_range) as pages:
         for ids in pages:
-            results, failing = queries.isolated(read_rows, ids)
-            yield dict(ChainMap(*results)), failing
+            yield settler.rows(ids)
 
 
 def _settle(
@@ -316,6 +323,13 @@ class Settler:
         holdings = self.index.holdings
         return (holdings.read if are_suspects else holdings.find)(self.document.target, ids)
 
+    def rows(self, ids: Sequence[str]) -> tuple[dict[str, Row], dict[str, psycopg.Error]]:
+        """Return these documents as the SELECT returns them now, and why others cannot be read, by id."""
+        seconds = compose.STATEMENT_SECONDS_MAX
+        read = partial(queries.current, self.connection, self.document, seconds=seconds)
+        results, failing = queries.isolated(read, ids)
+        return dict(ChainMap(*results)), failing
+
     def differing(self, expected: Mapping[str, Row], copies: Collection[Copy]) -> Iterator[Drift]:
         """Yield how copies differ from the rows with their ids."""
         return diff.compare(expected, copies, values=self.values)
@@ -333,6 +347,9 @@ class Settler:
         """
         settled = Settled()
         undecided = self._compare(ids)
+        # What is in flight does not tell whether they can be read, and reading them again takes as long again.
+        unreadable = [id_ for id_, differing in undecided.items() if differing.drift.kind is DriftKind.UNREADABLE]
+        settled.drifts = [undecided.pop(id_).drift for id_ in unreadable]
         for is_last in (False, False, False, True):
             if not undecided:
                 break
@@ -364,14 +381,15 @@ class Settler:
         for page in (all_ids[start : start + _SETTLED_AT_ONCE] for start in range(0, len(all_ids), _SETTLED_AT_ONCE)):
             read_copies = partial(self.find, page, are_suspects=True)
             copies = retry(read_copies, pause=time.sleep, component="verify") if self.retries else read_copies()
-            read_rows = partial(queries.current, self.connection, self.document)
-            results, failing = queries.isolated(read_rows, page)
-            rows = ChainMap(*results)
+            rows, failing = self.rows(page)
             # Postgres casts the id 007 to 7, which was not asked for.
             expected = {id_: rows[id_] for id_ in page if id_ in rows}
             comparable = [copy for copy in copies if copy.id not in failing]
-            failing |= {id_ for id_ in page if not is_utf8(id_)}
-            drifts = [Drift(id=id_, kind=DriftKind.FAILING) for id_ in failing]
+            drifts = []
+            for id_, error in failing.items():
+                kind = DriftKind.FAILING if is_of_data(error) else DriftKind.UNREADABLE
+                drifts.append(Drift(id=id_, kind=kind, failure=f"the SELECT {failure_of(error)}"))
+            drifts += [Drift(id=id_, kind=DriftKind.FAILING) for id_ in page if not is_utf8(id_)]
             for drift in (*drifts, *self.differing(expected, comparable)):
                 places_and_versions = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
                 differing[drift.id] = Differing(drift, places_and_versions)

@@ -39,6 +39,7 @@ class DriftKind(StrEnum):
     EXTRA = "extra"  # Elasticsearch has it, Postgres does not
     DIFFERENT = "different"  # both have it, with other contents
     FAILING = "failing"  # its SELECT fails on the data
+    UNREADABLE = "unreadable"  # its SELECT takes more time, memory or temporary files than it may
     MISPLACED = "misplaced"  # Elasticsearch has it, or a second copy of it, under another routing
     DUPLICATE = "duplicate"  # searches find it several times, in an index that syncer does not write
 
@@ -78,6 +79,7 @@ class Drift:
         version: The version in Elasticsearch, if it has the document.
         routing: The routing of the copy that should not be where it is.
         error: If it is a dead letter: its error.
+        failure: How its SELECT fails, if it does.
     """
 
     id: str
@@ -87,6 +89,7 @@ class Drift:
     routing: str | None = None
     cause: Cause | None = None
     error: str | None = None
+    failure: str | None = None
 
 
 Compared = tuple[list["Difference"], Cause | None]

@@ -20,10 +20,10 @@ from syncer.documents.registry import Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Copy
-from syncer.indexing import dead_letters
+from syncer.indexing import compose, dead_letters
 from syncer.indexing.dead_letters import DeadLetter
 from syncer.verify.compare import Settled, Settler
-from syncer.verify.diff import Difference, Drift, DriftKind, advice, compare
+from syncer.verify.diff import Cause, Difference, Drift, DriftKind, advice, compare
 
 
 class State(StrEnum):
@@ -42,7 +42,8 @@ _HOW = {
     DriftKind.MISSING: "Missing from the index",
     DriftKind.EXTRA: "The index has it and Postgres does not",
     DriftKind.MISPLACED: "In the wrong place",
-    DriftKind.FAILING: "Its SELECT fails on the data",
+    DriftKind.FAILING: "It cannot be read",
+    DriftKind.UNREADABLE: "It cannot be read",
 }
 
 
@@ -140,16 +141,18 @@ def _in_index(settler: Settler, id_: str, letter: DeadLetter | None) -> InIndex:
         says, hint = f"{error.message}.", error.hint
         if letter is not None and document.suspended is None:
             says = f"Dead-lettered: {letter.error}."
+    drift = next(iter((*settled.drifts, *settled.busy)), None) if settled else None
     # If it is suspended, one side may be unreadable: a table is locked, or the index is gone.
     rows: dict[str, Row] | None = None
     copies: list[Copy] | None = None
-    with suppress(DocumentError, psycopg.errors.LockNotAvailable):
-        rows = queries.current(settler.connection, document, [id_], lock_seconds=COMPONENT_LOCK_SECONDS)
+    if drift is None or drift.failure is None:
+        seconds, lock_seconds = compose.STATEMENT_SECONDS_MAX, COMPONENT_LOCK_SECONDS
+        with suppress(DocumentError, psycopg.errors.LockNotAvailable):
+            rows = queries.current(settler.connection, document, [id_], seconds=seconds, lock_seconds=lock_seconds)
     with suppress(DocumentError), at_work_for(document.name, document.revision):
         copies = settler.index.holdings.read(document.target, [id_])
     row = rows.get(id_) if rows else None
     if settled is not None:
-        drift = next(iter((*settled.drifts, *settled.busy)), None)
         state, says, hint = _verdict(document, settled, drift, exists=row is not None or bool(copies))
     else:
         are_read = rows is not None and copies is not None
@@ -200,6 +203,8 @@ def _verdict(document: Document, settled: Settled, drift: Drift | None, *, exist
     if settled.busy:
         waits = "it is being written" if settled.are_changes_handled else "earlier changes are not handled"
         return State.BUSY, f"{how}; {waits}.", "Run it again. If it stays so, see: syncer status"
+    if drift.failure is not None:
+        return State.UNKNOWN, f"{how}: {drift.failure}.", advice(Cause.DEAD_LETTERED, document)
     says = f"{how}, and no change is in flight." if drift.error is None else f"Dead-lettered: {drift.error}."
     state = State.UNKNOWN if drift.kind is DriftKind.FAILING else State.DIFFERENT
     return state, says, advice(drift.cause, document)

@@ -41,7 +41,7 @@ from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing import dead_letters, failover, marks
+from syncer.indexing import compose, dead_letters, failover, marks
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import chunks, listing, queue
@@ -67,7 +67,7 @@ ATTEMPT_SECONDS = 5.0
 _LETTERS_SECONDS = 60.0
 """How often to try to write a dead letter of each index: its cause may be gone, which no change tells."""
 _SLOW_LETTERS_SECONDS = 3600.0
-"""How often to try one that could not be built in time: it keeps a writer, and Postgres, busy for as long again."""
+"""How often to try one that took too much to build: it keeps a writer, and Postgres, busy for as long again."""
 _STEPS = "job steps"
 """The steps of jobs, in the log and the status: one that fails does not keep chunks from being written."""
 _MARK_SECONDS = 10.0
@@ -272,7 +272,9 @@ class JobWorker:
         """
 
         def existing(ids: list[str]) -> set[Place]:
-            with reading(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
+            seconds = compose.STATEMENT_SECONDS_MAX
+            limits: dict[str, Any] = {"lock_seconds": COMPONENT_LOCK_SECONDS, "statement_seconds": seconds}
+            with reading(connection, document, in_time=True, **limits):
                 return queries.existing(connection, document, ids)
 
         unwritable = 0
@@ -385,9 +387,9 @@ class JobWorker:
                     if not write.result().dead_lettered:
                         numbers[letters] = min(2 * len(ids), self._chunk_documents)
         for letters, number in numbers.items():
-            index_name, was_too_slow = letters
+            index_name, took_too_much = letters
             last = self._retried.get(letters, "")
-            ids = dead_letters.next_ids(connection, index_name, last, number, was_too_slow=was_too_slow)
+            ids = dead_letters.next_ids(connection, index_name, last, number, took_too_much=took_too_much)
             self._retried[letters] = ids[-1] if ids else ""
             if ids:
                 self._retries[letters] = ids, self._writers.submit(index_name, ids, retries=True)

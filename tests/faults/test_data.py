@@ -11,13 +11,14 @@ from structlog.testing import capture_logs
 
 from syncer.capture import triggers
 from syncer.documents import registry
-from syncer.indexing import compose, writer
+from syncer.indexing import compose, dead_letters, writer
 from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind, JobState, find, unfinished
 from syncer.verify.compare import verify
 from syncer.verify.diff import DriftKind
 from tests.faults import harness
 from tests.faults.harness import DEAD_LETTERS, POSTS, SUSPENDED, USER, require_holds
+from tests.support.breakpoints import Plan
 from tests.support.capture import install, written
 from tests.support.world import BLOG_SCHEMA, NOT_PARSED, World, wait_until
 
@@ -120,7 +121,7 @@ def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
 
 def test_a_fan_out_whose_listing_does_not_end_refreshes_all(noted: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other jobs do not wait for it: an affects query over a cycle, say."""
-    monkeypatch.setattr(listing, "FAN_OUT_SECONDS_MAX", 1)
+    monkeypatch.setattr(listing, "LIST_SECONDS_MAX", 1)
     endless = "WITH RECURSIVE r AS (SELECT n.id FROM %(rows)s AS n UNION ALL SELECT r.id FROM r WHERE r.id > 0)"
     (noted.document_folder / "affects" / "notes.sql").write_text(f"{endless} SELECT r.id AS _id FROM r WHERE r.id < 0")
     noted.apply()
@@ -313,6 +314,22 @@ ENDLESS = {
 }
 
 
+def make_tree(world: World, select: str) -> None:
+    """Make the nodes of a tree documents, beside another document; they may have few temporary files if they sort."""
+    shutil.rmtree(world.document_folder)
+    below = "SELECT c.id FROM %(rows)s AS c UNION SELECT n.id FROM nodes AS n JOIN below ON n.parent_id = below.id"
+    affects = f"WITH RECURSIVE below AS ({below}) SELECT below.id AS _id FROM below"
+    world.define("node", select, nodes=affects)
+    world.define("other", "SELECT o.id AS _id, o.v FROM other AS o")
+    world.documents = ("node", "other")
+    world.sql(TREE)
+    if "ORDER BY" in select:
+        world.sql(f"ALTER DATABASE {world.name} SET temp_file_limit = '1MB'")
+        world.sql(f"ALTER DATABASE {world.name} SET work_mem = '64kB'")
+    world.migrate()
+    world.apply()
+
+
 @pytest.mark.parametrize(("field", "spoils"), ENDLESS.values(), ids=ENDLESS)
 def test_a_document_that_takes_too_much_holds_up_no_other(
     empty_world: World, field: str, spoils: str, monkeypatch: pytest.MonkeyPatch
@@ -320,29 +337,82 @@ def test_a_document_that_takes_too_much_holds_up_no_other(
     """It is set aside alone, with the limit that it met, until its row is right. The others are written."""
     monkeypatch.setattr(compose, "STATEMENT_SECONDS_MAX", 1)
     world = empty_world
-    shutil.rmtree(world.document_folder)
-    below = "SELECT c.id FROM %(rows)s AS c UNION SELECT n.id FROM nodes AS n JOIN below ON n.parent_id = below.id"
-    affects = f"WITH RECURSIVE below AS ({below}) SELECT below.id AS _id FROM below"
-    world.define("node", f"SELECT n.id AS _id, {field} AS v FROM nodes AS n", nodes=affects)
-    world.define("other", "SELECT o.id AS _id, o.v FROM other AS o")
-    world.documents = ("node", "other")
-    world.sql(TREE)
-    world.sql(f"ALTER DATABASE {world.name} SET temp_file_limit = '1MB'")
-    world.sql(f"ALTER DATABASE {world.name} SET work_mem = '64kB'")
-    world.migrate()
-    world.apply()
+    make_tree(world, f"SELECT n.id AS _id, {field} AS v FROM nodes AS n")
     with harness.following(world) as follower:
         world.sql(f"UPDATE nodes SET {spoils} WHERE id = 59")
         world.sql("INSERT INTO nodes VALUES (61, 30, 'n61'); INSERT INTO other VALUES (1, 'x')")
         follower.handle()
         [(id_, error)] = world.sql("SELECT id, error FROM syncer.dead_letter")
         assert (id_, world.sql(SUSPENDED)) == ("59", [])
-        assert error.startswith("the SELECT needs more than Postgres gives it: ")
+        reason = "does not end in time" if spoils == "parent_id = id" else "needs more than Postgres gives it"
+        assert error.startswith(f"the SELECT {reason}: ")
+        with world.connect() as connection:
+            index_name = world.index_of("node")
+            for took_too_much, ids in ((True, ["59"]), (False, []), (None, ["59"])):
+                assert dead_letters.next_ids(connection, index_name, "", 9, took_too_much=took_too_much) == ids
         assert "61" in world.held("node")
         assert world.differences("other") == []
         world.sql("UPDATE nodes SET parent_id = 29, name = 'n59', weight = 1 WHERE id = 59")
         follower.drain()
     require_holds(world)
+
+
+LIMITS = ("syncer.indexing.compose:STATEMENT_SECONDS_MAX", "syncer.verify.compare:WHOLE_SECONDS_MAX")
+LIMITED = Plan(constants=dict.fromkeys(LIMITS, 1))
+CYCLE = ENDLESS["a cycle in a tree"][0]
+TOO_MUCH = {
+    **{
+        name: (f"SELECT n.id AS _id, {field} AS v FROM nodes AS n", spoils) for name, (field, spoils) in ENDLESS.items()
+    },
+    "in a condition": (f"SELECT n.id AS _id, n.name FROM nodes AS n WHERE {CYCLE} < 99", "parent_id = id"),
+    "in a group": (f"SELECT 0 + n.id AS _id, max({CYCLE}) AS v FROM nodes AS n GROUP BY 1", "parent_id = id"),
+}
+
+
+@pytest.mark.parametrize(("select", "spoils"), TOO_MUCH.values(), ids=TOO_MUCH)
+def test_what_takes_too_much_is_not_compared_and_hides_no_other(empty_world: World, select: str, spoils: str) -> None:
+    """Verify names it and compares the others; explain says what it takes too much of. Neither waits for ever."""
+    world = empty_world
+    make_tree(world, select)
+    world.sql(f"UPDATE nodes SET {spoils} WHERE id = 59")
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias_of("node"), id="3", refresh=True)
+        client.index(index=world.alias_of("node"), id="4500", document={}, refresh=True)
+    world.sql("DELETE FROM syncer.outbox")  # no change is in flight
+    (report,) = json.loads(world.prints("verify", "node", "--json", code=1, plan=LIMITED))
+    kinds_of_drift = {drift["id"]: drift["kind"] for drift in report["drifts"]}
+    assert kinds_of_drift == {"3": "missing", "4500": "extra", "59": "unreadable"}
+    assert (report["documents"], report["suspended"], report["busy"]) == (59, None, [])
+    reason = {"parent_id = id": "does not end in time: ", "weight = 5000": "needs more than Postgres gives it: "}
+    commands = ("verify node", "explain node 59")
+    told = "".join(world.prints(*command.split(), code=1, plan=LIMITED) for command in commands)
+    assert told.count(f"the SELECT {reason.get(spoils, 'needs more than Postgres gives it: no memory')}") == 2, told
+    assert "Fix the data" in told
+
+
+def test_a_condition_that_never_ends_for_one_row_holds_up_no_job(
+    empty_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backfill lists and writes all others, and sets that one aside."""
+    for module, name in ((compose, "STATEMENT_SECONDS_MAX"), (listing, "LIST_SECONDS_MAX")):
+        monkeypatch.setattr(module, name, 1)
+    world = empty_world
+    make_tree(world, TOO_MUCH["in a condition"][0])
+    world.sql("UPDATE nodes SET parent_id = id WHERE id = 59; UPDATE nodes SET name = 'x' WHERE id = 3")
+    world.backfill("node")
+    assert letters(world) == {"59": "QueryCanceled"}
+    assert world.held("node")["3"] == {"name": "x"}
+
+
+def test_a_select_that_never_ends_cannot_be_compared(empty_world: World) -> None:
+    """If it does not, whatever it is asked for, verify and explain say so, each within its limits."""
+    world = empty_world
+    every = f"SELECT n.id, {CYCLE} AS above FROM nodes AS n OFFSET 0"
+    make_tree(world, f"SELECT t.id AS _id, count(*) AS v FROM ({every}) AS t WHERE t.above < 99 GROUP BY t.id")
+    world.sql("UPDATE nodes SET parent_id = id WHERE id = 59")
+    for command in ("verify node", "explain node 7"):
+        told = world.prints(*command.split(), code=1, plan=LIMITED)
+        assert "The SELECT of node does not end in time: " in told, told
 
 
 FOR_ONE = {

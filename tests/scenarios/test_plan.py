@@ -516,7 +516,7 @@ def test_a_build_reads_what_its_documents_need(empty_world: World) -> None:
             ((explained,),) = connection.execute(query, (["590"],)).fetchall()
             root = json.loads(explained)[0]["Plan"]
             assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 150
-            assert queries.current(connection, document, ["7", "07"]).keys() == {"7"}
+            assert queries.current(connection, document, ["7", "07"], seconds=0).keys() == {"7"}
     world.daemon()
     world.sql("UPDATE items SET name = 'other' WHERE id IN (3, 7); DELETE FROM items WHERE id = 8")
     world.sql("UPDATE marks SET v = 3 WHERE item_id = 11; DELETE FROM marks WHERE item_id = 12")
@@ -581,14 +581,14 @@ def test_a_field_that_depends_on_a_setting_is_noted(blog: World) -> None:
 
 def test_writers_beside_plan_make_no_note(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs with another setting is seen in one snapshot: what writers change meanwhile is no difference."""
-    current = queries.current
+    read = queries.rows
 
     def beside_a_writer(*arguments: Any, **options: Any) -> Any:
-        rows = current(*arguments, **options)
+        rows = read(*arguments, **options)
         blog.sql("UPDATE posts SET title = title || 'x', user_id = 1 + user_id % 50; UPDATE comments SET age = age + 1")
         return rows
 
-    monkeypatch.setattr(queries, "current", beside_a_writer)
+    monkeypatch.setattr(queries, "rows", beside_a_writer)
     select = """SELECT p.id AS _id, p.title, p.user_id,
         (SELECT u.name FROM users AS u WHERE u.id = p.user_id) AS author,
         (SELECT jsonb_agg(c.age ORDER BY c.id) FROM comments AS c WHERE c.post_id = p.id) AS ages FROM posts AS p"""

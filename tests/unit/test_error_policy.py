@@ -15,7 +15,16 @@ from psycopg import errors as pg
 from structlog.testing import capture_logs
 
 from syncer.base import errors
-from syncer.base.error_policy import Action, at_work_for, decide, decide_item, explain, is_away
+from syncer.base.error_policy import (
+    TOO_MUCH_KINDS,
+    Action,
+    at_work_for,
+    decide,
+    decide_item,
+    explain,
+    is_away,
+    is_of_some_rows,
+)
 from syncer.base.errors import DocumentError
 from syncer.base.formatting import without_values
 from syncer.base.lifecycle import Stop, Stopping
@@ -100,6 +109,19 @@ def test_a_row_that_is_found_out_is_dead_lettered() -> None:
         raise pg.DivisionByZero
     with pytest.raises(DocumentError), at_work_for("post", 7, isolates=True):
         raise pg.UndefinedColumn
+
+
+@pytest.mark.parametrize("name", TOO_MUCH_KINDS)
+def test_what_takes_too_much_may_be_due_to_some_rows(name: str) -> None:
+    """A caller that halves what it asks for gets the error itself, also as the cause of a definition's error."""
+    error = getattr(pg, name)("what happened")
+    with pytest.raises(type(error)), at_work_for("post", 7, isolates=True, in_time=True):
+        raise error
+    with pytest.raises(DocumentError) as raised, at_work_for("post", 7, in_time=True):
+        raise error
+    assert is_of_some_rows(error)
+    assert is_of_some_rows(raised.value)
+    assert not is_of_some_rows(DocumentError("its column is gone", document="post", revision=3))
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg, sql
 
-from syncer.base.error_policy import is_of_data, takes_too_much
+from syncer.base.error_policy import is_of_data, is_of_some_rows, takes_too_much
 from syncer.base.lifecycle import clock
 from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection, snapshot, value
 from syncer.documents import queries
+from syncer.documents.affected import over
 from syncer.documents.registry import Document, TableUse
 from syncer.documents.snapshot import Tries
 from syncer.drafts.rules import KEY_TEXTS
@@ -136,12 +137,12 @@ def of_changes(tries: Tries, document: str, use: TableUse) -> Iterator[tuple[str
 
 def _leading_most(tries: Tries, query: str, images: Sequence[tuple[object, ...]]) -> Sequence[tuple[object, ...]]:
     """Return the one of these changed rows that a query leads to the most documents from; all if that fails."""
-    comparison = sql.SQL(_MOST).format(query=sql.SQL(query.replace("$1::jsonb", "tried.image")))
+    comparison = sql.SQL(_MOST).format(query=sql.SQL(over("tried.image", query)))
     try:
         with tries.bounded():
             most = tries.connection.execute(comparison, ([image for (image,) in images],)).fetchone()
     except psycopg.Error as error:
-        if not (takes_too_much(error) or is_of_data(error)):
+        if not is_of_some_rows(error):
             raise
         return images
     return [images[most[0] - 1]] if most else images[:1]
@@ -169,7 +170,7 @@ def measure(
                 if clock() - began >= SECONDS_MAX:
                     break
     except psycopg.Error as error:
-        if not (takes_too_much(error) or is_of_data(error)):
+        if not is_of_some_rows(error):
             raise
         expected = int(_explain(tries.connection, query, parameters)["Plan"]["Plan Rows"])
         failure = str(error.diag.message_primary) if is_of_data(error) else ""

@@ -161,6 +161,19 @@ def test_a_cause_that_comes_just_before_the_listing_is_listed(world: World, conn
     assert set(listed(world, fan_out_job)) == {*posts_of(world, 1, 2), "4711"}
 
 
+@pytest.mark.parametrize("text", ["'$1::jsonb'", "'it''s $1::jsonb'", r"E'a\\ ''$1::jsonb'", 'u."$1::jsonb"'])
+def test_a_literal_that_looks_like_the_changed_rows_stays_one(world: World, connection: Connection, text: str) -> None:
+    """What a query compares with is the same for a few changed rows as for a job."""
+    changed = '(SELECT u.id, u.name AS "$1::jsonb" FROM %(rows)s AS u)'
+    query = f"SELECT p.id AS _id FROM posts AS p JOIN {changed} AS u ON u.id = p.user_id AND p.title <> {text}"
+    add_affects(world, "users", query)
+    world.apply()
+    cause: dict[str, list[Image]] = {"public.users": [{"id": "1", "name": "name 1"}]}
+    fan_out_job = fan_out(connection, cause)
+    list_(connection, fan_out_job)
+    assert set(listed(world, fan_out_job)) == posts_of(world, 1)
+
+
 def test_fan_outs_do_not_wait_for_one_another_and_do_not_pile_up(connection: Connection) -> None:
     """Each is listed at once; while many are being written, causes of any row join the next one."""
     refresh = queue.create(connection, the_document(connection), JobKind.REFRESH)

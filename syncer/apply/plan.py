@@ -246,8 +246,8 @@ def step(
     building = active.building.get(desired.name)
     is_as_wanted = building is not None and _meaning(building) == _meaning(desired)
     # A command may have died after it moved the alias to the new index and before it recorded the move.
-    is_moved = building is not None and indices.exists(building.target, searched_as=current.index)
-    is_there = indices.exists(current.target, searched_as=None if is_moved else current.index)
+    is_moved = building is not None and indices.has_aliases(building.target, searched_as=current.index)
+    is_there = indices.has_aliases(current.target, searched_as=None if is_moved else current.index)
     reason = _obstacle(indices, current, desired) if is_there and is_changed else None
     # A failover may have taken back the record of the move, after the index before was dropped. And an index that was
     # taken over is suspended until the new one takes its place.

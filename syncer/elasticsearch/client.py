@@ -27,7 +27,8 @@ TIMEOUT_SECONDS = 60.0
 """How long a request may take."""
 _PATIENCE_SECONDS = 60.0
 _BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
-_SUCCESSES = range(200, 300)
+_SUCCESSES, _NOT_FOUND = range(200, 300), 404
+_PLAIN = frozenset({None, "application/json"})
 _TAGLINE = "You Know, for Search"
 """Of Elasticsearch, in its response to ``GET /``."""
 _MEDIA_TYPE = re.compile(r"vnd\.elasticsearch\+|; *compatible-with=\d+")
@@ -93,12 +94,17 @@ class ServerTransport(Transport):
             self.product = OPENSEARCH
         # Version 3 names itself in every response. Version 2 does not: a proxy's responses have another form.
         is_of_its_form = "_index" in response or isinstance(response.get("error"), Mapping)
-        is_of_its_form |= meta.status in _SUCCESSES and meta.mimetype in {None, "application/json"}
+        is_of_its_form |= meta.status in _SUCCESSES and meta.mimetype in _PLAIN
         if self.product is OPENSEARCH and (OPENSEARCH_VERSION in meta.headers or is_of_its_form):
             named = {OPENSEARCH_VERSION: "", **meta.headers, PRODUCT: "Elasticsearch"}
             meta = replace(meta, headers=HttpHeaders(named))
         elif version and response.get("tagline") == _TAGLINE:  # before 7.14, it had no header: see `require_supported`
             meta = replace(meta, headers=HttpHeaders({**meta.headers, PRODUCT: "Elasticsearch"}))
+        # A proxy's page must not be taken for an index that is not there. Version 2 answers HEAD without a form.
+        if meta.status == _NOT_FOUND and (self.product is ELASTICSEARCH or meta.mimetype not in _PLAIN):
+            missing = NotFoundError("not found", meta, body)
+            if is_by_another(missing):
+                raise missing
         return TransportApiResponse(meta, body)
 
 

@@ -80,7 +80,7 @@ class Indices:
         """
         target = Target.of_index(Target.of(alias, revision).index_name, epoch)
         meta = {"document": document, "installation": installation}
-        if self.is_there(target):
+        if self.exists(target):
             if takes_over and self._meta(target.index_name).get("installation") == installation:
                 self.settle(target)
                 if self.try_change(target, body) is None:
@@ -243,13 +243,13 @@ class Indices:
         metadata = index_metadata(self._client, index_name, "mappings._doc._meta.syncer")
         return dict(metadata[index_name]["mappings"]["_doc"]["_meta"]["syncer"]) if index_name in metadata else {}
 
-    def exists(self, target: Target, *, searched_as: str | None = None) -> bool:
-        """Whether the index and its write alias exist, and it alone is found through the given search alias."""
+    def has_aliases(self, target: Target, *, searched_as: str | None = None) -> bool:
+        """Whether the index exists with its write alias, and it alone is found through the given search alias."""
         if searched_as is not None and self.searched(searched_as) != [target.index_name]:
             return False
         return target.index_name in self.searched(target.write_alias)
 
-    def is_there(self, target: Target) -> bool:
+    def exists(self, target: Target) -> bool:
         """Whether the index exists, with aliases or without."""
         return bool(self._client.indices.exists(index=target.index_name))
 

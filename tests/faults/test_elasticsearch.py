@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from elasticsearch import ApiError, Elasticsearch
 
+from syncer.base.error_policy import Action, decide, explain
 from syncer.base.model import Composition, Target
 from syncer.base.settings import WorkerSettings
 from syncer.elasticsearch.bulk import BulkOutcome
+from syncer.elasticsearch.client import connect
+from syncer.elasticsearch.indices import Indices
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.servers import ElasticsearchServer
 from syncer.worker.job_loop import JobWorker
@@ -136,6 +139,27 @@ def test_a_command_waits_for_room(narrow: World, proxy: Proxy) -> None:
         completed = narrow.syncer("verify")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "larger than the limit" in completed.stderr
+
+
+ASKED: dict[str, Callable[[Indices, Target], object]] = {
+    "an alias": lambda indices, target: indices.require_free(target.index_name, ""),
+    "an index": Indices.exists,
+    "its aliases": lambda indices, target: indices.hide(target, target.write_alias),
+    "settings": Indices.is_settled,
+}
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_a_page_of_a_proxy_does_not_say_that_something_is_absent(
+    narrow: World, proxy: Proxy, ask: Callable[[Indices, Target], object]
+) -> None:
+    """Its 404 is an error that is retried; only the server's own one says that the name is free."""
+    settings = narrow.settings.elasticsearch.model_copy(update={"url": proxy.address})
+    target = Target.of_index(narrow.index_of())
+    with connect(settings) as client, proxy.spoiling(page(404), path="/"), pytest.raises(ApiError) as raised:
+        ask(Indices(client), target)
+    assert decide(raised.value) is Action.RETRY
+    assert "does not say that it is a search server" in str(explain(raised.value))
 
 
 def test_what_is_too_large_is_split_or_dead_lettered(narrow: World) -> None:

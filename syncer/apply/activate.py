@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+import psycopg
 import structlog
 
 from syncer.apply.plan import NEEDS_INDEX, Plan, PlannedChange, Step, read_active
-from syncer.base.errors import ConfigError, DocumentError, IndexingError
+from syncer.base.errors import ConfigError, DocumentError, IndexingError, SourceError
 from syncer.base.model import Role
 from syncer.base.postgres import AdvisoryLock, Connection, value, without_blocking
 from syncer.base.timeline import TIMELINE
@@ -64,9 +65,9 @@ def carry_out(
     Locking a table that is in use is retried for ``timeout_seconds``.
 
     Raises:
-        SyncerError: A step was refused. The steps before it do no harm; run apply again.
+        SyncerError: A step was refused. Tables that were not captured are released; run apply again.
     """
-    with alone(connection):
+    with alone(connection), ExitStack() as on_failure:
         if decided.active.state() != read_active(connection).state():  # it may have changed while the user was asked
             raise ConfigError(
                 "Another process changed the active definitions since the plan was made",
@@ -80,6 +81,7 @@ def carry_out(
             if decided.active.lost & document.dependencies.tables.keys()
         ]
         queue.mark_incomplete(connection, [document.index_name for document in missed])
+        on_failure.callback(_release, connection, decided, report)
         # Rule: capture-before-the-revision.
         for capture in decided.captures:
             install.install(connection, capture, timeout_seconds=timeout_seconds, waiting=report)
@@ -105,6 +107,7 @@ def carry_out(
                 for document in missed
                 if document.suspended is None
             ]
+        on_failure.pop_all()
         _take_over(indices, steps, decided.active.installation, report)
         for job in refreshes:
             if job is not None and job.kind is JobKind.REFRESH:  # not if it is being loaded, or gone
@@ -123,6 +126,14 @@ def carry_out(
     structlog.get_logger().info("apply.finished", documents=changes, timeline=f"Applied {applied}.")
     TIMELINE.write(connection)  # a command then follows the loads, which may take hours
     return initial_loads
+
+
+def _release(connection: Connection, decided: Plan, report: Callable[[str], None]) -> None:
+    """Remove the new triggers of tables that no active document reads: no daemon may ever read what they write."""
+    with suppress(SourceError, psycopg.Error):  # a table in use is left to the next `syncer apply`
+        for relation in sorted(install.captured(connection).keys() - decided.active.captured.keys()):
+            install.remove(connection, relation, timeout_seconds=0)
+            report(f"triggers of {relation} are removed again")
 
 
 def _take_over(indices: Indices, steps: list[Step], installation: str, report: Callable[[str], None]) -> None:

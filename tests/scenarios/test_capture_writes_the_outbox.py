@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 
 import psycopg
 import pytest
 
 from syncer.apply import activate
-from syncer.base.errors import DefinitionError, SourceError
+from syncer.base.errors import DefinitionError, SourceError, SyncerError
 from syncer.base.model import Change, dump_images
 from syncer.capture import install as capture_install
 from syncer.documents import analyze, definition
@@ -18,7 +18,7 @@ from syncer.lineage import routes
 from syncer.recovery.schema_watch import Watch
 from tests.support import capture as support
 from tests.support.capture import capture_only, forget, plan, triggers, written
-from tests.support.world import World
+from tests.support.world import BLOG_SCHEMA, World
 
 UPDATED: support.Change = ("public.things", "U", {"id": "1"}, {"id": "1"})
 
@@ -284,6 +284,43 @@ def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(world
     forget(world)
     world.sql("UPDATE posts SET body = 'no document reads it' WHERE id = 2")
     assert written(world) == [], "once a narrower definition is active, no more is captured than it reads"
+
+
+@contextmanager
+def taken_alias(world: World, name: str) -> Iterator[None]:
+    """The alias of the document is an index, or leads to an index of another program."""
+    with world.elasticsearch() as client:
+        client.indices.create(index=name, aliases={} if name == world.alias else {world.alias: {}})
+        yield
+        client.indices.delete(index=name)
+
+
+FAILURES: dict[str, Callable[[World], AbstractContextManager[object]]] = {
+    "an index has the alias's name": lambda world: taken_alias(world, world.alias),
+    "the alias is another's": lambda world: taken_alias(world, f"{world.alias}-other"),
+    "a table is in use": lambda world: open_transaction(world, "LOCK TABLE users IN ROW EXCLUSIVE MODE"),
+}
+
+
+@pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
+def test_an_apply_that_fails_leaves_no_trigger_that_nothing_reads(
+    empty_world: World, fails: Callable[[World], AbstractContextManager[object]]
+) -> None:
+    """What they wrote would stay in the outbox, if no daemon ever runs. The next apply ends what it began."""
+    world = empty_world
+    world.sql(BLOG_SCHEMA.read_text())
+    world.migrate()
+    decided, reported = plan(world), list[str]()
+    with fails(world), world.connect() as connection, world.indices() as indices:
+        with pytest.raises(SyncerError):
+            activate.carry_out(connection, indices, decided, report=reported.append, timeout_seconds=0)
+        assert "triggers of public.posts are in place" in reported
+        assert capture_install.captured(connection) == {}
+        assert triggers(world, "posts") == []
+        assert "triggers of public.posts are removed again" in reported
+    world.apply()
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', '')")
+    assert len(written(world)) == 1
 
 
 TABLES = """

@@ -246,10 +246,11 @@ def explain_select(error: psycopg.Error, document: str) -> SyncerError:
             "Otherwise, fix select.sql and run: syncer apply",
         )
     if takes_too_much(error):
+        hint = error.diag.message_hint or "Let select.sql read less, or raise the limit."
+        if isinstance(error, pg.QueryCanceled):
+            hint = "Let select.sql read less. A recursive CTE never ends on a cycle: see docs/dead-letters.md."
         return ComposeError(
-            f"The SELECT of {document} {failure_of(error)}",
-            hint=f"{error.diag.message_hint or 'Let select.sql read less, or raise the limit.'}\n"
-            "It resumes by itself once it can be read.",
+            f"The SELECT of {document} {failure_of(error)}", hint=f"{hint}\nIt resumes by itself once it can be read."
         )
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):

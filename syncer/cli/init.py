@@ -94,9 +94,8 @@ def init(
             folder = _folder(name or drafter.catalogue.find(table).name)
             files, remarks = _of_table(drafter, folder.name, table, referring or ())
             if not force and (folder / "select.sql").exists():
-                remarks = _difference(folder, files["select.sql"])
-                files, more = _of_select(drafter, folder, folder / "select.sql")
-                remarks += more
+                _show_difference(folder, files["select.sql"])  # first: the SELECT that there is may no longer fit
+                files, remarks = _of_select(drafter, folder, folder / "select.sql")
         else:
             if not drafter.catalogue.readable:
                 raise UsageError("The role can read no table. Check postgres.dsn, or run GRANT SELECT as their owner.")
@@ -114,14 +113,15 @@ def _folder(name: str) -> Path:
     return settings.config_folder() / "documents" / plain
 
 
-def _difference(folder: Path, draft: str) -> list[str]:
-    """Return how a new draft differs from the select.sql that there is, which is kept."""
+def _show_difference(folder: Path, draft: str) -> None:
+    """Show how a new draft differs from the select.sql that there is, which is kept."""
     file = folder / "select.sql"
     current_lines = file.read_text("utf-8-sig").splitlines()
     lines = difflib.unified_diff(current_lines, draft.splitlines(), lineterm="", n=1)
     changes = [line for line in lines if not line.startswith(("---", "+++"))]
     title = f"{file} is kept. A new draft differs (--force writes over it):" if changes else f"{file} is a fresh draft"
-    return [title, *changes]
+    for line in (title, *changes):
+        say(f"  {line}", style="dim")
 
 
 def _has_opensearch(settings: ElasticsearchSettings) -> bool:

@@ -79,6 +79,7 @@ class Drafter:
     has_all_columns: bool = False
     is_for_opensearch: bool = False
     _aliases: set[str] = field(default_factory=set)
+    _tenants: set[tuple[frozenset[str], Table]] = field(default_factory=set)
     _notes: dict[str, dict[str, None]] = field(default_factory=dict)
 
     @property
@@ -96,6 +97,9 @@ class Drafter:
         for path in paths:
             naming.add_branches(tree, table, unquoted(path), path)
         row = self._row(table, "document")
+        if not self.has_all_columns:
+            own = (reference for reference in table.references if rules.TENANTS.search(naming.name_of(reference)))
+            self._tenants = {(reference.columns, reference.to) for reference in own}
         columns = [f"{self.id_of(table, row.alias)} AS _id"]
         for name, expression in _renamed(self._fields(row, tree)):
             is_column = expression == self._sql(row.alias, name)
@@ -116,6 +120,9 @@ class Drafter:
         for reference in table.references if row.role != "label" else ():
             is_private = not (self.has_all_columns or reference.columns.isdisjoint(naming.private_columns(table)))
             if is_private or reference is row.parent or reference in table.guards:
+                continue
+            if row.role != "document" and (reference.columns, reference.to) in self._tenants:
+                columns = {name: expression for name, expression in columns.items() if name not in reference.columns}
                 continue
             branch = Branch(None, reference)
             child = self._child(row, branch, tree.get(branch), columns.keys())
@@ -158,7 +165,7 @@ class Drafter:
         if row.role == "row":
             return hidden.union(conditional, table.of_kind("order")[:1]) - key
         hidden = hidden.union(*(reference.columns for reference in table.references))
-        labels = {*table.of_kind("label")} - hidden
+        labels = naming.label_columns(table) - hidden
         if labels or len(table.columns.keys() - hidden) > _COLUMNS_WITHOUT_LABEL_MAX:
             hidden = {*table.columns} - labels
             if hidden - key:

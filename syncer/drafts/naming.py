@@ -82,8 +82,15 @@ def _choices(table: Table) -> Iterator[tuple[int, str, Branch]]:
 
 
 def private_columns(table: Table) -> set[str]:
-    """Return the columns that are bookkeeping, personal or secret; a key never is."""
-    return {*table.of_kind("private")}.difference(table.key)
+    """Return the columns that are bookkeeping, personal or secret; a primary key never is."""
+    keys = table.of_kind("key") if rules.KEY_TABLES.search(rules.snake(table.name)) else ()
+    return {*table.of_kind("private"), *keys}.difference(table.key)
+
+
+def label_columns(table: Table) -> set[str]:
+    """Return the texts that name a row: by their own names, or that of the table, as ``genres.genre``."""
+    texts = {name for name, column in table.columns.items() if column.type.name in rules.TEXTS}
+    return {*table.of_kind("label"), *texts.intersection({table.name.lower(), singular(table.name.lower())})}
 
 
 def condition_columns(table: Table) -> list[str]:
@@ -152,12 +159,16 @@ def name_of_rows(table: Table, reference: Reference) -> str:
 
 def singular(name: str) -> str:
     """Return ``city`` for ``cities``."""
-    return f"{name[:-3]}y" if name.endswith("ies") else name[:-1] if name.endswith("s") and name[-2:] != "ss" else name
+    if re.search(r"(ss|x|sh|[nrt]ch|tus|ias)es$", name):
+        return name[:-2]
+    if name.endswith("ies"):
+        return f"{name[:-3]}y"
+    return name[:-1] if name.endswith("s") and not re.search("(ss|[tr]us)$", name) else name
 
 
 def plural(name: str) -> str:
     """Return ``cities`` for ``city``."""
-    if any(word != singular(word) for word in rules.snake(name).split("_")):
+    if any(word != singular(word) or word in ("data", "metadata") for word in rules.snake(name).split("_")):
         return name
     if re.search(r"[^aeiou]y$", name):
         return f"{name[:-1]}ies"

@@ -21,17 +21,21 @@ _FRACTIONS = frozenset({"float4", "float8", "numeric"})
 _NUMBERS = _FRACTIONS | {"int2", "int4", "int8"}
 TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "name"})
 _BOOKKEEPING = _named(
-    r"^(lock_?version|row_?version|version|xmin|raw_.*|block_name)$",
+    r"^(lock_?version|row_?version|xmin|raw_.*|block_name)$",
     r"^(sign_?in|login)_?count$|^(current|last)_?(sign_?in|log_?in).*|^(failed_attempts|remember_created_at)$",
-    r"^(created|updated|modified|deleted|changed|edited|inserted)_?by(_?id|_?uuid)?$",
+    r"^(created|updated|modified|deleted|changed|edited|inserted)_?by(_?id|_?uuid)?$|^updater(_?id)?$",
     r"^(is_?superuser|is_?staff)$",
 )
 _PERSONAL = _named(
-    r"passw|passphrase|passcode|secret|token|(api|private|access).?key|e.?mail|phone|passport|(tax|national|vat).?(id|n)"
+    r"passw|passphrase|passcode|secret|token|(api|private|access|hmac|signing|share|hashed).?key|(key|lookup)_?hash"
+    r"|credential|authori[sz]ation_?code|user_?agent|e.?mail|phone|passport|tax.?(ident|num|n[or]$)|(national|vat).?(id|n)"
     r"|two_?fa|2fa|(backup|recovery)_?code|session_?state|^home_?(lat|lon|lng|loc|tile)|(^|_)pass_?(hash|crypt|key)"
     r"|card.?number|salary|birth|gender|religion|ethnic|(ip|remote).?addr|(^|_)ip$|(^|_)(sign_in|client)_ip"
     r"|street|post(al)?.?code|zip.?code|(^|_)address(_?(line)?_?\d)?$",
     r"(^|_)(pwd|salt|t?otp|pin|cvv|cvc|mobile|fax|msisdn|ssn|iban|born|dob)(_|$)",
+)
+_COUNT = _named(
+    r"^tokens$|_tokens(_|$)|(token|mail|password|credential)s?_(attempts|count|id|limit|usage|used)$",
 )
 _ORDER = r"^_?(position|pos|sort|sorting|sort_?order|order|ordinal|rank|seq|sequence|idx)$|_(position|rank|order)$"
 _KINDS: tuple[tuple[str, frozenset[str] | None, re.Pattern[str]], ...] = (
@@ -40,15 +44,18 @@ _KINDS: tuple[tuple[str, frozenset[str] | None, re.Pattern[str]], ...] = (
     ("published", _FLAGS, _named(r"^(is_?)?published$")),
     ("published_on", _DATES, _named(r"^published_?(at|on)$")),
     ("private", None, _BOOKKEEPING),
+    ("private", _NUMBERS, _named("^version$")),  # of software, it is a text
     ("flag", _FLAGS, _named("")),  # a flag such as email_verified is not personal
+    ("count", _NUMBERS, _COUNT),
     ("private", None, _PERSONAL),
-    ("changed", None, _named(r"^(updated|modified|changed|last_?modified)(_?(at|on|date|time))?$")),
+    ("private", TEXTS, _named("tax_?id$")),  # of another type, it refers to a tax
+    ("changed", None, _named(r"^(updated|modified|changed|last_?(modified|updated))(_?(at|on|date|time))?$")),
     ("noted", _DATES, _named("created|added|inserted|assigned")),
     ("order", _NUMBERS, _named(_ORDER)),
-    ("locale", None, _named(r"^_?(locale|language|lang|culture)(_?(code|id))?$")),
+    ("locale", None, _named(r"^_?(locale|language|lang|culture)(_?code)?$")),
     ("changed", None, _named("^_")),
     ("key", None, _named(r"^(meta_?)?(k|key)$")),
-    ("label", TEXTS, _named(r"name$|title$|label$|^(login|code|number|slug|handle|symbol|sku|alt|url)$")),
+    ("label", TEXTS, _named(r"name$|title$|label$|^(login|code|number|num|slug|handle|symbol|sku|alt|url)$")),
     ("lat", _FRACTIONS, _named(r"^lat(itude)?$")),
     ("lon", _FRACTIONS, _named(r"^(lon|lng|long|longitude)$")),
 )
@@ -84,6 +91,10 @@ KEYWORD_NAMES = _named(
     r"|filename|number|unit|key|timezone|color|icon)$"
 )
 """Texts that are found as a whole, and by no word in them; the name is in snake case."""
+KEY_TABLES = _named(r"(api|access|signing|license)_?keys?$|credentials?$")
+"""Tables whose column ``key`` is a secret; the name is in snake case."""
+TENANTS = _named("^(tenant|organi[sz]ation|workspace)$")
+"""References to the tenant of a row: a document has one, so what is inside does not repeat it."""
 KEY_SUFFIX = re.compile(r"(_id|_uuid|_key|_fk|_code|(?<=[a-z])(Id|ID|Uuid|Key|Code))$")
 """A reference is named by its column without this: ``user`` by ``user_id``."""
 

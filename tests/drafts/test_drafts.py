@@ -195,3 +195,46 @@ def test_the_types_of_an_extension(bare: World, type_: str, field: str) -> None:
         followed(bare, "one", rows)
     fields = json.loads((bare.config / "documents" / "one" / "index.json").read_text())["mappings"]["properties"]
     assert (fields["v"]["type"], fields["twos"]["properties"]["v"]["type"]) == (field, field)
+
+
+APPLICATIONS = """
+CREATE TABLE workspaces (id int PRIMARY KEY, name text, hmac_key text, signing_key text, slug text, plan text);
+CREATE TABLE languages (id int PRIMARY KEY, code text UNIQUE);
+CREATE TABLE genres (id int PRIMARY KEY, genre text, a int, b int, c int, d int, e int, f int, g int, h int);
+CREATE TABLE books (
+    id int PRIMARY KEY, workspace_id int REFERENCES workspaces, genre_id int REFERENCES genres, version text,
+    user_agent text, prompt_tokens int, tax_name text, share_key text, updater_id int, credentials jsonb
+);
+CREATE TABLE api_keys (
+    id int PRIMARY KEY, book_id int REFERENCES books, key text, "hashedKey" text, name text, version int, pin int
+);
+CREATE TABLE addresses (
+    id int PRIMARY KEY, book_id int UNIQUE REFERENCES books, workspace_id int REFERENCES workspaces, tax_id uuid,
+    city text
+);
+CREATE TABLE book_languages (
+    book_id int REFERENCES books, language_id int REFERENCES languages, main bool, PRIMARY KEY (book_id, language_id)
+);
+CREATE TABLE book_metadata (id int PRIMARY KEY, book_id int REFERENCES books, last_updated date, value text);
+"""
+
+
+def test_what_applications_taught(bare: World) -> None:
+    """Keys and hashes are secrets; counts, rates and versions in words are none; a tenant is shown once."""
+    bare.sql(APPLICATIONS)
+    with closing(Rows(bare.dsn, Random(1))) as rows:
+        rows.write(10)
+        named = ("api_keys", "addresses", "book_languages", "book_metadata")
+        drafted(bare, "books", "--table", "books", *(word for name in named for word in ("--with", name)))
+        followed(bare, "books", rows)
+    mapping = json.loads((bare.config / "documents" / "books" / "index.json").read_text())["mappings"]["properties"]
+    assert {name: [*field.get("properties", ())] for name, field in mapping.items()} == {
+        **{name: [] for name in ("version", "prompt_tokens", "tax_name")},
+        "workspace": ["id", "name", "slug"],
+        "genre": ["id", "genre"],
+        "api_keys": ["id", "name"],
+        "address": ["id", "tax_id", "city"],
+        "languages": ["main", "language"],
+        "metadata": ["id", "value"],
+    }
+    assert mapping["languages"]["properties"]["language"]["properties"].keys() == {"id", "code"}

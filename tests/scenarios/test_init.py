@@ -193,7 +193,7 @@ def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) ->
 
 
 def test_what_is_there_is_kept_and_compared_with_a_new_draft(bare: World) -> None:
-    """Without --force, a second draft is shown as a difference, and only index.json gets what it lacks."""
+    """A second draft is shown as a difference, even if the SELECT fails; only index.json gets what it lacks."""
     bare.sql(BLOG_SCHEMA.read_text())
     drafted(bare, "--table", "posts")
     settings, select = bare.config / "syncer.yaml", bare.config / "documents" / "posts" / "select.sql"
@@ -206,6 +206,10 @@ def test_what_is_there_is_kept_and_compared_with_a_new_draft(bare: World) -> Non
     assert (select.read_text(), settings.read_text()) == (own_select, "# mine\n")
     assert "small" in mapping(bare, "posts")
     assert "Nothing to add" in bare.syncer("init", "--table", "posts").stdout
+    bare.sql("ALTER TABLE posts RENAME body TO words")
+    refused = bare.syncer("init", "--table", "posts")
+    assert ("+    p.words," in refused.stdout, "p.body does not exist" in refused.stderr) == (True, True)
+    assert select.read_text() == own_select
     drafted(bare, "--table", "posts", "--force")
     assert ("p.subtitle" in select.read_text(), settings.read_text()) == (True, "# mine\n")
 

@@ -103,14 +103,16 @@ def _audit(
             ignored=ignored,
             settle_seconds=settle_seconds,
             values=values,
-            progress=lambda done, looked_up: show(
-                f"{done:,}" + (f"; {looked_up:,} of the index looked up in Postgres" if looked_up else "")
-            ),
+            progress=lambda done, looked_up: show(_progress(f"{done:,}", looked_up)),
         )
     _show_report(report)
     for line in _audit_advice(report):
         say(line, style="dim")
     _end([report], as_json=as_json)
+
+
+def _progress(count: str, looked_up: int) -> str:
+    return f"{count}; {looked_up:,} of the index looked up in Postgres" if looked_up else count
 
 
 def _audit_advice(report: AuditReport) -> Iterator[str]:
@@ -181,10 +183,7 @@ def compared(
                     settle_seconds=settle_seconds,
                     values=values,
                     repair=partial(_write_again, servers, document, show) if repair else None,
-                    progress=lambda done, looked_up: show(
-                        f"{done:,} of {max(done, expected):,}"
-                        + (f"; {looked_up:,} of the index looked up in Postgres" if looked_up else "")
-                    ),
+                    progress=lambda done, looked_up: show(_progress(f"{done:,} of {max(done, expected):,}", looked_up)),
                 )
     except DocumentError as error:
         report.suspended = f"{error.message}\n{error.hint}"

@@ -45,6 +45,8 @@ VALUES = [
     ("json", r"""'{"text": "\u0000\ud800", "number": 1e999999}'"""),
     ("jsonb", '\'{"a": [12345678901234567890, null, 1.50, "1.50", 1e400]}\''),
     ("point", "'(0,-0)'"),
+    ("tstzmultirange", "'{[2020-03-04 12:00+03,)}'"),
+    ("money", "'-1234.56'"),
 ]
 TYPES = """
 CREATE TYPE status AS ENUM ('sad', 'so so');
@@ -54,6 +56,7 @@ CREATE TYPE pair AS (n int, t text);
 ODD_SETTINGS = """
 SET LOCAL DateStyle = 'SQL, DMY'; SET LOCAL IntervalStyle = 'sql_standard'; SET LOCAL extra_float_digits = -9;
 SET LOCAL TimeZone = 'Asia/Kathmandu'; SET LOCAL bytea_output = 'escape'; SET LOCAL xmloption = document;
+SET LOCAL quote_all_identifiers = on; SET LOCAL array_nulls = off; SET LOCAL standard_conforming_strings = off;
 """
 RECORDS = """
 SELECT row_to_json(o)::text

@@ -28,9 +28,10 @@ from syncer.documents.definition import Definition
 from syncer.documents.registry import Dependencies, Lead, TableUse
 from syncer.lineage import fingerprint, routes
 from syncer.lineage.build import COMPETE, MERGES, read_graph
-from syncer.lineage.catalog import Probe, Read, probe, unnamed_column
+from syncer.lineage.catalog import Probe, Read, probe, reads, unnamed_column
 from syncer.lineage.fingerprint import Shape
 from syncer.lineage.graph import Graph, Node, Path
+from syncer.lineage.parser import UnreadableError
 from syncer.lineage.routes import ROWS_MARK, Route, changed_rows
 from syncer.lineage.scope import PLAIN_TYPES, numbers
 
@@ -87,7 +88,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     if graph.competes:
         root = root_key = None  # ranges of its ids would each compute the whole SELECT
     used = {}
-    placing = _placing(connection, probed, file)
+    placing = _placing(connection, probed)
     readings = [(node, path) for node in graph.nodes for path in paths[node.number]]
     derived_routes = list(zip(readings, routes.routes(connection, readings, id_type), strict=True))
     for read in probed.reads:
@@ -112,7 +113,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     )
 
 
-def _placing(connection: Connection, probed: Probe, file: str) -> dict[str, frozenset[str] | None] | None:
+def _placing(connection: Connection, probed: Probe) -> dict[str, frozenset[str] | None] | None:
     """Return the columns that decide which documents there are, and where, by table; None for a table of which any may.
 
     They are those that the SELECT reads without its fields: without a change of them, no document moves to another
@@ -136,10 +137,10 @@ def _placing(connection: Connection, probed: Probe, file: str) -> dict[str, froz
             plan = connection.execute(sql.SQL("EXPLAIN " + probed.canonical)).fetchall()
         if any("ProjectSet" in line for (line,) in plan):
             return None
-        reads = probe(connection, placed.sql(dialect="postgres"), file).reads
-    except (DefinitionError, psycopg.DataError):
+        placing = reads(connection, placed.sql(dialect="postgres"))
+    except (UnreadableError, psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError):
         return None
-    return {read.relation: None if read.is_whole or read.virtual else read.columns or None for read in reads}
+    return {read.relation: None if read.is_whole or read.virtual else read.columns or None for read in placing}
 
 
 def _shapes(connection: Connection, probed: Probe, used: dict[str, TableUse]) -> dict[str, Shape]:

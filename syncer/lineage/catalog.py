@@ -289,6 +289,19 @@ def _probe(connection: Connection, query: str, file: str) -> Probe:
     )
 
 
+def reads(connection: Connection, canonical: str) -> tuple[Read, ...]:
+    """Return what a query reads that names all as a canonical one does; it is not judged, as `probe` does.
+
+    Raises:
+        UnreadableError: It, or a view that it reads, cannot be parsed.
+    """
+    with connection.transaction(force_rollback=True):
+        connection.execute(sql.SQL(_AGAIN).format(sql.Identifier("syncer_probe"), sql.SQL(canonical)))
+        stored = connection.execute(_STORED).fetchall()
+        trees = [parser.parsed(text) for *_, text in stored]
+        return tuple(_reads(connection, [rule for rule, *_ in stored], trees))
+
+
 def _require_same_calls(connection: Connection, views: Mapping[str, str], file: str) -> None:
     """Refuse views, the first of which is the file's, whose canonical queries call other functions or operators.
 

@@ -128,7 +128,7 @@ class Graph:
     def _tests(self, number: int, trail: Collection[int]) -> tuple[exp.Expr, ...]:
         """Return what must hold for the row at a node if rows at all nodes of a way matter together."""
         tests = [test for test in self.tests if test.target == number and not test.sources.isdisjoint(trail)]
-        return tuple({test.condition.sql(): test.condition for test in tests}.values())
+        return tuple(dict.fromkeys(test.condition for test in tests))
 
     def _trails(
         self, start: Node, keys: Keys, *, avoided: Collection[int] = ()
@@ -162,9 +162,9 @@ class Graph:
 
     def _conditions(self, number: int, placed: Collection[int]) -> tuple[exp.Binary, ...]:
         """Return all conditions between a node and the placed ones; each holds for both, whatever its direction."""
-        conditions = {
-            edge.condition.sql(): edge.condition
+        conditions = (
+            edge.condition
             for edge in self.edges
             if (edge.source == number and edge.target in placed) or (edge.target == number and edge.source in placed)
-        }
-        return tuple(conditions.values())
+        )
+        return tuple(dict.fromkeys(conditions))

@@ -8,6 +8,7 @@ from it. The tables of a subquery inside it are missing from the tree, and need 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import sqlglot
@@ -25,8 +26,9 @@ class UnreadableError(Exception):
     """A query cannot be parsed; the message is the place in it."""
 
 
+@lru_cache(maxsize=32)
 def parsed(query: str) -> exp.Query:
-    """Parse a canonical query.
+    """Parse a canonical query. The tree is shared by all callers.
 
     Raises:
         UnreadableError: It has syntax that is not understood and is not inside a call.

@@ -29,13 +29,14 @@ _ROWS_ITEM = "%(rows)s"
 # Only the columns that are read, by name: no other column of the table has an effect. An image holds each value as
 # text, which Postgres parses like any input. For a json column, however, the string itself would become the value, so
 # it is read as text and cast. Also, an image lacks some columns, but a domain may refuse nulls: so a domain is replaced
-# by its base type. A type has no modifier: what the table has accepted is not checked again.
+# by its base type. A type has no modifier: what the table has accepted is not checked again. Postgres expects many more
+# rows than there are, and would read all of pg_attribute, but for OFFSET 0.
 _ROWS = """
 WITH RECURSIVE type (position, number, name, oid, collated) AS (
     SELECT asked.position, attnum, attname, atttypid, attcollation
-    FROM jsonb_array_elements($1) WITH ORDINALITY AS asked (table_columns, position)
-    JOIN pg_attribute ON attrelid = (table_columns ->> 0)::regclass AND table_columns -> 1 ? attname::text
-    WHERE NOT attisdropped
+    FROM jsonb_array_elements($1) WITH ORDINALITY AS asked (table_columns, position) CROSS JOIN LATERAL (
+        SELECT * FROM pg_attribute WHERE attrelid = (table_columns ->> 0)::regclass OFFSET 0
+    ) AS a WHERE table_columns -> 1 ? attname::text AND NOT attisdropped
     UNION ALL
     SELECT y.position, y.number, y.name, t.typbasetype, y.collated
     FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'

@@ -26,7 +26,7 @@ _FLOAT_TYPE = re.compile("double precision|real")
 _NAMED = frozenset({"jsonb_agg", "json_agg_strict", "jsonb_agg_strict", "json_arrayagg", "xmlagg"})
 _RETURNING = re.compile(r" RETURNING jsonb?\b")
 """What Postgres adds to JSON_ARRAYAGG, and the parser does not know."""
-_VIEWS = "SELECT pg_get_viewdef(view.oid) FROM unnest($1::text[]::regclass[]) AS view (oid) ORDER BY view.oid"
+_VIEWS = "SELECT btrim(pg_get_viewdef(oid), '; ') FROM unnest($1::text[]::regclass[]) AS oid ORDER BY oid"
 _FLOAT_COLUMNS = """
 SELECT attname::text FROM pg_attribute
 WHERE attrelid = ANY ($1::text[]::regclass[]) AND atttypid IN ('real'::regtype, 'double precision'::regtype)

@@ -28,7 +28,6 @@ from syncer.base.model import is_utf8
 from syncer.base.postgres import Connection
 from syncer.documents import definition, queries
 from syncer.documents.definition import Definition
-from syncer.documents.queries import Row
 from syncer.documents.registry import Document, TableUse
 from syncer.documents.snapshot import Tries
 from syncer.elasticsearch.bulk import Index
@@ -38,7 +37,7 @@ from syncer.elasticsearch.indices import Indices
 _REFUSALS = (SyncerError, ApiError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
 _BUILDS = 3
 """How many documents are built apart, to see what one costs."""
-_TRIALS_MAX = 4
+_TRIALS_MAX = 8
 """How many samples are in memory, and written at once: Elasticsearch handles changes of its indices together."""
 _CLEANUP_SECONDS_MAX = 10.0
 """How long a command that ends early waits for the trials in progress, if Elasticsearch does not answer."""
@@ -187,8 +186,10 @@ def read(
                 with previewed.refusals(loaded.name):
                     takes_over = not {"*", loaded.name}.isdisjoint(take_over)
                     step = plan.step(connection, indices, loaded, active, takes_over=takes_over)
-                    steps.append(previewed.formed(step))
-                    previewed.preview(steps[-1], is_tried=step.is_new_revision or not only_changed)
+                    steps.append(previewed.begin(step, is_tried=step.is_new_revision or not only_changed))
+        for step in steps:  # while Elasticsearch handles the last samples
+            if step.document.name in previewed.sampled:
+                previewed.complete(step)
     decided = plan.assemble(connection, steps, active, remove=remove)
     documents = previewed.documents
     for name, refused in previewed.refused.items():
@@ -221,6 +222,8 @@ class _Previewed:
     documents: dict[str, DocumentPreview] = field(default_factory=dict)
     refused: dict[str, list[PlanProblem]] = field(default_factory=dict)
     missing: list[MissingIndex] = field(default_factory=list)
+    sampled: dict[str, list[str]] = field(default_factory=dict)
+    """The ids of the samples that were taken, by document."""
     _trials: deque[tuple[str, Future[list[PlanProblem]]]] = field(default_factory=deque)
     """The trials in progress, by document: Elasticsearch writes samples while Postgres is asked about the next."""
 
@@ -234,18 +237,32 @@ class _Previewed:
             problem = PlanProblem(PlanSeverity.REFUSED, shown.message, shown.hint)
             self.refused.setdefault(name, []).append(problem)
 
-    def formed(self, step: Step) -> Step:
-        """Try which form of the query builds documents with less work; what is refused is said by `document`."""
-        apart_max = None
-        with suppress(*_REFUSALS):
-            select = step.document.dependencies.canonical_select
+    def begin(self, step: Step, *, is_tried: bool) -> Step:
+        """Begin to preview a definition; return its step, with the form of its query that builds with less work."""
+        document, count = step.document, None
+        select = document.dependencies.canonical_select
+        with self.refusals(document.name) if is_tried else suppress(*_REFUSALS):
             with closing(Tries(self.connection, seconds=cost.SECONDS_MAX)) as tries:
-                # Of the smallest ids, a merge of two sorted sides would read the least.
-                id_ = queries.greatest_id(tries, select)
-                if id_ is not None and is_utf8(id_):
-                    apart_max = cost.apart_max(tries, step.document, id_)
-        document = step.document if apart_max is None else replace(step.document, apart_max=apart_max)
-        return replace(step, document=document)
+                ids, count = queries.sampled_ids(tries, select) if is_tried else ([], None)
+                with suppress(*_REFUSALS):  # what is refused is said by the sample
+                    # Of the smallest ids, a merge of two sorted sides would read the least.
+                    id_ = max(ids, key=lambda id_: (len(id_), id_)) if count else queries.greatest_id(tries, select)
+                    apart_max = cost.apart_max(tries, document, id_) if id_ and is_utf8(id_) else None
+                    if apart_max is not None:
+                        step = replace(step, document=replace(document, apart_max=apart_max))
+            if is_tried:
+                count, rows, failures = trial.take_sample(self.connection, step.document, ids, count)
+                self._begin_trial(step, rows, failures)
+                self.sampled[document.name] = list(rows)
+        self.documents[document.name] = DocumentPreview(
+            name=document.name,
+            index=document.index,
+            suspended=step.suspended,
+            outcome=step.change,
+            reason=step.reason,
+            documents=count,
+        )
+        return step
 
     @contextmanager
     def trials(self) -> Iterator[None]:
@@ -280,24 +297,21 @@ class _Previewed:
             self.documents[name] = replace(self.documents[name], problems=_worst_first(problems))
         self._trials.popleft()
 
-    def preview(self, step: Step, *, is_tried: bool) -> None:
-        """Try a definition and its queries, unless nothing of it changes."""
-        document, tables = step.document, list[TablePreview]()
-        count, rows, problems = None, dict[str, Row](), list[PlanProblem]()
-        if is_tried:
-            with self.refusals(document.name):
-                count, rows, failures = trial.take_sample(self.connection, document)
-                self._begin_trial(step, rows, failures)
-                problems += trial.notes(self.connection, document, rows)
-            tries = Tries(self.connection, seconds=cost.SECONDS_MAX)
-            with self.refusals(document.name), closing(tries):
-                samples = [([id_],) for id_ in list(rows)[:_BUILDS]]
-                build = queries.query_of(queries.BUILD, document, documents=1)
-                measured, missing = cost.measure(tries, build, samples, document=document.name)
-                self.missing += missing
-                if measured is not None and measured.is_slow and not missing:
-                    problems.append(_costly(measured))
-                tables = [self._table(tries, document, use) for _, use in sorted(document.dependencies.tables.items())]
+    def complete(self, step: Step) -> None:
+        """Add what the fields of a definition depend on, and what its queries cost."""
+        document, tables, problems = step.document, list[TablePreview](), list[PlanProblem]()
+        ids = self.sampled[document.name]
+        with self.refusals(document.name):
+            problems += trial.notes(self.connection, document, ids)
+        tries = Tries(self.connection, seconds=cost.SECONDS_MAX)
+        with self.refusals(document.name), closing(tries):
+            samples = [([id_],) for id_ in ids[:_BUILDS]]
+            build = queries.query_of(queries.BUILD, document, documents=1)
+            measured, missing = cost.measure(tries, build, samples, document=document.name)
+            self.missing += missing
+            if measured is not None and measured.is_slow and not missing:
+                problems.append(_costly(measured))
+            tables = [self._table(tries, document, use) for _, use in sorted(document.dependencies.tables.items())]
         for table in tables:
             for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
                 message = (
@@ -309,16 +323,9 @@ class _Previewed:
                     "texts, as in posts.id::text = events.subject_id, instead of a cast of the text."
                 )
                 problems.append(PlanProblem(PlanSeverity.WARNING, message, action))
-        self.documents[document.name] = DocumentPreview(
-            name=document.name,
-            index=document.index,
-            suspended=step.suspended,
-            outcome=step.change,
-            reason=step.reason,
-            documents=count,
-            tables=tuple(tables),
-            problems=_worst_first(problems),
-        )
+        begun = self.documents[document.name]
+        problems = [*begun.problems, *problems]
+        self.documents[document.name] = replace(begun, tables=tuple(tables), problems=_worst_first(problems))
 
     def _table(self, tries: Tries, document: Document, use: TableUse) -> TablePreview:
         affects = []

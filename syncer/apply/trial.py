@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import islice
 
 import psycopg
 from psycopg import errors as pg
@@ -30,7 +29,7 @@ from syncer.base.postgres import SESSION, Connection
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
-from syncer.documents.snapshot import Tries, reading
+from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index, Rejection
 from syncer.elasticsearch.indices import Indices
 from syncer.elasticsearch.reader import Copy
@@ -76,7 +75,8 @@ WITH RECURSIVE type (oid) AS (
     UNION SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint AS k JOIN type ON k.contypid = type.oid
 )
 SELECT DISTINCT format('%s of %I', p.oid::regprocedure, r.rolname)
-FROM caller JOIN pg_depend AS d ON d.classid = caller.class AND d.objid = caller.oid
+FROM caller
+CROSS JOIN LATERAL (SELECT * FROM pg_depend WHERE classid = caller.class AND objid = caller.oid OFFSET 0) AS d
 JOIN pg_proc AS p ON p.oid = d.refobjid AND d.refclassid = 'pg_proc'::regclass JOIN pg_roles AS r ON r.oid = p.proowner
 WHERE p.pronamespace <> 'pg_catalog'::regnamespace AND r.rolname <> current_user AND NOT r.rolsuper ORDER BY 1
 """
@@ -104,17 +104,18 @@ class PlanProblem:
     action: str = ""
 
 
-def take_sample(connection: Connection, document: Document) -> tuple[int | None, dict[str, Row], dict[str, str]]:
-    """Build the documents to try.
+def take_sample(
+    connection: Connection, document: Document, ids: list[str], count: int | None
+) -> tuple[int | None, dict[str, Row], dict[str, str]]:
+    """Build the documents with these ids, to try them; count all, unless that is done.
 
     Returns:
         The number of all documents, None if counting took too long or failed; those to try, by id; why others fail.
     """
-    sample, failures = _build(connection, document)
-    count = None
+    sample, failures = _build(connection, document, ids)
     try:
         with suppress(pg.QueryCanceled):
-            count = queries.count(connection, document, seconds=_COUNT_SECONDS_MAX)
+            count = count if count is not None else queries.count(connection, document, seconds=_COUNT_SECONDS_MAX)
     except DocumentError as error:
         if (message := _message(error)) not in failures.values():
             failures[""] = message
@@ -131,14 +132,13 @@ def write_sample(
     """
     document = step.document
     live = None if step.change in NEEDS_INDEX else document.target
-    problems: list[PlanProblem] = []
     with indices.scratch(
         document=document.name,
         alias=document.index,
         body=document.index_body,
         live=live,
         has_routing=document.dependencies.has_routing,
-    ) as target:
+    ) as (target, shortcomings):
         if document.dependencies.has_routing:
             index.holdings.shards(target)  # refuses a server that routes otherwise than syncer computes
         # Unmoved, since the index is empty: other shards have nothing to delete, nor the log of deletes to keep.
@@ -153,9 +153,10 @@ def write_sample(
             _require_tried(document, outcome.rejections)
         tried = sample.keys() - {composition.id for composition in untried}
         indexed = {id_: sample[id_] for id_ in tried - {refused.composition.id for refused in rejections}}
-        problems += _read_back(indexed, index.holdings.read(target, list(indexed)))
+        problems = list(_read_back(indexed, index.holdings.read(target, list(indexed))))
         shown = live.index_name if live else f"a new index for {document.name}"
-        for shortcoming in index.holdings.shortcomings(target):
+        # What documents have added to the mapping matters only if they are not read back.
+        for shortcoming in index.holdings.shortcomings(target) if problems else shortcomings:
             message = shortcoming.problem.replace(target.index_name, shown)
             problems.append(PlanProblem(PlanSeverity.WARNING, message, shortcoming.advice))
     shown_number = amount(len(tried) + sum(map(bool, failures)), "sampled document")
@@ -172,14 +173,12 @@ def _require_tried(document: Document, rejections: list[Rejection]) -> None:
             )
 
 
-def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str]]:
+def _build(connection: Connection, document: Document, ids: list[str]) -> tuple[dict[str, Row], dict[str, str]]:
     """Return the sample, and why the SELECT fails on other documents, by id.
 
     The first request is for one document, and each for 16 times as many as the one before, if they fit when they are
     like those. After a failure it begins with one document again, to find the one at fault.
     """
-    with closing(Tries(connection, seconds=SECONDS_MAX)) as tries:
-        ids = queries.sampled_ids(tries, document.dependencies.canonical_select)
     size, began = 1, clock()
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
@@ -243,7 +242,7 @@ def _read_back(rows: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem
         )
 
 
-def notes(connection: Connection, document: Document, sample: dict[str, Row]) -> Iterator[PlanProblem]:
+def notes(connection: Connection, document: Document, ids: list[str]) -> Iterator[PlanProblem]:
     """Yield what fields depend on besides the rows: an order that nothing determines, and settings of the session."""
     from syncer.lineage.unordered import unordered_fields  # noqa: PLC0415 - it imports sqlglot, which is slow to load
 
@@ -276,7 +275,7 @@ def notes(connection: Connection, document: Document, sample: dict[str, Row]) ->
         )
     depending: dict[str, set[str]] = {}
     with suppress(pg.QueryCanceled):
-        for setting, fields in _depending(connection, document, list(islice(sample, _TRIED_AGAIN_MAX))):
+        for setting, fields in _depending(connection, document, ids[:_TRIED_AGAIN_MAX]):
             depending.setdefault(setting, set()).update(fields - unordered - rounded - arbitrary)
     for setting, names in depending.items():
         if names:

@@ -53,10 +53,11 @@ _NO_ROUTING = sql.SQL("NULL::text")
 _IN_RANGE = _DOCUMENTS + "({select}) AS d WHERE {condition}"
 
 _SOME_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1"
+_COUNTED_IDS = _SOME_IDS.replace(" FROM", ", count(*) OVER () FROM", 1)
 SAMPLE_MAX = 200
 """How many documents a sample has at most."""
 _GREATEST_ID = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY d._id DESC LIMIT $1"
-_FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
+_FIRST_IDS = "SELECT d._id::text, NULL::bigint FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
 
 # The order must be the one that Postgres itself defines for `<`: that of an operator class of a user's may be another.
 _HAS_INDEX = """
@@ -334,25 +335,26 @@ def some_ids(connection: Connection, document: Document, limit: int) -> list[str
     return [row[0] for row in connection.execute(query_of(_SOME_IDS, document), (limit,))]
 
 
-def sampled_ids(tries: Tries, select: str) -> list[str]:
-    """Return ids from the whole of a SELECT, the same ones each time; the first ones if that fails or takes too long.
+def sampled_ids(tries: Tries, select: str) -> tuple[list[str], int | None]:
+    """Return ids from the whole of a SELECT, the same ones each time, and how many there are in all.
 
-    There is none if no document can be read in time.
+    If that fails or takes too long, they are the first ones, and None; there is none if no document is read in time.
     """
-    return _ids(tries, select, (_SOME_IDS, _FIRST_IDS), limit=SAMPLE_MAX)
+    rows = _ids(tries, select, (_COUNTED_IDS, _FIRST_IDS), limit=SAMPLE_MAX)
+    return [row[0] for row in rows], rows[0][1] if rows else None
 
 
 def greatest_id(tries: Tries, select: str) -> str | None:
     """Return the greatest id of a SELECT, or another if that takes too long; None if there is none in time."""
-    return next(iter(_ids(tries, select, (_GREATEST_ID, _FIRST_IDS), limit=1)), None)
+    return next((row[0] for row in _ids(tries, select, (_GREATEST_ID, _FIRST_IDS), limit=1)), None)
 
 
-def _ids(tries: Tries, select: str, templates: Sequence[str], *, limit: int) -> list[str]:
+def _ids(tries: Tries, select: str, templates: Sequence[str], *, limit: int) -> list[tuple[Any, ...]]:
     for template in templates:
         query = sql.SQL(template).format(select=sql.SQL(select))
         try:
             with tries.bounded():
-                return [row[0] for row in tries.connection.execute(query, (limit,))]
+                return tries.connection.execute(query, (limit,)).fetchall()
         except psycopg.Error as error:
             if not is_of_some_rows(error):
                 raise

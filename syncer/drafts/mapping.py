@@ -104,7 +104,7 @@ class _Sample:
     def documents(self) -> list[dict[str, Any]]:
         """The documents; they are read once, if they are needed."""
         with closing(Tries(self.connection, seconds=_SAMPLE_SECONDS)) as tries:
-            ids = queries.sampled_ids(tries, self.select)
+            ids, _ = queries.sampled_ids(tries, self.select)
         return self._sampled(sql.SQL(_SAMPLE_QUERY), ids)
 
     def values(self, path: tuple[str, ...]) -> list[Any]:

@@ -23,7 +23,7 @@ from syncer.base.errors import IndexingError
 from syncer.base.model import WRITE_SUFFIX, Target
 from syncer.elasticsearch.client import product
 from syncer.elasticsearch.reader import Holdings, index_metadata
-from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, Effect, metadata_block
+from syncer.elasticsearch.shortcomings import GC_DELETES_SECONDS, Effect, Shortcoming, find, metadata_block
 
 _REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 
@@ -87,21 +87,34 @@ class Indices:
                     return target
             target = Target.of_index(f"{target.index_name}-{uuid4().hex[:8]}", epoch)
         announce(target)
-        aliases = {"aliases": removed} if (removed := self._create(document, target, body, meta)) else {}
-        settings = self._settings(target)
+        self._create(document, target, body, meta)
+        index, _ = self._inspect(target, target.index_name)
+        settings, aliases = index["settings"], {"aliases": index["aliases"]} if index["aliases"] else {}
         # Recorded first, so that the settings to restore are known whatever happens. They may stem from a template.
         self._put_meta(target, {**meta, "settled": {name: settings.get(name) for name in _LOAD}, **aliases})
         self._put_without_copies(target, _LOAD, settings)
-        self._require_sound(target, target.index_name)
         if replaced is not None:
             self._require_aliases_fit(replaced, target)
         return target
 
-    def _require_sound(self, target: Target, shown: str, *, has_routing: bool = True) -> None:
-        """Refuse a new index that would not keep documents as they are written; ``shown`` is what to call it."""
-        for shortcoming in self._holdings.shortcomings(target, has_routing=has_routing):
+    def _inspect(
+        self, target: Target, shown: str, *, has_routing: bool = True
+    ) -> tuple[dict[str, Any], list[Shortcoming]]:
+        """Remove the aliases that templates have added to a new index; return it with them alone, and its shortcomings.
+
+        Raises:
+            IndexingError: It would not keep documents as they are written. The message calls it ``shown``.
+        """
+        answer = self._holdings.described(target)
+        shortcomings, index = list(find(target, answer, has_routing=has_routing)), answer[target.index_name]
+        index["aliases"].pop(target.write_alias, None)
+        if index["aliases"]:  # while it is empty, so that no search finds a document twice
+            removals = [removal(target.index_name, alias) for alias in index["aliases"]]
+            self._client.indices.update_aliases(actions=removals)
+        for shortcoming in shortcomings:
             if shortcoming.effect in (Effect.REFUSES, Effect.ALTERS):
                 raise IndexingError(shortcoming.problem.replace(target.index_name, shown), hint=shortcoming.advice)
+        return index, shortcomings
 
     def _require_aliases_fit(self, replaced: Target, target: Target) -> None:
         """Refuse a new index that an alias cannot move to, before it is loaded: its filter may need another mapping."""
@@ -117,8 +130,8 @@ class Indices:
 
     def _create(
         self, document: str, target: Target, body: Mapping[str, Any], meta: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Create an index that only its write alias leads to; return the aliases that templates have added to it."""
+    ) -> None:
+        """Create an index with its write alias, and with what templates add."""
         mappings = dict(body.get("mappings", {}))
         if meta is not None:
             mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": meta}
@@ -132,11 +145,6 @@ class Indices:
             )
         except elasticsearch.BadRequestError as error:
             raise self._refusal(document, target, error) from error
-        aliases = self._aliases(target.index_name)
-        del aliases[target.write_alias]
-        if aliases:  # while it is empty, so that no search finds a document twice
-            self._client.indices.update_aliases(actions=[removal(target.index_name, alias) for alias in aliases])
-        return aliases
 
     def _refusal(self, document: str, target: Target, error: elasticsearch.BadRequestError) -> IndexingError:
         """Return why no index can be created from index.json, and whether it would be without."""
@@ -292,8 +300,7 @@ class Indices:
         except elasticsearch.AuthorizationException as error:
             if (block := metadata_block(index_name, error)) is None:
                 raise
-            hint = f"{block.remedy}\nIf a template sets it for new indices: {block.advice}"
-            raise IndexingError(block.problem, hint=hint) from error
+            raise IndexingError(block.problem, hint=block.hint) from error
         return {} if answer.meta.status == _NOT_FOUND else dict(answer.body[index_name]["aliases"])
 
     def owned_elsewhere(self, alias: str, installation: str) -> str | None:
@@ -365,8 +372,8 @@ class Indices:
         body: Mapping[str, Any],
         live: Target | None = None,
         has_routing: bool = True,
-    ) -> Iterator[Target]:
-        """Create an empty hidden index from index.json, and delete it afterwards.
+    ) -> Iterator[tuple[Target, list[Shortcoming]]]:
+        """Create an empty hidden index from index.json, and delete it afterwards; yield it with its shortcomings.
 
         With ``live``, it is a copy of that index, changed in place: only Elasticsearch can tell whether that works.
         """
@@ -374,10 +381,10 @@ class Indices:
             if live and (refusal := self.try_change(target, body)):
                 raise _refused(document, refusal.replace(target.index_name, live.index_name))
             shown = live.index_name if live else f"a new index for {document}"
-            self._require_sound(target, shown, has_routing=has_routing)
+            index, shortcomings = self._inspect(target, shown, has_routing=has_routing)
             # Hidden only now: templates for every index do not apply to hidden ones.
-            self._put_without_copies(target, {**_NO_COPIES, "index.hidden": True}, self._settings(target))
-            yield target
+            self._put_without_copies(target, {**_NO_COPIES, "index.hidden": True}, index["settings"])
+            yield target, shortcomings
 
     def obstacle(self, *, document: str, alias: str, body: Mapping[str, Any], live: Target) -> str | None:
         """Return why an index cannot be changed in place to match index.json; None if it can."""

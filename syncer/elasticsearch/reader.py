@@ -366,15 +366,20 @@ class Holdings:
         self, target: Target, *, searched_as: str = "", has_routing: bool = True
     ) -> list[shortcomings.Shortcoming]:
         """Return what keeps an index from holding and showing every document as it was written."""
+        answer = self.described(target)
+        return list(shortcomings.find(target, answer, searched_as=searched_as, has_routing=has_routing))
+
+    def described(self, target: Target) -> dict[str, Any]:
+        """Return what ``GET`` tells of an index and of others that its write alias leads to; at least its block."""
         names = [target.index_name, target.write_alias]
         as_read: dict[str, Any] = {"ignore_unavailable": True, "flat_settings": True, "include_defaults": True}
         try:
-            answer = self._client.indices.get(index=names, **as_read)
+            return dict(self._client.indices.get(index=names, **as_read).body)
         except elasticsearch.AuthorizationException as error:
-            if (block := shortcomings.metadata_block(target.index_name, error)) is None:
+            if shortcomings.metadata_block(target.index_name, error) is None:
                 raise
-            return [block]
-        return list(shortcomings.find(target, answer.body, searched_as=searched_as, has_routing=has_routing))
+            block = {"index.blocks.metadata": "true"}
+            return {target.index_name: {"settings": block, "mappings": {}, "aliases": {target.write_alias: {}}}}
 
     def require_usable(self, target: Target, *, has_routing: bool = True) -> None:
         """Refuse an index that may refuse or change what is written to it, or that is not the alias's only one."""

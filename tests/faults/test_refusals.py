@@ -483,10 +483,11 @@ def test_a_trial_blames_no_document_for_its_cluster(thing_world: World) -> None:
         steps = planned(connection, Indices(client), thing_world.config).steps
         [step] = [step for step in steps if step.document.name == "other"]
         client.indices.put_index_template(name=thing_world.name, priority=400, **template)
+        _, rows, _ = trial.take_sample(connection, step.document, ["1"], 1)
         with (
             patch.object(client.indices, "create", partial(client.indices.create, timeout="1s")),
             patch.object(bulk, "_WAIT_FOR_SHARD", "1s"),
             pytest.raises(IndexingError, match="not taken: unavailable_shards_exception"),
         ):
-            trial.write_sample(index, Indices(client), step, *trial.take_sample(connection, step.document)[1:])
+            trial.write_sample(index, Indices(client), step, rows, {})
         client.indices.delete_index_template(name=thing_world.name)

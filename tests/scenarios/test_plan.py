@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import psycopg
 import pytest
+from elastic_transport import Transport
 from psycopg import sql
 
 from syncer.apply import activate, cost, plan, preview, trial
@@ -199,8 +200,12 @@ def test_what_ends_a_plan_beside_a_trial_leaves_no_scratch_index(
     assert physical(blog) == {}
 
 
-def test_each_document_has_the_problems_of_its_own_trial(blog: World) -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 9])
+def test_each_document_has_the_problems_of_its_own_trial(
+    blog: World, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
     """While Elasticsearch tries one document, another is begun; each error reaches the one that it is about."""
+    monkeypatch.setattr(preview, "_TRIALS_MAX", at_once)
     select, strict = "SELECT p.id AS _id, {} FROM posts AS p", {"dynamic": "strict", "properties": {}}
     blog.define("a", select.format("p.title"), strict)
     blog.define("b", select.format("1 / (p.id - 7) AS quotient"))
@@ -249,6 +254,33 @@ def test_what_a_killed_plan_left_is_removed_by_a_later_one(blog: World) -> None:
     suffixes = sorted(name.rpartition("-")[2] for name in physical(blog))
     assert suffixes == ["alive", "dead"]
     assert f"{blog.alias}-other-syncer-plan-17-dead" in physical(blog)
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "more"),
+    [
+        ("p.title", {}, []),
+        ("p.body, p.user_id", {"refresh_interval": "7s"}, []),
+        ("p.user_id::text AS _routing, p.title", {"number_of_shards": 3}, ["GET", "POST"]),
+    ],
+)
+def test_a_trial_asks_for_nothing_twice(
+    blog: World, monkeypatch: pytest.MonkeyPatch, columns: str, settings: dict[str, Any], more: list[str]
+) -> None:
+    """Create, look, hide, write, refresh, search, delete; only a routing has to be looked up besides."""
+    methods: list[str] = []
+    original = Transport.perform_request
+
+    def perform_request(self: Transport, method: str, target: str, **options: Any) -> Any:
+        methods.extend([method] * (f"{blog.alias_of('tried')}-syncer-plan-" in target))
+        return original(self, method, target, **options)
+
+    monkeypatch.setattr(Transport, "perform_request", perform_request)
+    folder = blog.define("tried", f"SELECT p.id AS _id, {columns} FROM posts AS p")
+    (folder / "index.json").write_text(json.dumps({"settings": settings}))
+    found = of(blog, "tried")
+    assert (found.problems, found.documents) == ((), 250)
+    assert methods == ["PUT", "GET", "PUT", *more, "PUT", "POST", "POST", "DELETE"]
 
 
 def test_a_trial_leaves_nothing_in_the_log_of_deletes(blog: World) -> None:

@@ -142,5 +142,5 @@ def hindrance(job: Job) -> str:
 
 def result(job: Job) -> str:
     """What became of a job's documents."""
-    outcomes = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already newer"
+    outcomes = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already up to date"
     return f"{outcomes}, {job.dead_lettered:,} dead-lettered"

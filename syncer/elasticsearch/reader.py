@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
 import elasticsearch
@@ -136,7 +136,12 @@ class _Answer(msgspec.Struct, frozen=True):
     timed_out: bool = False
 
 
+class _Documents(msgspec.Struct, frozen=True):
+    docs: list[Copy]
+
+
 _ANSWER = msgspec.json.Decoder(_Answer)
+_DOCUMENTS = msgspec.json.Decoder(_Documents)
 
 
 class _Undecoded(CompatibilityModeJsonSerializer):
@@ -249,6 +254,17 @@ class Holdings:
                 raise IndexingError(problem, hint="Is index.max_result_window less than the number of its shards?")
         middle = len(valid) // 2
         return [copy for half in (valid[:middle], valid[middle:]) for copy in self.find(target, half, dates=dates)]
+
+    def sources(self, target: Target, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return those of these documents that the index has, as they were last written, refreshed or not.
+
+        Of an index whose documents have no routing; an id that is on a shard without a primary is left out.
+        """
+        if not ids:
+            return {}
+        answer = self._raw.mget(index=target.index_name, ids=list(ids))
+        documents = _DOCUMENTS.decode(cast("bytes", answer.body)).docs
+        return {document.id: document.source for document in documents if document.json is not _NO_SOURCE}
 
     def ids(self, target: Target, *, page: int) -> Iterator[list[str]]:
         """Yield the ids of all documents that a point in time shows, in chunks; one id may be in several indices."""

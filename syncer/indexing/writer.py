@@ -48,7 +48,7 @@ from syncer.base.error_policy import (
 )
 from syncer.base.errors import DocumentError, OvertakenError, SuspendedError, UnavailableError
 from syncer.base.log import Repeated
-from syncer.base.model import OUTCOMES, Composition, Target, WriteReport
+from syncer.base.model import OUTCOMES, Composition, Target, WriteReport, is_id
 from syncer.base.postgres import Connection, Link, snapshot
 from syncer.base.retry import retry
 from syncer.documents import registry, suspend
@@ -82,6 +82,7 @@ class Options(TypedDict, total=False):
 
     everywhere: bool  # also remove stray copies from all other shards, as with a `_routing`
     unmoved: frozenset[str]  # ids that none of the changes at hand has moved: they are written to their own shard only
+    compares: bool  # documents that the index has as they were built are not written
     origin: Mapping[str, int]  # is logged with each document
     resumes: bool  # write although the definition is suspended, to find out whether it may be resumed
     retries: bool  # write dead letters: those that fail again stay as they are
@@ -99,6 +100,7 @@ class Slice:
     ids: list[str]
     everywhere: bool = False
     unmoved: frozenset[str] = frozenset()
+    compares: bool = False
     origin: Mapping[str, int] = field(default_factory=dict)
     resumes: bool = False
     retries: bool = False
@@ -229,9 +231,10 @@ class Writer:
 
     def _attempt(self, current: Slice) -> list[Slice]:
         """Build, send and settle once, without a retry; return what remains to be written."""
-        # Rule: what-is-done-again-deletes-elsewhere. A former attempt may have created a copy.
+        # Rules: what-is-done-again-deletes-elsewhere, what-is-done-again-is-not-compared. A former attempt may have
+        # created a copy, or its request may arrive yet.
         if current.attempts or current.rewrites:
-            current.unmoved = frozenset()
+            current.unmoved, current.compares = frozenset(), False
         current.attempts += 1
         try:
             with self._link.used():
@@ -288,7 +291,10 @@ class Writer:
         began = time.monotonic()
         try:
             with at_work_for(document.name, document.revision):
-                current.outcome = self._index.write(document.target, compositions)
+                equal = self._equal(document, compositions) if current.compares else {}
+                different = [composition for composition in compositions if composition.id not in equal]
+                current.outcome = self._index.write(document.target, different)
+                current.outcome.done |= equal
         except (elasticsearch.ApiError, elasticsearch.TransportError) as error:
             current.is_unanswered = True
             if isinstance(error, elasticsearch.ApiError | elasticsearch.ConnectionTimeout):
@@ -307,6 +313,13 @@ class Writer:
         if current.is_unanswered:
             current.outcome.created = list(compositions)
             current.is_unanswered = False
+
+    def _equal(self, document: Document, compositions: Sequence[Composition]) -> dict[str, str]:
+        """Return, as skipped, the documents that the index has byte by byte: to read them costs less than to write."""
+        if document.dependencies.has_routing:  # copies may lie on other shards
+            return {}
+        held = self._index.holdings.sources(document.target, list(filter(is_id, _ids(compositions))))
+        return {built.id: "skipped" for built in compositions if built.source and held.get(built.id) == built.source}
 
     def settle(self, current: Slice) -> list[str]:
         """Record what became of the documents that were sent; return the ids that have to be written again.
@@ -406,7 +419,8 @@ class Writer:
             refusal = explain_refusals(document.name, f"{suspect.kind}: {suspect.reason}")
             raise DocumentError.of(refusal, document.name, document.revision, ids=list(suspects)[:_SUSPECTS_MAX])
         whole.witnesses += [id_ for id_, result in witness.results.items() if result in _TAKEN]
-        return [replace(whole, ids=[id_], attempts=0, unmoved=frozenset(), is_judged=True) for id_ in suspects]
+        anew = replace(whole, attempts=0, unmoved=frozenset(), compares=False, is_judged=True)
+        return [replace(anew, ids=[id_]) for id_ in suspects]
 
     def _witnesses(self, whole: Slice, document: Document) -> list[str]:
         """Return documents that the index has taken: of this write and at random, those most like the first suspect."""

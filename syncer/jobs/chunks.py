@@ -47,25 +47,27 @@ _KEY = f"{int(AdvisoryLock.CHUNKS)}::bigint | (p.id & 4294967295)"
 # Each of the following statements locks the job before its chunks. A statement that has waited for the lock sees the
 # job as it is now, but the chunks as in its snapshot. So the job's own columns say what to take. A chunk that is
 # missing from the snapshot has a greater number than all chunks in it.
-# Rule: a-chunk-in-hand-is-a-lock.
+# Rules: a-chunk-in-hand-is-a-lock, only-a-refresh-compares.
 _TAKE = f"""
 WITH job AS (
-    SELECT j.id, j.index_name, j.chunks_next, set_config('synchronous_commit', 'off', true)
+    SELECT j.id, j.index_name, j.chunks_next, j.kind = 'refresh' AS compares,
+           set_config('synchronous_commit', 'off', true)
     FROM syncer.job AS j JOIN syncer.document AS d USING (index_name, revision)
     WHERE {_OPEN} AND j.chunks_next < j.chunks_end
     ORDER BY j.served_at, j.id
     LIMIT 1
     FOR NO KEY UPDATE OF j
 ), taken AS MATERIALIZED (
-    SELECT p.id, p.job, p.number, job.index_name, p.ids, p.everywhere, pg_try_advisory_lock({_KEY})
+    SELECT p.id, p.job, p.number, job.index_name, p.ids, p.everywhere, job.compares, pg_try_advisory_lock({_KEY})
     FROM job JOIN syncer.job_chunk AS p ON p.job = job.id AND p.number = job.chunks_next
 ), served AS (
     UPDATE syncer.job AS j
     SET served_at = clock_timestamp(), chunks_next = t.number + 1
     FROM taken AS t WHERE j.id = t.job
 )
-SELECT id, job, number, index_name, ids, everywhere FROM taken
+SELECT id, job, number, index_name, ids, everywhere, compares FROM taken
 """
+# What a chunk that is left has to say of its documents may be on its way. Rule: what-is-done-again-is-not-compared.
 # The lock is tried for one chunk after the other, until one is free. A session could lock its own ones once more.
 _LOCK_LEFT = f"""
 SELECT p.id, p.job, p.number FROM (
@@ -75,7 +77,7 @@ SELECT p.id, p.job, p.number FROM (
 ) AS p WHERE pg_try_advisory_lock({_KEY}) LIMIT 1
 """
 _READ = """
-SELECT p.id, p.job, p.number, j.index_name, p.ids, p.everywhere
+SELECT p.id, p.job, p.number, j.index_name, p.ids, p.everywhere, false
 FROM syncer.job AS j JOIN syncer.job_chunk AS p ON p.job = j.id WHERE p.job = $1 AND p.number = $2
 """
 _UNLOCK = f"SELECT pg_advisory_unlock({_KEY}) FROM unnest($1::bigint[]) AS p (id)"
@@ -112,6 +114,7 @@ class Chunk(NamedTuple):
     Args:
         ids: As many as suited the lister: a job worker with less memory writes them in slices.
         everywhere: Whether copies may lie on any shard.
+        compares: Whether documents that the index has as they are need not be written.
     """
 
     id: int
@@ -120,6 +123,7 @@ class Chunk(NamedTuple):
     index_name: str
     ids: list[str]
     everywhere: bool
+    compares: bool
 
 
 def job_workers_alive(connection: Connection) -> int:

@@ -44,6 +44,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import compose, dead_letters, failover, marks
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
+from syncer.indexing.writer import Options
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.chunks import Chunk, Chunks
 from syncer.jobs.model import Job, JobKind, JobState, due, find
@@ -106,6 +107,8 @@ class JobWorker:
         self._link = Link(self._opened)
         self._chunks: Chunks | None = None
         self._writes: list[tuple[Chunk, Future[WriteReport]]] = []
+        self._different: set[int] = set()
+        """Refreshes of whose documents more than half differed in a chunk: to compare the others would not pay."""
         self._attempts: dict[str, Future[WriteReport]] = {}
         """Attempts to write a suspended document, by index."""
         self._retries: dict[tuple[str, bool], tuple[list[str], Future[WriteReport]]] = {}
@@ -141,9 +144,9 @@ class JobWorker:
         assert self._chunks is not None  # made with the connection
         if self._writes or chunks.is_any_to_write(connection):
             while self._writers.has_room and not self._stop.is_requested and (chunk := self._chunks.take()) is not None:
-                report = self._writers.submit(
-                    chunk.index_name, chunk.ids, everywhere=chunk.everywhere, origin={"job": chunk.job}
-                )
+                compares = chunk.compares and chunk.job not in self._different
+                how: Options = {"everywhere": chunk.everywhere, "compares": compares, "origin": {"job": chunk.job}}
+                report = self._writers.submit(chunk.index_name, chunk.ids, **how)
                 self._writes.append((chunk, report))
                 units_done += 1
             if self._writes:
@@ -208,6 +211,8 @@ class JobWorker:
             with suppress(DocumentError, Stopping):  # if its document is suspended, the chunk waits with its job
                 report = write.result()
             settled.append((chunk, report))
+            if report is not None and chunk.compares and 2 * report.skipped < len(chunk.ids):
+                self._different.add(chunk.job)
         if settled:
             chunks.finish(settled)
         self._writes = [write for write in self._writes if write not in ended]

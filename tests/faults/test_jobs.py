@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -15,11 +15,11 @@ import pytest
 
 from syncer.apply import activate, reindex
 from syncer.base.errors import ConfigError, WaitTimeoutError
-from syncer.base.model import Role
+from syncer.base.model import Role, Target
 from syncer.base.postgres import AdvisoryLock, Connection
 from syncer.base.settings import WorkerSettings
 from syncer.jobs import listing
-from syncer.jobs.model import JobKind, JobState, find
+from syncer.jobs.model import Job, JobKind, JobState, find
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.wait import wait
@@ -34,8 +34,11 @@ from tests.faults.harness import (
     require_done,
     require_holds,
     the_document,
+    wait_done,
 )
 from tests.scenarios.test_fan_outs import BLOG, MANY
+from tests.support.job_worker import ChunkWorker
+from tests.support.routing import put_routing, put_shards
 from tests.support.world import DEADLINE_SECONDS, World, planned, running, wait_until
 from tests.support.writers import QUICK_FAILOVER, SECONDS, altering, at_work, fill, writing
 
@@ -97,6 +100,96 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
             small = create(connection, JobKind.REFRESH, "user")
             wait_until(lambda: find(connection, small.id).state is JobState.DONE, what="the small one is done")
             assert find(connection, great.id).state is JobState.WRITING
+
+
+# A refresh compares
+
+SPOILT: dict[str, Callable[[World], object]] = {
+    "a change that is not handled": lambda world: world.sql("UPDATE posts SET title = 'later' WHERE id = 2"),
+    "a document of another client's": lambda world: overwrite(world, "2", {"title": "other"}),
+    "a field that is missing": lambda world: overwrite(world, "2", {**world.held()["2"], "comments": None}),
+    "no document": lambda world: remove(world, "2"),
+}
+
+
+def overwrite(world: World, id_: str, source: dict[str, Any]) -> None:
+    """Another client replaces a document."""
+    with world.elasticsearch() as client:
+        client.index(index=world.index_of(), id=id_, document=source)
+
+
+def remove(world: World, id_: str) -> None:
+    """Another client deletes a document."""
+    with world.elasticsearch() as client:
+        client.delete(index=world.index_of(), id=id_)
+
+
+def versions(world: World, ids: Sequence[str]) -> list[int]:
+    """The versions of documents."""
+    with world.index() as index:
+        return [copy.version for copy in index.holdings.read(Target.of_index(world.index_of()), ids)]
+
+
+def refreshed(world: World, connection: Connection, **settings: int) -> Job:
+    """A refresh of the posts, once it is done."""
+    job = create(connection, JobKind.REFRESH)
+    with (
+        world.index() as index,
+        running(JobWorker(connect=world.connect, index=index, settings=WorkerSettings(**settings))),
+    ):
+        return wait_done(connection, job)
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_a_refresh_writes_what_differs(world: World, connection: Connection, spoil: Callable[[World], object]) -> None:
+    """What the index has just as the SELECT returns it is left as it is, with its version."""
+    add_posts(world, 5)
+    world.backfill()
+    connection.execute("DELETE FROM syncer.job")
+    equal = ["1", "3", "4", "5"]
+    before = versions(world, equal)
+    spoil(world)
+    job = refreshed(world, connection)
+    assert (job.indexed, job.skipped) == (1, 4)
+    assert versions(world, equal) == before
+    assert world.differences() == []
+
+
+def test_a_refresh_that_finds_much_to_write_compares_no_more(world: World, connection: Connection) -> None:
+    """To read documents that differ costs more than it saves."""
+    add_posts(world, 500)
+    world.backfill()
+    connection.execute("DELETE FROM syncer.job")
+    for id_ in range(1, 6):
+        overwrite(world, str(id_), {"title": "other"})
+    job = refreshed(world, connection, batch_documents_max=5, in_flight_max=1)
+    assert job.indexed > 5
+    assert world.differences() == []
+
+
+def test_what_may_be_done_again_is_not_compared(world: World, connection: Connection) -> None:
+    """The request of a job worker that has died may arrive after the comparison of the one that takes its chunk."""
+    add_posts(world, 3)
+    world.backfill()
+    connection.execute("DELETE FROM syncer.job")
+    job = create(connection, JobKind.REFRESH)
+    assert listing.step(connection, job, the_document(connection), chunk=10)
+    with world.connect() as dying:
+        assert len(ChunkWorker(dying).take()) == 1
+    with world.index() as index, running(JobWorker(connect=world.connect, index=index)):
+        done = wait_done(connection, job)
+    assert (done.indexed, done.skipped) == (3, 0)
+
+
+def test_documents_with_a_routing_are_not_compared(world: World, connection: Connection) -> None:
+    """An equal one does not tell that there is no copy on another shard."""
+    put_shards(world, 3)
+    put_routing(world, "p.user_id")
+    world.apply()
+    add_posts(world, 3)
+    world.backfill()
+    connection.execute("DELETE FROM syncer.job")
+    assert refreshed(world, connection).indexed == 3
 
 
 # Steps that fail

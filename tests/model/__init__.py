@@ -8,6 +8,7 @@
     relaying              from the outbox to the topic                                  relay, capture
     progressing           what counts as handled, whatever Kafka loses                  capture, relay, kafka, worker
     cleaning_up           a job beside live traffic, and the orphans in Elasticsearch   jobs, indexing, worker
+    comparing             a refresh that leaves out what is equal                       jobs, indexing
     fanning               fan-outs, and the changes that join them                      jobs
     reindexing            a new definition, a new index, the alias                      apply, documents, elasticsearch
     suspending            a document that is suspended, and the next revision           documents, indexing, apply

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.model.cleaning_up import CleaningUp
+from tests.model.comparing import Comparing
 from tests.model.explorer import Model, explore
 from tests.model.fanning import Fanning
 from tests.model.fencing import Fencing
@@ -25,7 +26,7 @@ from tests.model.suspending import Suspending
 from tests.model.writing import Writing
 
 MODELS: tuple[type[Model[Any]], ...] = (
-    *(Writing, Moving, Routing, Relaying, CleaningUp, Fanning, Reindexing, Suspending, Progressing),
+    *(Writing, Moving, Routing, Relaying, CleaningUp, Comparing, Fanning, Reindexing, Suspending, Progressing),
     *(Sessions, Marks, Fencing, Overtaking, Sharing),
 )
 RULES = {rule.replace("_", "-"): (model, rule) for model in MODELS for rule in model.rules}

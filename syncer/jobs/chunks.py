@@ -50,7 +50,7 @@ _KEY = f"{int(AdvisoryLock.CHUNKS)}::bigint | (p.id & 4294967295)"
 # Rules: a-chunk-in-hand-is-a-lock, only-a-refresh-compares.
 _TAKE = f"""
 WITH job AS (
-    SELECT j.id, j.index_name, j.chunks_next, j.kind = 'refresh' AS compares,
+    SELECT j.id, j.index_name, j.chunks_next, j.kind = 'refresh' AND j.state = 'writing' AS compares,
            set_config('synchronous_commit', 'off', true)
     FROM syncer.job AS j JOIN syncer.document AS d USING (index_name, revision)
     WHERE {_OPEN} AND j.chunks_next < j.chunks_end
@@ -114,7 +114,8 @@ class Chunk(NamedTuple):
     Args:
         ids: As many as suited the lister: a job worker with less memory writes them in slices.
         everywhere: Whether copies may lie on any shard.
-        compares: Whether documents that the index has as they are need not be written.
+        compares: Whether documents that the index has as they are need not be written. Those that are looked for in
+            the end are: what is wrong may be a second copy.
     """
 
     id: int

@@ -192,6 +192,22 @@ def test_documents_with_a_routing_are_not_compared(world: World, connection: Con
     assert refreshed(world, connection).indexed == 3
 
 
+def test_a_refresh_deletes_a_copy_on_another_shard(world: World, connection: Connection) -> None:
+    """The document is equal where it belongs; a search finds the other copy, too."""
+    put_shards(world, 3)
+    world.apply()
+    add_posts(world, 3)
+    world.backfill()
+    connection.execute("DELETE FROM syncer.job")
+    document = world.held()["2"]
+    with world.elasticsearch() as client:
+        for routing in ("a", "b", "c", "d", "e"):
+            client.index(index=world.index_of(), id="2", routing=routing, document=document)
+    assert len(world.held()) > 3
+    refreshed(world, connection)
+    assert world.differences() == []
+
+
 # Steps that fail
 
 

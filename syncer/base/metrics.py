@@ -88,7 +88,7 @@ _WRITTEN = _measured(
     Question.KEEPING_UP,
     "syncer_written_documents_total",
     "Documents of live changes and of jobs, by outcome: indexed, deleted, skipped (a version at least as new is "
-    "there), dead_lettered.",
+    "there or, for a refresh, the same content), dead_lettered.",
     *("source", "outcome"),
 )
 INCIDENTS: Final = _measured(

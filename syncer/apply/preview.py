@@ -315,7 +315,7 @@ class _Previewed:
         for table in tables:
             for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
                 message = (
-                    f"a change of {table.relation} writes every document again: the query that finds those that it "
+                    f"a change of {table.relation} refreshes every document: the query that finds those that it "
                     f"touches fails on the data: {failure}"
                 )
                 action = (

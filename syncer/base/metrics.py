@@ -96,8 +96,8 @@ INCIDENTS: Final = _measured(
     Question.WRONG,
     "syncer_incidents_total",
     "records_lost: Kafka has lost records, or some are unreadable. job_failed: a job failed with an unexpected error. "
-    "affects_failed: an affects query failed on a batch, so that all documents are written again. "
-    "backlog_given_up: the outbox exceeded relay.outbox_bytes_max, so that all documents are written again.",
+    "affects_failed: an affects query failed on a batch, so that all documents are refreshed. "
+    "backlog_given_up: the outbox exceeded relay.outbox_bytes_max, so that all documents are refreshed.",
     "kind",
 )
 for _kind in ("records_lost", "job_failed", "affects_failed", "backlog_given_up"):

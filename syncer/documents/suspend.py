@@ -95,7 +95,7 @@ def _accept(connection: Connection, error: AlteredError) -> bool:
         structlog.get_logger().info("document.unaffected", document=document.name, index=document.index_name)
         return True
     error.message = f"Values that {document.name} shows may have changed: {'; '.join(shown)}"
-    error.hint = "It resumes by itself in a few seconds, and writes all documents again."
+    error.hint = "It resumes by itself in a few seconds, and refreshes all documents."
     return False
 
 

@@ -304,7 +304,7 @@ class Writer:
         if current.outcome.has_met_pipeline:
             self._require_usable(document)  # it names the pipeline
             problem = f"An ingest pipeline may have changed documents of {document.name}, and is not set any more"
-            hint = "It resumes by itself in a few seconds, and writes all documents again."
+            hint = "It resumes by itself in a few seconds, and refreshes all documents."
             raise DocumentError(problem, hint=hint, document=document.name, revision=document.revision)
         if any(rejection.status == NO_ROOM for rejection in current.outcome.rejections):
             self._flow.halve(document.index_name, len(compositions))

@@ -258,6 +258,6 @@ def _of_jobs(status: Status, stored: Stored) -> Iterator[Problem]:
         elif job.kind is JobKind.REFRESH and job.index_name in loaded:
             loaded.remove(job.index_name)  # a second refresh, which waits for this one, is the same problem
             because = f": {job.occasion}" if job.occasion else ""
-            message = f"Every document of {job.document} is being written again{_until(job)}{because}."
+            message = f"Every document of {job.document} is being refreshed{_until(job)}{because}."
             action = f"Wait: until then some may be stale. Its progress: syncer jobs list {job.id}"
             yield Problem(message, action, "SyncerLagging", job.document, is_passing=True)

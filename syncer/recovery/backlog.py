@@ -38,7 +38,7 @@ def _refresh_all(connection: Connection, changed_at: float | None) -> None:
         "relay.backlog_given_up",
         documents=documents,
         timeline="The outbox exceeded relay.outbox_bytes_max: its changes were given up. "
-        f"Every document is written again: {documents}",
+        f"Every document is refreshed: {documents}",
     )
 
 

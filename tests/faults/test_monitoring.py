@@ -155,7 +155,7 @@ def test_changes_that_wait_in_a_job_are_lag(operator: Operator) -> None:
             )
             assert operator.lag() > 1
             if change.startswith("TRUNCATE"):
-                problem = operator.problem("Every document of blogpost is being written again")
+                problem = operator.problem("Every document of blogpost is being refreshed")
                 assert (problem["is_passing"], "public.comments was truncated" in problem["message"]) == (True, True)
         operator.over()
 

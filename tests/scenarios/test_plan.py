@@ -594,7 +594,7 @@ def test_a_cast_that_fails_on_other_rows_is_a_warning(blog: World) -> None:
     select = """SELECT a.id AS _id, (SELECT u.name FROM users AS u WHERE {}) AS name
         FROM "Acts" AS a WHERE a."Subject" !~ 'x'"""
     (warning,) = problems(blog, "act", select.format('u.id = a."Subject"::bigint'))
-    assert "a change of public.users writes every document again" in warning
+    assert "a change of public.users refreshes every document" in warning
     assert problems(blog, "act", select.format('u.id::text = a."Subject"')) == []
 
 

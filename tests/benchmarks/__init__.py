@@ -10,7 +10,7 @@ runs. All runs are rows of one table, which is shown and kept. ``docs/benchmarks
     edits         single edits at an even pace, and when each is seen
     references    the bare loop, the polling loop
 
-    bulk_work     fill, backfill, rebuild, verify, sources, drain, fan-out, growth
+    bulk_work     fill, backfill, refresh, rebuild, verify, sources, drain, fan-out, growth
     single_edits  latency, load, isolation, application
     one_edit      statements, functions                    locks         locks made of documents
     shapes        many tables, many paths

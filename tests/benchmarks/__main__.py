@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "fill": bulk_work.fill,
     "replica": bulk_work.replica,
     "backfill": bulk_work.backfill,
+    "refresh": bulk_work.refresh,
     "rebuild": bulk_work.rebuild,
     "verify": bulk_work.verify,
     "audit": bulk_work.audit,

@@ -10,6 +10,9 @@ from functools import partial
 
 import psycopg
 
+from syncer.documents import registry
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind, find
 from syncer.relay.loop import PAGE_ROWS
 from syncer.worker.loop import BATCH_CHANGES_MAX
 from syncer.worker.source import OutboxSource
@@ -19,6 +22,7 @@ from tests.benchmarks.world import ONE_TRANSACTION, Bench, Blog, opensearch, tok
 
 _COMMAND_MEGABYTES_MAX = 200
 _SMALL_PASSES = 5
+_LOOK_SECONDS = 0.1
 
 
 def fill(bench: Bench) -> Iterator[Figure]:
@@ -80,6 +84,33 @@ def backfill(bench: Bench) -> Iterator[Figure]:
     report = bench.contest(f"{blog.posts:,} existing documents overwritten", contestants)
     yield report.ratio("syncer backfill", "bare loop", at_least=0.9)
     yield report.memory("syncer backfill", at_most=_COMMAND_MEGABYTES_MAX)
+
+
+def refresh(bench: Bench) -> Iterator[Figure]:
+    """The daemon refreshes an index in which no document differs; a backfill overwrites all of them."""
+    blog, names = bench.even, ("refresh", "backfill")
+    contestants = {name: partial(_job, blog, JobKind(name)) for name in names}
+    report = bench.contest(f"{blog.posts:,} equal documents, from the start of the job to its end", contestants)
+    blog.stop()
+    yield report.ratio(*names, at_least=1.0)
+    yield report.ratio(*names, by="cost", called="refresh / backfill, processor time", at_most=0.7)
+
+
+def _job(blog: Blog, kind: JobKind) -> Run:
+    """A job of all documents, written by a daemon."""
+    blog.start_idle()
+    blog.settle()
+    before = blog.cpu_seconds()
+    with blog.connect() as connection:
+        job = queue.create(connection, registry.current(connection)["blogpost"], kind)
+        while job is not None and not job.state.is_finished:
+            time.sleep(_LOOK_SECONDS)
+            job = find(connection, job.id)
+    assert job is not None
+    assert job.finished_at is not None
+    assert job.started_at is not None
+    used, seconds = gauges.difference(blog.cpu_seconds(), before), (job.finished_at - job.started_at).total_seconds()
+    return Run(documents=blog.posts, seconds=seconds, cpu_seconds=used, peak_bytes=gauges.peak_bytes(blog.pid))
 
 
 def rebuild(bench: Bench) -> Iterator[Figure]:

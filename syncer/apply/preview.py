@@ -37,7 +37,7 @@ from syncer.elasticsearch.indices import Indices
 _REFUSALS = (SyncerError, ApiError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
 _BUILDS = 3
 """How many documents are built apart, to see what one costs."""
-_TRIALS_MAX = 8
+_TRIALS_MAX = 10
 """How many samples are in memory, and written at once: Elasticsearch handles changes of its indices together."""
 _CLEANUP_SECONDS_MAX = 10.0
 """How long a command that ends early waits for the trials in progress, if Elasticsearch does not answer."""

@@ -149,7 +149,7 @@ COMMENT ON COLUMN syncer.capture.files IS
 CREATE FUNCTION syncer.text_of(value anyelement, characters_max integer) RETURNS text
 LANGUAGE plpgsql STABLE STRICT
 SET search_path = pg_catalog, pg_temp
-SET DateStyle = 'ISO' SET IntervalStyle = 'iso_8601' SET extra_float_digits = 1 SET bytea_output = 'hex'
+SET DateStyle = 'ISO' SET IntervalStyle = 'iso_8601' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C'
 AS $text$
 BEGIN
     IF pg_column_size(value) <= characters_max THEN

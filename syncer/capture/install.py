@@ -282,7 +282,8 @@ def note(connection: Connection) -> list[str]:
 
     That is a partition that was attached or detached with rows, dropped, or truncated by itself; a table that was
     rewritten with a watched column altered, as by ALTER TABLE … TYPE … USING; and a trigger that was disabled for a
-    while, or dropped and created. Of a partition, any new file counts: VACUUM FULL looks like a TRUNCATE.
+    while, or dropped and created. Of a partition, any new file counts: VACUUM FULL looks like a TRUNCATE. A restored
+    dump has made all of it anew, and pg_upgrade the triggers: what happened to a table before does not show.
 
     Each becomes a change in the outbox, as if the table had been truncated. But of a partition that one transaction has
     created and attached, each row becomes a change, unless they are too many or cannot be read. If several daemons run,

@@ -51,7 +51,7 @@ _TOUCHED_BY = (
 )
 _ANY_ROW = {
     Operation.TRUNCATE: "was truncated",
-    Operation.NOTED: "may have been rewritten, or had other partitions, triggers or another name for a while",
+    Operation.NOTED: "may have been rewritten or restored, or had another name, partitions or triggers for a while",
 }
 _NO_IMAGE = f"had a row changed whose keys to documents exceed {IMAGE_BYTES_MAX // 1024} kB, are gone, or have no text"
 _CAUSE = "(SELECT j.cause -> {relation} FROM syncer.job AS j WHERE j.id = $1)"

@@ -427,7 +427,7 @@ def test_a_former_owner_may_not_execute_the_trigger_function(blog: World) -> Non
         blog.sql(f"ALTER TABLE posts OWNER TO postgres; DROP OWNED BY {owned}; DROP ROLE {owned}")
 
 
-MAY = "public.comments may have been rewritten, or had other partitions, triggers or another name for a while"
+MAY = "public.comments may have been rewritten or restored, or had another name, partitions or triggers for a while"
 ANY_ROW = {
     "TRUNCATE comments": "public.comments was truncated",
     "ALTER TABLE comments ALTER name TYPE text USING lower(name)": MAY,

@@ -13,6 +13,7 @@ import pytest
 from syncer.base.model import Image
 from syncer.capture import install as capture_install
 from tests.support.capture import Change, capture_only, forget, install, is_installed, plan, written
+from tests.support.standbys import restore
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 ORDINARY = "CREATE TABLE things (id int PRIMARY KEY, place int, name text, note text, views int)"
@@ -401,6 +402,27 @@ def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> N
     with ThreadPoolExecutor(4) as threads:
         assert [table for tables in threads.map(look, [events] * 4) for table in tables] == [WHOLE]
     assert written(events) == [NOTED]
+
+
+RESTORED = {
+    "an ordinary table": f"{ORDINARY}; INSERT INTO things VALUES (1, 5, 'name')",
+    "a partitioned table": f"{PARTITIONED}; INSERT INTO things VALUES (1, 5, 'name')",
+    "an empty table": ORDINARY,
+}
+
+
+@pytest.mark.parametrize("tables", RESTORED.values(), ids=RESTORED)
+def test_a_restored_dump_has_its_tables_noted_once(empty_world: World, tables: str) -> None:
+    """A new catalogue does not tell what happened to a table before, such as writes while triggers were disabled."""
+    capture_only(empty_world, tables, SELECT)
+    assert note(empty_world) == []
+    execute_each(
+        empty_world,
+        "ALTER TABLE things DISABLE TRIGGER USER; UPDATE things SET name = 'unseen'; "
+        "ALTER TABLE things ENABLE TRIGGER USER",
+    )
+    restore(empty_world, empty_world.dump())
+    assert [note(empty_world), note(empty_world)] == [[RELATION], []]
 
 
 def test_a_table_that_becomes_partitioned_is_captured_anew(empty_world: World) -> None:

@@ -135,6 +135,12 @@ def of_changes(tries: Tries, document: str, use: TableUse) -> Iterator[tuple[str
         yield query, *measure(tries, sql.SQL(distinct), most, document=document, change_of=use.relation)
 
 
+def of_build(tries: Tries, document: Document, ids: Iterable[str]) -> tuple[Cost | None, list[MissingIndex]]:
+    """Try the query that builds a document on each of these ids; `measure` it."""
+    build = queries.query_of(queries.BUILD, document, documents=1)
+    return measure(tries, build, [([id_],) for id_ in ids], document=document.name)
+
+
 def _leading_most(tries: Tries, query: str, images: Sequence[tuple[object, ...]]) -> Sequence[tuple[object, ...]]:
     """Return the one of these changed rows that a query leads to the most documents from; all if that fails."""
     comparison = sql.SQL(_MOST).format(query=sql.SQL(over("tried.image", query)))
@@ -265,6 +271,7 @@ def _indexed(connection: Connection, relation: str, expression: str) -> tuple[st
         rewritten = rewritten.replace(f"({column})::text", f"({KEY_TEXTS[type_].format(column)})")
     for candidate in dict.fromkeys((expression, rewritten)):
         with suppress(pg.InvalidObjectDefinition), connection.transaction(force_rollback=True):
+            connection.execute("SET TRANSACTION READ WRITE")  # doctor's session only reads; this is rolled back
             connection.execute(sql.SQL(f"CREATE TEMPORARY TABLE syncer_copy (LIKE {relation})"))  # quoted by Postgres
             connection.execute(sql.SQL(f"CREATE INDEX ON syncer_copy (({candidate}))"))
             [(text, exists)] = connection.execute(_INDEXED, (relation,))

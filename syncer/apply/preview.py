@@ -305,9 +305,7 @@ class _Previewed:
             problems += trial.notes(self.connection, document, ids)
         tries = Tries(self.connection, seconds=cost.SECONDS_MAX)
         with self.refusals(document.name), closing(tries):
-            samples = [([id_],) for id_ in ids[:_BUILDS]]
-            build = queries.query_of(queries.BUILD, document, documents=1)
-            measured, missing = cost.measure(tries, build, samples, document=document.name)
+            measured, missing = cost.of_build(tries, document, ids[:_BUILDS])
             self.missing += missing
             if measured is not None and measured.is_slow and not missing:
                 problems.append(_costly(measured))

@@ -344,6 +344,11 @@ def sampled_ids(tries: Tries, select: str) -> tuple[list[str], int | None]:
     return [row[0] for row in rows], rows[0][1] if rows else None
 
 
+def first_ids(tries: Tries, select: str, limit: int) -> list[str]:
+    """Return the ids that Postgres finds first; none if they cannot be read in time."""
+    return _ids(tries, select, (_FIRST_IDS,), limit=limit)
+
+
 def greatest_id(tries: Tries, select: str) -> str | None:
     """Return the greatest id of a SELECT, or another if that takes too long; None if there is none in time."""
     return next((row[0] for row in _ids(tries, select, (_GREATEST_ID, _FIRST_IDS), limit=1)), None)

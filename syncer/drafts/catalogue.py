@@ -132,7 +132,8 @@ class Table:
         if not self.key:
             raise DefinitionError(
                 f"{self.relation} has no primary key, of which a draft makes the documents' _id",
-                hint="Add one; or write select.sql yourself, as for a view, and run: syncer init --from-select",
+                hint=f"Add one. If it is a view, or cannot have one, write SELECT … AS _id, * FROM {self.relation}\n"
+                "to a file, where … is unique, and run: syncer init --from-select FILE",
             )
 
 

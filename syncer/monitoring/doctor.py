@@ -32,7 +32,7 @@ from syncer.base.model import WRITE_SUFFIX, Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.capture import install
-from syncer.documents import registry
+from syncer.documents import queries, registry
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import Tries
 from syncer.elasticsearch import client as elastic
@@ -220,6 +220,7 @@ WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, privilege
                ELSE has_table_privilege(c.oid, privilege) END
 """
 _SUPERUSER = "SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper"
+_GONE = "SELECT relation FROM unnest($1::text[]) AS asked (relation) WHERE to_regclass(relation) IS NULL"
 # Also a table of which it may read the columns that documents show is locked against ALTER TABLE, as a whole.
 _UNREADABLE = """
 WITH r AS (
@@ -279,10 +280,13 @@ def _is_usable(deployment: Deployment) -> Iterator[Finding]:
 def _triggers(deployment: Deployment) -> Iterator[Finding]:
     relations = sorted({table for document in deployment.documents for table in document.dependencies.tables})
     captures = install.captured(deployment.schema)
+    gone = {relation for (relation,) in deployment.rows(_GONE, relations)}
     lost = {*install.lost(deployment.schema, relations), *(set(relations) - captures.keys())}
     outdated = install.outdated(deployment.schema, captures.values())
     for relation in relations:
-        if relation in lost:
+        if relation in gone:
+            yield Finding(f"{relation} is gone, or has another name", "What to do: syncer status", how=How.ADVICE)
+        elif relation in lost:
             yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
         elif relation in outdated:
             problem = f"The trigger function of {relation} is not what this syncer makes on this version of Postgres"
@@ -314,14 +318,18 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
 
 
 def _indexes(deployment: Deployment) -> Iterator[Finding]:
-    uses = [(document.name, use) for document in deployment.documents for use in document.dependencies.tables.values()]
+    missing_indexes = list[cost.MissingIndex]()
     with closing(Tries(deployment.schema, seconds=cost.SECONDS_MAX)) as tries:
-        costs = [measured for name, use in uses for measured in cost.of_changes(tries, name, use)]
-    for missing in cost.ranked(index for *_, indexes in costs for index in indexes):
-        yield Finding(
-            f"Each change of {missing.change_of} reads a whole table to find its documents of {missing.document}",
-            missing.statement,
-        )
+        for document in (document for document in deployment.documents if document.suspended is None):
+            for use in document.dependencies.tables.values():
+                for *_, lacking in cost.of_changes(tries, document.name, use):
+                    missing_indexes += lacking
+            ids = queries.first_ids(tries, document.dependencies.canonical_select, limit=1)
+            missing_indexes += cost.of_build(tries, document, ids)[1]
+    for missing in cost.ranked(missing_indexes):
+        change = f"Each change of {missing.change_of} reads a whole table to find its documents of {missing.document}"
+        build = f"To build a document of {missing.document}, a whole table is read"
+        yield Finding(change if missing.change_of else build, missing.statement)
 
 
 # Kafka and Elasticsearch: settings

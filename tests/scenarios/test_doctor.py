@@ -131,7 +131,7 @@ CASES = [
         "postgres.triggers",
         f"CREATE OR REPLACE FUNCTION {FUNCTION} RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
         "AS 'BEGIN RETURN NULL; END'",
-        "not the one",
+        "is not what this syncer makes",
     ),
     Case(
         "postgres.functions",

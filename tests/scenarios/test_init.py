@@ -265,7 +265,7 @@ def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
     """)
     for arguments, expected in (
         ("--table plain", "no primary key"),
-        ("--table seen", "as for a view"),
+        ("--table seen", "AS _id, * FROM public.seen"),
         ("--table fast", "unlogged"),
         ("--table nope", 'other."B c"'),
         ("--table a --with other.a", "public.a has no table or reference other.a"),

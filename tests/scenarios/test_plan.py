@@ -27,6 +27,7 @@ from syncer.documents.snapshot import Tries
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.record import STATE_INDEX
 from syncer.monitoring.doctor import CheckSeverity
+from tests.faults.harness import following
 from tests.support import doctor
 from tests.support.world import BLOG_SCHEMA, World, planned, wait_until
 
@@ -489,6 +490,25 @@ def test_an_index_that_is_dropped_is_named_by_doctor(blog: World) -> None:
         doctor.fix(blog, finding)
         blog.sql("ANALYZE entries")
         assert doctor.is_well(doctor.look(blog, "postgres.indexes")), statement
+
+
+def test_an_id_that_no_index_finds_is_named_by_doctor(blog: World) -> None:
+    """A table that was empty when it was applied has grown; a document whose table is gone hides no other's."""
+    blog.sql("CREATE TABLE empty (a int, b text, PRIMARY KEY (a, b)); CREATE TABLE other (id int PRIMARY KEY)")
+    blog.define("pair", "SELECT e.a::text || ':' || e.b AS _id, e.b FROM empty AS e")
+    blog.define("gone", "SELECT o.id AS _id FROM other AS o")
+    blog.apply()
+    blog.sql("INSERT INTO empty SELECT g, repeat('x', 100) FROM generate_series(1, 30000) AS g; ANALYZE empty")
+    blog.sql("INSERT INTO other VALUES (1); DROP TABLE other")  # so that the document is suspended
+    with following(blog) as follower:
+        follower.handle()
+    (finding,) = doctor.look(blog, "postgres.triggers")
+    assert (finding.found, finding.fix) == ("public.other is gone, or has another name", "What to do: syncer status")
+    (finding,) = doctor.look(blog, "postgres.indexes")
+    assert (finding.severity, "build a document of pair" in finding.found) == (CheckSeverity.CONSIDER, True)
+    doctor.fix(blog, finding)
+    blog.sql("ANALYZE empty")
+    assert doctor.is_well(doctor.look(blog, "postgres.indexes"))
 
 
 def require_helpful(blog: World, name: str, *statements: str) -> None:

@@ -346,7 +346,7 @@ def sampled_ids(tries: Tries, select: str) -> tuple[list[str], int | None]:
 
 def first_ids(tries: Tries, select: str, limit: int) -> list[str]:
     """Return the ids that Postgres finds first; none if they cannot be read in time."""
-    return _ids(tries, select, (_FIRST_IDS,), limit=limit)
+    return [row[0] for row in _ids(tries, select, (_FIRST_IDS,), limit=limit)]
 
 
 def greatest_id(tries: Tries, select: str) -> str | None:

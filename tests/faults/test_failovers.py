@@ -226,7 +226,7 @@ def test_a_clean_restart_costs_nothing(private_blog: World, servers: Standbys) -
     assert (later.epoch, later.mark, number_of_mark(private_blog)) == (earlier.epoch, mark + 1, mark + 1)
 
 
-def test_pg_upgrade_costs_nothing(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
+def test_pg_upgrade_loses_nothing(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
     """What waited is handled by the newer server; a refresh, since triggers are new, finds nothing else to write."""
     with (
         upgraded() as (old, upgrade),

@@ -351,6 +351,8 @@ def _invalid(error: ValidationError, file: Path) -> ConfigError:
         name = ".".join(map(str, problem["loc"]))
         if problem["type"] == "missing":
             problems.append(f"{name} is not set")
+        elif problem["type"] == "model_type":
+            problems.append(f"{name} is a section: its settings follow on lines of their own, indented")
         elif problem["type"] != "extra_forbidden":
             problems.append(f"{name}: {problem['msg'].removeprefix('Value error, ').lower()}")
         else:

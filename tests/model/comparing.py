@@ -2,7 +2,7 @@
 
 A change that no trigger sees, such as a partition that is dropped, has no event. Its refresh writes every document, and
 with a new version: a request that was built before the change and arrives late is rejected then. If the refresh leaves
-out a document that is equal, such a request is not rejected. So somebody has to come back to that document.
+out a document that is equal, such a request is not rejected. So its writer has to come back to that document.
 
 The document has one of two contents, and each commit gives it the other one. A worker may stall with an event until its
 partition is another worker's. A process may die while its request is on its way, which may arrive at any time.

@@ -220,17 +220,18 @@ def require_capturable(connection: Connection, oids: Collection[int], file: str)
             obstacle, hint = _REFUSED[kind]
             is_partition = f"a partitioned table, and its partition {name} is " if name != relation else ""
             raise DefinitionError(f"{file} reads {relation}, which is {is_partition}{obstacle}", hint=hint.format(name))
-        if name != relation and not is_partitioned and extension is not None:
+        if name == relation or is_partitioned:
+            continue
+        if extension is not None:
             raise DefinitionError(
                 f"{file} reads {relation}, whose rows the extension {extension} keeps in tables of its own",
                 hint="It may move and drop them, which no trigger sees. Select from a table that it does not manage.",
             )
-        if name != relation and not is_partitioned:
-            raise DefinitionError(
-                f"{file} reads {relation}, which is a table that others inherit from",
-                hint=f"A table that inherits later has no trigger. Make {relation} a partitioned table; or part them:\n"
-                f"ALTER TABLE {name} NO INHERIT {relation}",
-            )
+        raise DefinitionError(
+            f"{file} reads {relation}, which is a table that others inherit from",
+            hint=f"A table that inherits later has no trigger. Make {relation} a partitioned table; or part them:\n"
+            f"ALTER TABLE {name} NO INHERIT {relation}",
+        )
 
 
 def existing(connection: Connection, relations: Collection[str]) -> list[str]:

@@ -67,7 +67,7 @@ WITH job AS (
 )
 SELECT id, job, number, index_name, ids, everywhere, compares FROM taken
 """
-# What a chunk that is left has to say of its documents may be on its way. Rule: what-is-done-again-is-not-compared.
+# The requests of a dead job worker may still be in flight. Rule: what-is-done-again-is-not-compared.
 # The lock is tried for one chunk after the other, until one is free. A session could lock its own ones once more.
 _LOCK_LEFT = f"""
 SELECT p.id, p.job, p.number FROM (

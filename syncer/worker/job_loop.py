@@ -44,7 +44,6 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import compose, dead_letters, failover, marks
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
-from syncer.indexing.writer import Options
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.chunks import Chunk, Chunks
 from syncer.jobs.model import Job, JobKind, JobState, due, find
@@ -107,7 +106,7 @@ class JobWorker:
         self._link = Link(self._opened)
         self._chunks: Chunks | None = None
         self._writes: list[tuple[Chunk, Future[WriteReport]]] = []
-        self._different: set[int] = set()
+        self._mostly_different: set[int] = set()
         """Refreshes of whose documents more than half differed in a chunk: to compare the others would not pay."""
         self._attempts: dict[str, Future[WriteReport]] = {}
         """Attempts to write a suspended document, by index."""
@@ -144,9 +143,13 @@ class JobWorker:
         assert self._chunks is not None  # made with the connection
         if self._writes or chunks.is_any_to_write(connection):
             while self._writers.has_room and not self._stop.is_requested and (chunk := self._chunks.take()) is not None:
-                compares = chunk.compares and chunk.job not in self._different
-                how: Options = {"everywhere": chunk.everywhere, "compares": compares, "origin": {"job": chunk.job}}
-                report = self._writers.submit(chunk.index_name, chunk.ids, **how)
+                report = self._writers.submit(
+                    chunk.index_name,
+                    chunk.ids,
+                    everywhere=chunk.everywhere,
+                    compares=chunk.compares and chunk.job not in self._mostly_different,
+                    origin={"job": chunk.job},
+                )
                 self._writes.append((chunk, report))
                 units_done += 1
             if self._writes:
@@ -212,7 +215,7 @@ class JobWorker:
                 report = write.result()
             settled.append((chunk, report))
             if report is not None and chunk.compares and 2 * report.skipped < len(chunk.ids):
-                self._different.add(chunk.job)
+                self._mostly_different.add(chunk.job)
         if settled:
             chunks.finish(settled)
         self._writes = [write for write in self._writes if write not in ended]

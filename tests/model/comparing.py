@@ -5,7 +5,7 @@ with a new version: a request that was built before the change and arrives late 
 out a document that is equal, such a request is not rejected. So its writer has to come back to that document.
 
 The document has one of two contents, and each commit gives it the other one. A worker may stall with an event until its
-partition is another worker's. A process may die while its request is on its way, which may arrive at any time.
+partition is another worker's. A process may die while its request is in flight. The request may arrive at any time.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Comparing(Model[State]):
         yield f"{name} is killed", state
         if hand.phase == _READ and not state.requests[0].version:
             request = Request(version=hand.version, content=hand.content)
-            yield f"{name} is killed, with its request on its way", state._replace(requests=(request,))
+            yield f"{name} is killed, with its request in flight", state._replace(requests=(request,))
 
     def unequal(self, state: State) -> str | None:
         if state.shown != state.content:

@@ -35,8 +35,9 @@ STOP_SECONDS = 30.0
 PORTS = range(20000, 32000)
 
 # The shell prints the server's id and exits: the server is an orphan, which no process need wait for and which outlives
-# the command that started it. It is in a session of its own, which the terminal's Ctrl-C does not reach.
-_START = 'log=$1; shift; exec 2>>"$log"; "$@" >>"$log" </dev/null & echo $!'
+# the command that started it. It is in a session of its own, which the terminal's Ctrl-C does not reach. The id becomes
+# the server's once a line is read, so that none runs whose id was not saved.
+_START = 'log=$1; shift; exec 3<&0 2>>"$log"; { read -r _ <&3 && exec "$@" >>"$log" </dev/null 3<&-; } & echo $!'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,14 @@ class EmbeddedServer(ABC):
         partial.replace(self._state_file)
 
     def _processes(self) -> list[psutil.Process]:
-        return family(filter(None, (marked.find() for marked in self._state.processes)))
+        """Return those saved and their descendants, and what a launcher has left that was ended as it started it."""
+        home = str(self.folder)
+        orphans = [
+            process
+            for process in psutil.process_iter(["environ"])
+            if (process.info["environ"] or {}).get("HOME") == home
+        ]
+        return family([*filter(None, (marked.find() for marked in self._state.processes)), *orphans])
 
     @property
     def _ports(self) -> tuple[int, ...]:
@@ -209,18 +217,20 @@ class EmbeddedServer(ABC):
             self._prepare()
         if self.log_file.exists():
             self.log_file.rename(self.log_file.with_name("server.previous.log"))
-        started = subprocess.run(
+        with subprocess.Popen(
             ["/bin/sh", "-c", _START, "sh", str(self.log_file), *command],
-            check=True,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=self._working_folder,
             env=self._environment(),
             start_new_session=True,
             text=True,
             **self._account.popen_arguments(),
-        )
-        self._save(processes=marks(int(started.stdout)))
+        ) as shell:
+            assert shell.stdin
+            assert shell.stdout
+            self._save(processes=marks(int(shell.stdout.readline())))
+            shell.stdin.write("\n")
 
     def wait_until_ready(self) -> None:
         """Return once the server answers.
@@ -243,7 +253,7 @@ class EmbeddedServer(ABC):
         send(processes, signal.SIGCONT)  # a paused process would not handle the signal
         send(processes[:1], graceful)
         wait_until(lambda: not any(map(is_alive, processes)), seconds=STOP_SECONDS)
-        kill(processes)
+        kill([*processes, *self._processes()])
         self._save(processes=())
 
 

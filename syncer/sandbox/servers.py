@@ -232,6 +232,8 @@ class ElasticsearchServer(EmbeddedServer):
         for file in (self._working_folder / "config").iterdir():
             if not (self.config_folder / file.name).exists():
                 self._account.write(self.config_folder / file.name, file.read_text("utf-8"))
+        # A start that was ended while it wrote the keystore leaves this file, and the next one would die of it.
+        (self.config_folder / "elasticsearch.keystore.tmp").unlink(missing_ok=True)
         # The distribution's own options require a module that the runtime lacks, and log into its home.
         options = [*self._options(), *([] if self.version == "8" else self._module_options())]
         self._account.write(self.config_folder / "jvm.options", "".join(f"{option}\n" for option in options))

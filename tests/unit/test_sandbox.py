@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from syncer.base.errors import SandboxError
 from syncer.sandbox import Sandbox, Versions, server
 from syncer.sandbox.cache import Account, Cache
 from syncer.sandbox.process import ProcessMark
-from syncer.sandbox.server import PORTS, chosen_ports
+from syncer.sandbox.server import PORTS, EmbeddedServer, chosen_ports
 
 EPHEMERAL_PORTS_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -112,3 +114,55 @@ def test_recycled_id_is_not_mistaken() -> None:
     mark = ProcessMark.of(process)
     assert mark.find() == process
     assert replace(mark, started_ticks=mark.started_ticks - 1).find() is None
+
+
+class Launcher(EmbeddedServer):
+    """A server that starts its child as it is told to end, as if the signal came at the wrong moment."""
+
+    name = "Launcher"
+    default_version = "1"
+    ready_seconds = 30.0
+    address = ""
+
+    def _command(self) -> Sequence[str]:
+        return ["/bin/sh", "-c", 'trap "sleep 600 & exit" TERM; touch ready; while :; do sleep 0.05; done']
+
+    def _is_ready(self) -> bool:
+        return (self.folder / "ready").exists()
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that the launcher's environment shows to be its own."""
+        home = str(self.folder)
+        return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == home]
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    """One in a folder that every account can enter."""
+    with tempfile.TemporaryDirectory(prefix="syncer-launcher-") as folder:
+        Path(folder).chmod(0o755)
+        yield Launcher(Path(folder), Cache())
+
+
+def test_server_that_is_starting_its_child_leaves_none(launcher: Launcher) -> None:
+    """Elasticsearch's launcher starts the server a second later, and only the environment connects the two."""
+    assert launcher.start()
+    assert launcher.processes()
+    launcher.stop()
+    assert launcher.processes() == []
+
+
+def test_server_whose_start_is_interrupted_leaves_no_process(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its process and the file that names it."""
+
+    def interrupted(pid: int) -> tuple[ProcessMark, ...]:
+        assert psutil.Process(pid).is_running()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "marks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.start()
+    assert launcher.processes() == []
+    assert not (launcher.folder / "ready").exists()

@@ -51,6 +51,9 @@ _SAYINGS = {
     'is rejected. For full text, numbers or dates, map it as an object with "properties" and "dynamic": false; other '
     "keys are then shown, not found",
     "values": "a guess from {sample} without an object: an object would be rejected",
+    "place": "GeoJSON in {sample}, so searches find it by its place; any other value is shown, not found",
+    "projected": "GeoJSON with a crs, which no search server takes as a place: select "
+    "ST_AsGeoJSON(ST_Transform(column, 4326))::jsonb",
     "stored": "kept and shown, not searched: {sample} does not tell what it holds. If it is to hold objects, map it as "
     '{{"type": "{flattened}"}}',
     "vector": "its mapping is a guess from sampled documents; an array of another length would be rejected",
@@ -165,9 +168,7 @@ class _Mapper:
         """Return the mapping of a value that is no object whose fields are known."""
         noted, mapping = "", shape.mapping
         if mapping is None:  # JSON that comes out of a column
-            kinds = {type(value) for value in self.sample.values(path)}
-            noted = "data" if kinds == {dict} else "values" if kinds and dict not in kinds else "stored"
-            mapping = {"data": KEYS_ARE_DATA, "values": KEYWORD, "stored": STORED}[noted]
+            noted, mapping = _of_json(self.sample.values(path))
         elif mapping == KEYS_ARE_DATA:
             noted = "data"
         elif mapping == TEXT and (shape.is_array or rules.KEYWORD_NAMES.search(rules.snake(path[-1]))):
@@ -203,6 +204,27 @@ def _of_bounds(fields: Mapping[str, Shape]) -> Mapping[str, Any] | None:
     if fields.keys() == rules.POINT and types <= {"double", "float", "long", "integer", "short"}:
         return {"type": "geo_point", "ignore_malformed": True}
     return None
+
+
+def _of_json(values: list[Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return what to know of JSON that comes out of a column, and its mapping."""
+    if values and all(map(_is_geometry, values)):
+        if any("crs" in geometry for geometry in values):
+            return "projected", KEYS_ARE_DATA
+        is_point = all(geometry["type"] == "Point" for geometry in values)
+        return "place", {"type": "geo_point" if is_point else "geo_shape", "ignore_malformed": True}
+    kinds = {type(value) for value in values}
+    if kinds == {dict}:
+        return "data", KEYS_ARE_DATA
+    return ("values", KEYWORD) if kinds and dict not in kinds else ("stored", STORED)
+
+
+def _is_geometry(value: Any) -> bool:
+    """Whether a value is a place in GeoJSON; with ``crs``, as PostGIS casts a geometry to JSON."""
+    if not isinstance(value, dict) or value.get("type") not in rules.GEOMETRIES:
+        return False
+    content = "geometries" if value["type"] == "GeometryCollection" else "coordinates"
+    return value.keys() - {"crs"} == {"type", content} and isinstance(value[content], list)
 
 
 def _values(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any]:

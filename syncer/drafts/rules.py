@@ -111,6 +111,8 @@ CASTS: Mapping[str, str] = {
     "bpchar": "{0}::text{1}",
     "vector": "{0}::real[]{1}",
     "halfvec": "{0}::real[]{1}",
+    **dict.fromkeys(("geometry", "geography"), "ST_AsGeoJSON({0})::jsonb"),
+    "projected": "ST_AsGeoJSON(ST_Transform({0}, 4326))::jsonb",
     **dict.fromkeys(("int4range", "int8range"), _RANGE.format(*_ENDS)),
     "daterange": _RANGE.format(*_FINITE_ENDS),
     "numrange": _OPEN_RANGE.format(*_ENDS),
@@ -120,7 +122,6 @@ CASTS: Mapping[str, str] = {
 LEFT_OUT: tuple[tuple[re.Pattern[str], str], ...] = (
     (_named("^bytea$"), "bytes are not searched: encode(column, 'base64') and the type binary would show them"),
     (_named("^tsvector$"), "it is Postgres' own way to search: select the text that it is made of"),
-    (_named("^geometry$|^geography$"), "its text is not readable: select ST_AsGeoJSON(column)::jsonb"),
     (
         _named("^reg(class|collation|config|database|dictionary|namespace|oper(ator)?|proc(edure)?|role|type)$"),
         "its text is a name in the catalogue, which changes without the row",
@@ -139,6 +140,10 @@ RANGE_TYPES: Mapping[str, str] = {
     "short": "integer_range",
 }
 RANGE_BOUNDS, POINT = frozenset({"gte", "gt", "lte", "lt"}), frozenset({"lat", "lon"})
+GEOMETRIES = frozenset(
+    ("Point", "MultiPoint", "LineString", "MultiLineString", "Polygon", "MultiPolygon", "GeometryCollection")
+)
+"""The types of GeoJSON (RFC 7946) that are places."""
 
 _KEYWORD_CHARACTERS_MAX = 8191  # of at most 4 bytes each, so that Elasticsearch indexes them all
 KEYWORD: Mapping[str, Any] = {"type": "keyword", "ignore_above": _KEYWORD_CHARACTERS_MAX}

@@ -21,7 +21,7 @@ from syncer.base.postgres import Connection
 from syncer.drafts.rules import KEYS_ARE_DATA, KEYWORD, MAPPINGS
 
 # Domains are resolved to their base type, arrays to their element type. Composites become JSON, as do types with a
-# cast to it, but for hstore.
+# cast to it, but for those that a draft shows in its own way.
 _TYPE = """
 WITH RECURSIVE base AS (
     SELECT t, coalesce(nullif($2::int, -1), t.typtypmod) AS modifier, false AS is_array
@@ -31,7 +31,8 @@ WITH RECURSIVE base AS (
     FROM base AS b JOIN pg_type AS inner_t ON inner_t.oid = CASE WHEN (b.t).typtype = 'd' THEN (b.t).typbasetype
                                                                  WHEN (b.t).typcategory = 'A' THEN (b.t).typelem END
 )
-SELECT CASE WHEN (t).typname <> 'hstore' AND ((t).typtype IN ('c', 'p') OR (t).typname = 'jsonb' OR EXISTS (
+SELECT CASE WHEN (t).typname NOT IN ('hstore', 'geometry')
+             AND ((t).typtype IN ('c', 'p') OR (t).typname = 'jsonb' OR EXISTS (
                 SELECT FROM pg_cast
                 WHERE castsource = (t).oid AND casttarget = 'json'::regtype AND castmethod = 'f'))
             THEN 'json' ELSE (t).typname END,
@@ -51,6 +52,7 @@ WHERE pronamespace = 'pg_catalog'::regnamespace
 """
 _LONG_DIGITS_MAX = 18
 _NUMERIC_HEADER, _SCALE_BITS = 4, 16
+_UNKNOWN_SRID, _WGS84_SRID = 0, 4326
 _BOOLEAN = "16"
 """Its oid, which never changes."""
 _TYPE_FIELD = re.compile(
@@ -69,7 +71,8 @@ class Shape:
     """What a value is like, by its base type in the catalogue; arrays are like their elements.
 
     ``name`` is ``json`` for any JSON, for composites, and for what the SELECT builds. Of the two latter, the fields are
-    known. JSON without them and without a mapping comes out of a column, or is ``NOTHING``: only ever null or empty.
+    known. It is ``projected`` for a geometry of PostGIS whose coordinates are no longitude and latitude. JSON without
+    fields and without a mapping comes out of a column, or is ``NOTHING``: only ever null or empty.
     """
 
     name: str
@@ -100,7 +103,9 @@ class Types:
         if row is None:  # a type that only looks like an array, such as int2vector
             return Shape(name="", mapping=KEYWORD)
         name, is_array, modifier, relation, labels = row
-        mapping: Mapping[str, Any] | None = None if name == "json" else MAPPINGS.get(name, KEYWORD)
+        mapping: Mapping[str, Any] | None = None if name in ("json", "geometry") else MAPPINGS.get(name, KEYWORD)
+        if name == "geometry" and modifier >= 0 and modifier >> 8 & 0xFFFFF not in (_UNKNOWN_SRID, _WGS84_SRID):
+            name = "projected"
         digits, scale = divmod(modifier - _NUMERIC_HEADER, 1 << _SCALE_BITS)
         if name == "numeric" and modifier >= 0 and scale == 0 and digits <= _LONG_DIGITS_MAX:
             mapping = {"type": "long"}
@@ -168,8 +173,8 @@ class _Walk:
             return self._any((*(case["result"] for case in node["args"]), node["defresult"]), scope)
         if "elements" in node:
             return replace(self._any(node["elements"], scope), is_array=True)
-        if "arg" in node and "fieldnum" not in node:  # json as jsonb
-            return self._any([node["arg"]], scope)
+        if "arg" in node and "fieldnum" not in node:  # json as jsonb; a text as jsonb may hold anything
+            return self._any([node["arg"]], scope) if self._is_json(node["arg"]) else typed
         items = node["args"] if isinstance(node.get("args"), list) else []
         arguments = [inner.get("expr", inner) for inner in items if inner.get("resjunk") != "true"]
         function = next((node[name] for name in ("aggfnoid", "funcid", "opfuncid") if name in node), "")
@@ -190,6 +195,11 @@ class _Walk:
     def _any(self, nodes: Iterable[_Node], scope: _Scope) -> Shape:
         """Return a shape that takes the values of each expression."""
         return _united(self._shape(node, scope) for node in nodes)
+
+    def _is_json(self, node: _Node) -> bool:
+        if node.get("subLinkType") == "4":
+            return self._is_json(node["subselect"]["targetList"][0]["expr"])
+        return self._typed(node).mapping is None
 
     def _typed(self, node: _Node) -> Shape:
         type_field = next((name for name in node if _TYPE_FIELD.fullmatch(name)), None)

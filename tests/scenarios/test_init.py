@@ -348,6 +348,7 @@ SELECT
     (SELECT array_agg(z.price ORDER BY z.n) FROM lines AS z WHERE z.order_id = o.id) AS prices
 FROM orders AS o
 """
+STORED = {"type": "object", "enabled": False}
 DATA = {"type": "flat_object"} if VERSIONS.opensearch else {"type": "flattened", "ignore_above": 8191}
 with_vectors = pytest.mark.skipif(VERSIONS.opensearch is not None, reason="the sandbox has no plugin for vectors")
 EXPECTED: dict[str, Any] = {
@@ -357,7 +358,7 @@ EXPECTED: dict[str, Any] = {
     "lines": {"type": "nested", "properties": {"n": {"type": "integer"}, "price": {"type": "double"}}},
     "prices": {"type": "double"},
     "extra": DATA,
-    "nothing": {"type": "object", "enabled": False},
+    "nothing": STORED,
     "embedding": {"type": "dense_vector", "dims": 2},
 }
 
@@ -390,10 +391,37 @@ def test_a_column_that_the_first_documents_leave_empty_is_mapped_by_later_ones(b
     bare.sql("""INSERT INTO notes VALUES (9000, '{"size": 4}', '[{"on": "2026-11-27"}]', '["a", 1]', '[]')""")
     printed = drafted(bare, "--table", "notes")
     assert mapping(bare, "notes") == {
-        "extra": DATA, "lines": DATA, "marks": KEYWORD, "nothing": {"type": "object", "enabled": False},
+        "extra": DATA, "lines": DATA, "marks": KEYWORD, "nothing": STORED,
     }  # fmt: skip
     assert "nothing: kept and shown, not searched" in printed
     followed(bare)
+
+
+POINT = '{"type": "Point", "coordinates": [13.4, 52.5]}'
+SQUARE = '{"type": "Polygon", "coordinates": [[[13, 52], [14, 52], [14, 53], [13, 52]]]}'
+PROJECTED = '{"type": "Point", "crs": {"type": "name", "properties": {}}, "coordinates": [1491, 6894]}'
+
+
+def test_geojson_is_found_by_its_place(bare: World) -> None:
+    """As PostGIS makes it of its types, or an application stores it. Other objects that have a type are none."""
+    columns = {"spot": POINT, "stops": f"[{POINT}, {POINT}]", "none": '{"type": "Point", "x": 1}', "far": PROJECTED}
+    bare.sql("CREATE TABLE shops (id int PRIMARY KEY, spot jsonb, stops jsonb, none jsonb, far jsonb, area jsonb)")
+    bare.sql(f"INSERT INTO shops ({', '.join(columns)}, id) VALUES (%s, %s, %s, %s, 1)", *columns.values())
+    printed = drafted(bare, "--table", "shops")
+    point = {"type": "geo_point", "ignore_malformed": True}
+    assert mapping(bare, "shops") == {
+        "spot": point, "stops": point, "none": DATA, "far": DATA, "area": STORED,
+    }  # fmt: skip
+    assert "far: GeoJSON with a crs" in printed
+    bare.sql("""INSERT INTO shops (id, spot) VALUES (2, '{"type": "Point", "coordinates": []}'), (3, %s)""", SQUARE)
+    followed(bare)
+    near = {"geo_distance": {"distance": "1km", "stops": [13.4, 52.5]}}
+    with bare.elasticsearch() as client:
+        client.indices.refresh(index=bare.alias_of("shops"))
+        assert [hit["_id"] for hit in client.search(index=bare.alias_of("shops"), query=near)["hits"]["hits"]] == ["1"]
+    bare.sql("UPDATE shops SET area = spot WHERE id IN (1, 3)")
+    drafted(bare, "--table", "shops", "--force")
+    assert mapping(bare, "shops")["area"] == mapping(bare, "shops")["spot"] == point | {"type": "geo_shape"}
 
 
 @with_vectors
@@ -432,7 +460,7 @@ INSIDE_JSON: dict[str, tuple[str, dict[str, Any]]] = {
         "(SELECT s.inside FROM seen AS s WHERE s.id = k.id)",
         {"properties": {"mood": KEYWORD, "at": {"type": "date"}}},
     ),
-    "whole_row": ("to_jsonb(k.*) - 'data'", {"type": "object", "enabled": False}),
+    "whole_row": ("to_jsonb(k.*) - 'data'", STORED),
     "of_a_case": (
         "CASE WHEN k.id > 1 THEN jsonb_build_object('a', k.n) ELSE jsonb_build_object('b', k.id > 2) END",
         {"properties": {"a": {"type": "long"}, "b": {"type": "boolean"}}},
@@ -456,6 +484,8 @@ INSIDE_JSON: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bounds": ("jsonb_build_object('gte', lower(k.during), 'lt', upper(k.during))", {"type": "date_range"}),
     "place": ("json_build_object('lat', 1.5, 'lon', k.id)", {"type": "geo_point", "ignore_malformed": True}),
+    "of_a_text": ("(SELECT w.word FROM words AS w WHERE w.kind_id = k.id AND w.locale = '')::jsonb", STORED),
+    "as_jsonb": ("(SELECT json_agg(w.word ORDER BY w.locale) FROM words AS w WHERE w.kind_id = k.id)::jsonb", KEYWORD),
     "added": (
         "jsonb_build_object('a', k.n) || jsonb_build_object('at', k.at)",
         {"properties": {"a": {"type": "long"}, "at": {"type": "date"}}},

@@ -409,7 +409,7 @@ def heal(soak: Soak) -> None:
 def _is_open(world: World) -> bool:
     with suppress(elasticsearch.ApiError, elasticsearch.TransportError), world.elasticsearch() as client:
         names = ",".join(client.indices.get(index=f"{world.alias}*", expand_wildcards="all").body)
-        client.indices.open(index=names)
         client.indices.put_settings(index=names, settings={_BLOCK: None})
+        client.indices.open(index=names)  # OpenSearch opens none that has a block
         return True
     return False

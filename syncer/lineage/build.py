@@ -36,8 +36,10 @@ from syncer.lineage.scope import (
     Scope,
     accepts_null,
     column,
+    distinct_on,
     is_array,
     is_carried,
+    is_cut,
     is_strict,
     meaning_of_branches,
     numbers,
@@ -188,7 +190,7 @@ class _Walk:
             columns = self.query(tree.this, outer, context)
         else:
             return []
-        return [(name, UNKNOWN) for name, _ in columns] if _is_cut(tree) else columns
+        return [(name, UNKNOWN) for name, _ in columns] if is_cut(tree) else columns
 
     def _union(self, tree: exp.SetOperation, outer: Scope | None, context: tuple[int, ...]) -> Columns:
         node_count, by_branch = len(self.nodes), list[Columns]()
@@ -455,11 +457,6 @@ def _conjuncts(expression: exp.Expr) -> Iterator[exp.Expr]:
         yield expression
 
 
-def _is_cut(query: exp.Expr) -> bool:
-    """Whether a query returns only some of its rows."""
-    return any(query.args.get(name) for name in ("limit", "offset", "fetch"))
-
-
 def _windows(select: exp.Select) -> list[exp.Window]:
     """Return a SELECT's own windows, without those of nested queries."""
     return [window for window in select.find_all(exp.Window) if window.parent_select is select]
@@ -467,17 +464,15 @@ def _windows(select: exp.Select) -> list[exp.Window]:
 
 def _shared_by_competitors(select: exp.Select) -> list[set[exp.Expr]]:
     """Return, for each clause that lets rows displace or change one another, what such rows have in common."""
-    if _is_cut(select):
+    if is_cut(select):
         return [set()]
     named = {window.name: window for window in select.args.get("windows") or []}
     shared = [
         {partitioned_by.unnest() for partitioned_by in named.get(window.alias, window).args.get("partition_by") or []}
         for window in _windows(select)
     ]
-    distinct = select.args.get("distinct")
-    on = distinct.args.get("on") if isinstance(distinct, exp.Distinct) else None
-    if on is not None:
-        shared.append({distinct_on.unnest() for distinct_on in (on.expressions if isinstance(on, exp.Tuple) else [on])})
+    if keys := distinct_on(select):
+        shared.append({key.unnest() for key in keys})
     return shared
 
 

@@ -68,6 +68,18 @@ def is_carried(expression: exp.Expr) -> bool:
     )
 
 
+def is_cut(query: exp.Expr) -> bool:
+    """Whether a query returns only some of its rows."""
+    return any(query.args.get(name) for name in ("limit", "offset", "fetch"))
+
+
+def distinct_on(select: exp.Select) -> list[exp.Expr]:
+    """Return the keys of DISTINCT ON."""
+    distinct = select.args.get("distinct")
+    on = distinct.args.get("on") if isinstance(distinct, exp.Distinct) else None
+    return on.expressions if isinstance(on, exp.Tuple) else [] if on is None else [on]
+
+
 def is_array(expression: exp.Expr) -> bool:
     """Whether an expression is a column with arrays, perhaps cast."""
     column = expression.unnest()
@@ -304,12 +316,13 @@ def _is_constant(expression: exp.Expr) -> bool:
 def _is_rows_of_a_table(select: exp.Expr) -> bool:
     """Whether a SELECT returns its table's rows, perhaps not all of them, with nothing but columns and constants."""
     source = select.args.get("from_")
-    changes = ("joins", "group", "having", "distinct", "windows", "limit", "offset", "fetch")
+    changes = ("joins", "group", "having", "distinct", "windows")
     return (
         source is not None
         and isinstance(source.this, exp.Table)
         and bool(source.this.db)
         and not source.this.args.get("joins")
+        and not is_cut(select)
         and not any(select.args.get(name) for name in changes)
         and all(isinstance(item.unalias(), exp.Column) or _is_constant(item.unalias()) for item in select.expressions)
     )

@@ -14,6 +14,7 @@ from sqlglot import exp
 
 from syncer.base.postgres import Connection
 from syncer.lineage import parser
+from syncer.lineage.scope import distinct_on, is_cut
 
 # Aggregates over json objects are left out: the order of keys is no difference.
 _PARSED = (exp.ArrayAgg, exp.JSONArrayAgg, exp.GroupConcat, exp.AnyValue)
@@ -39,28 +40,20 @@ def unordered_fields(
     """Return the columns of a canonical SELECT that depend on an order: by elements, by rounding, by rows."""
     queries = [select, *(view for (view,) in (connection.execute(_VIEWS, (list(views),)) if views else ()))]
     floats = frozenset(name for (name,) in connection.execute(_FLOAT_COLUMNS, (list(tables),)))
-    return unordered_columns(*queries), rounded_columns(floats, *queries), arbitrary_columns(*queries)
+    return unordered_columns(floats, *queries)
 
 
 @lru_cache(maxsize=16)
-def unordered_columns(select: str, *views: str) -> frozenset[str]:
-    """Return such columns of a SELECT that reads these views, all as Postgres deparses them."""
-    return _columns((select, *views), _is_unordered)
+def unordered_columns(floats: frozenset[str], *queries: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return these columns of a SELECT and the views that it reads, all as Postgres deparses them.
 
-
-@lru_cache(maxsize=16)
-def arbitrary_columns(select: str, *views: str) -> frozenset[str]:
-    """Return the columns of a SELECT that show any row of several."""
-    return _columns((select, *views), _is_arbitrary)
-
-
-@lru_cache(maxsize=16)
-def rounded_columns(floats: frozenset[str], select: str, *views: str) -> frozenset[str]:
-    """Return the columns of a SELECT that sum floating-point numbers, which these columns of tables are."""
-    if not floats and not any(map(_FLOAT_TYPE.search, (select, *views))):
-        return frozenset()
-    floats = floats | _columns((select, *views), lambda column: _is_float(column, floats), of_all=True)
-    return _columns((select, *views), lambda column: _is_rounded(column, floats))
+    ``floats`` are the columns of tables that are floating-point numbers.
+    """
+    rounded = frozenset[str]()
+    if floats or any(map(_FLOAT_TYPE.search, queries)):
+        all_floats = floats | _columns(queries, lambda column: _is_float(column, floats), of_all=True)
+        rounded = _columns(queries, lambda column: _is_rounded(column, all_floats))
+    return _columns(queries, _is_unordered), rounded, _columns(queries, _is_arbitrary)
 
 
 def _columns(queries: Sequence[str], is_one: Callable[[exp.Expr], bool], *, of_all: bool = False) -> frozenset[str]:
@@ -125,7 +118,7 @@ def _is_unordered(column: exp.Expr) -> bool:
 def _is_arbitrary(column: exp.Expr) -> bool:
     """Whether a column has a part of a query, or is in one, of which it is open which rows it returns."""
     selects = [select for select in column.find_all(exp.Select) if not isinstance(select.parent, exp.Exists)]
-    if column.parent_select is not None and column.unalias() not in _distinct_on(column.parent_select):
+    if column.parent_select is not None and column.unalias() not in distinct_on(column.parent_select):
         selects.append(column.parent_select)
     return any(map(_takes_any_rows, selects)) or any(
         isinstance(window.this, _OF_ROWS) and not window.args.get("order") for window in column.find_all(exp.Window)
@@ -134,17 +127,10 @@ def _is_arbitrary(column: exp.Expr) -> bool:
 
 def _takes_any_rows(select: exp.Select) -> bool:
     order = select.args.get("order")
-    if keys := _distinct_on(select):  # it is ordered by these first
+    if keys := distinct_on(select):  # it is ordered by these first
         return order is None or len(order.expressions) <= len(keys)
     is_one_row = not select.args.get("group") and any(item.find(exp.AggFunc) for item in select.expressions)
-    is_cut = any(select.args.get(name) for name in ("limit", "offset", "fetch"))
-    return is_cut and not order and not is_one_row and not _reads_in_order(select)
-
-
-def _distinct_on(select: exp.Select) -> list[exp.Expr]:
-    distinct = select.args.get("distinct")
-    on = distinct.args.get("on") if isinstance(distinct, exp.Distinct) else None
-    return on.expressions if isinstance(on, exp.Tuple) else [on] if on is not None else []
+    return is_cut(select) and not order and not is_one_row and not _reads_in_order(select)
 
 
 def _reads_in_order(select: exp.Select | None) -> bool:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any
 
 import psycopg
-from psycopg import errors as pg, sql
+from psycopg import sql
 
 from syncer.base.error_policy import is_of_data, is_of_some_rows, takes_too_much
 from syncer.base.lifecycle import clock
@@ -27,6 +26,7 @@ from syncer.documents import queries
 from syncer.documents.affected import over
 from syncer.documents.registry import Document, TableUse
 from syncer.documents.snapshot import Tries
+from syncer.drafts.catalogue import as_indexed
 from syncer.drafts.rules import KEY_TEXTS
 
 SAMPLE_ROWS = 20
@@ -70,12 +70,6 @@ _COMPUTED_ID = re.compile(r"\((.+) = ANY \('\{.*\}'::.*\)\)", re.DOTALL)
 _KEY_COLUMNS = """
 SELECT quote_ident(a.attname), t.typname FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
 WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND t.typname = ANY ($2)
-"""
-_INDEXED = """
-SELECT pg_get_indexdef(t.indexrelid, 1, true), EXISTS (
-    SELECT FROM pg_index AS i WHERE i.indrelid = $1::regclass AND i.indisvalid AND i.indpred IS NULL
-        AND pg_get_indexdef(i.indexrelid, 1, true) = pg_get_indexdef(t.indexrelid, 1, true))
-FROM pg_index AS t WHERE t.indrelid = 'pg_temp.syncer_copy'::regclass
 """
 _FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
 _EQUAL = r'(?<![\w."])(?:{0})\.("[^"]+"|\w+)\)*(?:::[^=<>]*)? = |= \(*(?:{0})\.("[^"]+"|\w+)'
@@ -262,7 +256,7 @@ def _lacking(
 
 
 def _indexed(connection: Connection, relation: str, expression: str) -> tuple[str, bool, bool] | None:
-    """Return an ``_id`` that an index can find, tried on an empty copy; None if there is none.
+    """Return an ``_id`` that an index can find; None if there is none.
 
     With it comes whether it is made of other texts than the ``_id`` of the definition, and whether it has its index.
     """
@@ -270,12 +264,8 @@ def _indexed(connection: Connection, relation: str, expression: str) -> tuple[st
     for column, type_ in connection.execute(_KEY_COLUMNS, (relation, list(KEY_TEXTS))):
         rewritten = rewritten.replace(f"({column})::text", f"({KEY_TEXTS[type_].format(column)})")
     for candidate in dict.fromkeys((expression, rewritten)):
-        with suppress(pg.InvalidObjectDefinition), connection.transaction(force_rollback=True):
-            connection.execute("SET TRANSACTION READ WRITE")  # doctor's session only reads; this is rolled back
-            connection.execute(sql.SQL(f"CREATE TEMPORARY TABLE syncer_copy (LIKE {relation})"))  # quoted by Postgres
-            connection.execute(sql.SQL(f"CREATE INDEX ON syncer_copy (({candidate}))"))
-            [(text, exists)] = connection.execute(_INDEXED, (relation,))
-            return text, candidate != expression, exists
+        if indexed := as_indexed(connection, relation, candidate):
+            return indexed[0], candidate != expression, indexed[1]
     return None
 
 

@@ -9,9 +9,11 @@ import difflib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from psycopg import errors as pg, sql
 from psycopg.rows import dict_row
 
 from syncer.base.errors import DefinitionError, SourceError
@@ -57,6 +59,13 @@ SELECT k.conrelid, k.confrelid,
 FROM pg_constraint AS k
 WHERE k.contype = 'f' AND k.conparentid = 0
 ORDER BY cardinality(k.conkey), k.conkey, k.conname
+"""
+# The one index of an empty copy, and whether the table has one like it.
+_AS_INDEXED = """
+SELECT pg_get_indexdef(t.indexrelid, 1, true), EXISTS (
+    SELECT FROM pg_index AS i WHERE i.indrelid = $1::regclass AND i.indisvalid AND i.indpred IS NULL
+        AND pg_get_indexdef(i.indexrelid, 1, true) = pg_get_indexdef(t.indexrelid, 1, true))
+FROM pg_index AS t WHERE t.indrelid = 'pg_temp.syncer_copy'::regclass
 """
 _LISTED_MAX = 20
 
@@ -174,6 +183,17 @@ class Catalogue:
             raise SourceError(f"The database has no table {name or repr(name)}", hint=hint)
         install.require_capturable(self.connection, [homonyms[0].oid], "A draft of it")
         return homonyms[0].readable()
+
+
+def as_indexed(connection: Connection, relation: str, expression: str) -> tuple[str, bool] | None:
+    """Return an expression as an index has it, and whether the table has that index; None if no index can have it."""
+    with suppress(pg.InvalidObjectDefinition), connection.transaction(force_rollback=True):
+        connection.execute("SET TRANSACTION READ WRITE")  # doctor's session only reads; this is rolled back
+        connection.execute(sql.SQL(f"CREATE TEMPORARY TABLE syncer_copy (LIKE {relation})"))  # quoted by Postgres
+        connection.execute(sql.SQL(f"CREATE INDEX ON syncer_copy (({expression}))"))
+        [(text, exists)] = connection.execute(_AS_INDEXED, (relation,))
+        return text, exists
+    return None
 
 
 def listed(names: Sequence[str]) -> str:

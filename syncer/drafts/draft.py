@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -24,7 +25,7 @@ from psycopg import errors as pg, sql
 
 from syncer.base.postgres import value
 from syncer.drafts import naming, rules
-from syncer.drafts.catalogue import Catalogue, Column, Reference, Table, listed, unquoted
+from syncer.drafts.catalogue import Catalogue, Column, Reference, Table, as_indexed, listed, unquoted
 from syncer.drafts.naming import Branch, Tree
 
 _LINE_CHARACTERS_MAX = 90
@@ -38,10 +39,6 @@ _LINE = re.compile(r"""\"(?:[^"]|"")*"|'(?:[^']|'')*'|\n""")
 _NO_COLON = frozenset({"int2", "int4", "int8", "uuid", "numeric", "date", "timestamp", "timestamptz", "bool"})
 """Types whose text in a key has no colon."""
 _NOT_IN_FIELDS = re.compile(r"[^\w$@ -]")
-_HAS_SAME = """
-SELECT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = $1::regclass AND i.indisvalid AND i.indpred IS NULL
-               AND pg_get_indexdef(i.indexrelid, 1, true) = pg_get_indexdef('pg_temp.syncer_by_id'::regclass, 1, true))
-"""
 _WITHOUT_ROWS = "deleted rows and drafts are left out by: {}"
 _LABELLED = "shown by key and name: {}; --with such a table shows its other columns"
 _WITHOUT_COLUMNS = "left out as bookkeeping, personal or secret by name (--columns takes all): {}"
@@ -297,22 +294,15 @@ class Drafter:
                 texts.append(f"length({name}::text)::text")
             texts.append(rules.KEY_TEXTS.get(type_, "{0}::text").format(name))
         expression = " || ':' || ".join(texts)
-        self._note_index(table, expression.replace(f"{self._sql(alias)}.", ""))
+        of_table = expression.replace(f"{self._sql(alias)}.", "")
+        # The role may lack the privilege for a type of the table.
+        with suppress(pg.InsufficientPrivilege):
+            indexed = as_indexed(self.catalogue.connection, table.relation, of_table)
+            if indexed is None:
+                self._note(_NOT_BY_ID)
+            elif not indexed[1]:
+                self._note(_BY_ID, f"CREATE INDEX ON {table.relation} (({of_table}))")
         return expression
-
-    def _note_index(self, table: Table, expression: str) -> None:
-        """Say which index finds documents by a composed _id, unless there is one; it is tried on an empty copy."""
-        connection = self.catalogue.connection
-        try:
-            with connection.transaction(force_rollback=True):
-                connection.execute(sql.SQL(f"CREATE TEMPORARY TABLE syncer_copy (LIKE {table.relation})"))
-                connection.execute(sql.SQL(f"CREATE INDEX syncer_by_id ON syncer_copy (({expression}))"))
-                if not value(connection, _HAS_SAME, (table.relation,)):
-                    self._note(_BY_ID, f"CREATE INDEX ON {table.relation} (({expression}))")
-        except pg.InvalidObjectDefinition:
-            self._note(_NOT_BY_ID)
-        except pg.InsufficientPrivilege:
-            pass
 
 
 def _where_clause(conditions: Iterable[str]) -> str:

@@ -255,25 +255,19 @@ def step(
     if building is not None and is_as_wanted and is_next and building.suspended is None:
         return Step(document=building, change=PlannedChange.BUILDING, previous=current, reason=reason)
     if reason is not None:
-        document = anew(desired, desired.revision)
-        return Step(
-            document=document, change=PlannedChange.REBUILD, previous=current, reason=reason, abandoned=building
-        )
-    abandoned = None if is_as_wanted else building
-    if not is_there:
+        desired, change = anew(desired, desired.revision), PlannedChange.REBUILD
+    elif not is_there:
         indices.require_free(desired.index, active.installation)
-        return Step(document=desired, change=PlannedChange.INDEX_GONE, previous=current, abandoned=abandoned)
-    if is_changed:
-        changed = "; ".join(differing) or None
-        return Step(
-            document=desired, change=PlannedChange.CHANGED, previous=current, reason=changed, abandoned=abandoned
-        )
-    is_lost = bool(current.dependencies.tables.keys() & active.lost)
-    is_loaded = current.is_loaded and not is_lost
-    document = dataclasses.replace(current, dependencies=desired.dependencies, is_loaded=is_loaded)
-    is_complete = document.is_loaded and indices.is_settled(current.target)
-    change = PlannedChange.UNCHANGED if is_complete else PlannedChange.INCOMPLETE
-    return Step(document=document, change=change, previous=current, abandoned=abandoned)
+        change = PlannedChange.INDEX_GONE
+    elif is_changed:
+        change, reason = PlannedChange.CHANGED, "; ".join(differing) or None
+    else:
+        is_loaded = current.is_loaded and current.dependencies.tables.keys().isdisjoint(active.lost)
+        desired = dataclasses.replace(current, dependencies=desired.dependencies, is_loaded=is_loaded)
+        is_complete = is_loaded and indices.is_settled(current.target)
+        change = PlannedChange.UNCHANGED if is_complete else PlannedChange.INCOMPLETE
+    abandoned = building if change is PlannedChange.REBUILD or not is_as_wanted else None
+    return Step(document=desired, change=change, previous=current, reason=reason, abandoned=abandoned)
 
 
 def _first_step(indices: Indices, desired: Document, active: ActiveDefinitions, *, takes_over: bool) -> Step:

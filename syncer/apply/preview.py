@@ -5,8 +5,8 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -41,6 +41,15 @@ _TRIALS_MAX = 10
 """How many samples are in memory, and written at once: Elasticsearch handles changes of its indices together."""
 _CLEANUP_SECONDS_MAX = 10.0
 """How long a command that ends early waits for the trials in progress, if Elasticsearch does not answer."""
+
+_COSTLY = (
+    "Each edit of a document costs that. If the SELECT computes a part for all rows, as in a CTE that is\n"
+    "MATERIALIZED, write it as a subquery with the document's key in WHERE."
+)
+_FAILING = (
+    "It meets rows that WHERE leaves out, too. In select.sql, compare what cannot fail on any row:\n"
+    "texts, as in posts.id::text = events.subject_id, instead of a cast of the text."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +201,16 @@ def read(
                 previewed.complete(step)
     decided = plan.assemble(connection, steps, active, remove=remove)
     documents = previewed.documents
-    for name, refused in previewed.refused.items():
+    for name, problems in previewed.problems.items():
         if only in (None, name):
             current = active.documents.get(name)
             preview = documents.get(name) or DocumentPreview(
                 name=name, index=current.index if current else "", suspended=current.suspended if current else None
             )
-            documents[name] = replace(preview, outcome=None, problems=(*refused, *preview.problems))
+            worst_first = sorted(problems, key=lambda problem: list(PlanSeverity).index(problem.severity))
+            is_refused = any(problem.severity is PlanSeverity.REFUSED for problem in problems)
+            outcome = None if is_refused else preview.outcome
+            documents[name] = replace(preview, outcome=outcome, problems=tuple(worst_first))
     dropped = (*(document.target for document in (*decided.removed, *decided.abandoned)), *active.orphan_indices)
     return decided, Preview(
         is_migrated=is_migrated,
@@ -214,13 +226,13 @@ def read(
 
 @dataclass(slots=True)
 class _Previewed:
-    """The documents, by name; why some definitions are refused; and which indexes are missing."""
+    """The documents and their problems, by name; and which indexes are missing."""
 
     connection: Connection
     index: Index
     indices: Indices
     documents: dict[str, DocumentPreview] = field(default_factory=dict)
-    refused: dict[str, list[PlanProblem]] = field(default_factory=dict)
+    problems: dict[str, list[PlanProblem]] = field(default_factory=lambda: defaultdict(list))
     missing: list[MissingIndex] = field(default_factory=list)
     sampled: dict[str, list[str]] = field(default_factory=dict)
     """The ids of the samples that were taken, by document."""
@@ -234,8 +246,7 @@ class _Previewed:
             yield
         except _REFUSALS as error:
             shown = explain(error) or SyncerError(str(error))
-            problem = PlanProblem(PlanSeverity.REFUSED, shown.message, shown.hint)
-            self.refused.setdefault(name, []).append(problem)
+            self.problems[name].append(PlanProblem(PlanSeverity.REFUSED, shown.message, shown.hint))
 
     def begin(self, step: Step, *, is_tried: bool) -> Step:
         """Begin to preview a definition; return its step, with the form of its query that builds with less work."""
@@ -293,58 +304,35 @@ class _Previewed:
         """Wait for the trial that was begun first, and add what it has found."""
         name, outcome = self._trials[0]
         with self.refusals(name):
-            problems = (*outcome.result(), *self.documents[name].problems)
-            self.documents[name] = replace(self.documents[name], problems=_worst_first(problems))
+            self.problems[name][:0] = outcome.result()
         self._trials.popleft()
 
     def complete(self, step: Step) -> None:
         """Add what the fields of a definition depend on, and what its queries cost."""
-        document, tables, problems = step.document, list[TablePreview](), list[PlanProblem]()
-        ids = self.sampled[document.name]
+        document, ids, problems = step.document, self.sampled[step.document.name], self.problems[step.document.name]
         with self.refusals(document.name):
             problems += trial.notes(self.connection, document, ids)
-        tries = Tries(self.connection, seconds=cost.SECONDS_MAX)
-        with self.refusals(document.name), closing(tries):
-            measured, missing = cost.of_build(tries, document, ids[:_BUILDS])
+        with self.refusals(document.name), closing(Tries(self.connection, seconds=cost.SECONDS_MAX)) as tries:
+            build, missing = cost.of_build(tries, document, ids[:_BUILDS])
             self.missing += missing
-            if measured is not None and measured.is_slow and not missing:
-                problems.append(_costly(measured))
+            if build is not None and build.is_slow and not missing:
+                took = cost.duration(build.seconds)
+                message = f"to build one document takes {took}, and syncer knows no index that would help"
+                problems.append(PlanProblem(PlanSeverity.NOTE, message, _COSTLY))
             tables = [self._table(tries, document, use) for _, use in sorted(document.dependencies.tables.items())]
-        for table in tables:
-            for failure in (path.cost.failure for path in table.affects if path.cost is not None and path.cost.failure):
-                message = (
-                    f"a change of {table.relation} refreshes every document: the query that finds those that it "
-                    f"touches fails on the data: {failure}"
-                )
-                action = (
-                    "It meets rows that WHERE leaves out, too. In select.sql, compare what cannot fail on any row:\n"
-                    "texts, as in posts.id::text = events.subject_id, instead of a cast of the text."
-                )
-                problems.append(PlanProblem(PlanSeverity.WARNING, message, action))
-        begun = self.documents[document.name]
-        problems = [*begun.problems, *problems]
-        self.documents[document.name] = replace(begun, tables=tuple(tables), problems=_worst_first(problems))
+            self.documents[document.name] = replace(self.documents[document.name], tables=tuple(tables))
 
     def _table(self, tries: Tries, document: Document, use: TableUse) -> TablePreview:
         affects = []
         for query, measured, missing in cost.of_changes(tries, document.name, use):
             self.missing += missing
             affects.append(AffectsQuery(query=query, cost=measured))
+            if measured is not None and measured.failure:
+                message = (
+                    f"a change of {use.relation} refreshes every document: the query that finds those that it "
+                    f"touches fails on the data: {measured.failure}"
+                )
+                self.problems[document.name].append(PlanProblem(PlanSeverity.WARNING, message, _FAILING))
         return TablePreview(
             relation=use.relation, watched=tuple(sorted(use.watched)), id_columns=use.id_columns, affects=tuple(affects)
         )
-
-
-def _worst_first(problems: Iterable[PlanProblem]) -> tuple[PlanProblem, ...]:
-    return tuple(sorted(problems, key=lambda problem: list(PlanSeverity).index(problem.severity)))
-
-
-def _costly(build: Cost) -> PlanProblem:
-    """Say what each write costs, if syncer knows no index for what the build reads."""
-    took = cost.duration(build.seconds)
-    return PlanProblem(
-        severity=PlanSeverity.NOTE,
-        message=f"to build one document takes {took}, and syncer knows no index that would help",
-        action="Each edit of a document costs that. If the SELECT computes a part for all rows, as in a CTE that is\n"
-        "MATERIALIZED, write it as a subquery with the document's key in WHERE.",
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,9 +105,7 @@ def _audit(
             values=values,
             progress=lambda done, looked_up: show(_progress(f"{done:,}", looked_up)),
         )
-    _show_report(report)
-    for line in _audit_advice(report):
-        say(line, style="dim")
+    _show_report(report, _audit_advice(report))
     _end([report], as_json=as_json)
 
 
@@ -119,8 +117,6 @@ def _audit_advice(report: AuditReport) -> Iterator[str]:
     if report.not_compared:
         fields: Any = shortened(sorted(report.not_compared))
         yield f"Not compared, since the SELECT does not return them: {', '.join(fields)}"
-    if not report.is_complete:
-        yield "So many differ that not all were compared."
     kinds = {drift.kind for drift in report.drifts}
     if report.documents and report.drifts and not report.has_common_id:
         yield (
@@ -131,8 +127,6 @@ def _audit_advice(report: AuditReport) -> Iterator[str]:
         yield "Reordered: the elements are the same. Order the aggregate in the SELECT as the other program does."
     if not report.is_refreshed:
         yield "An index has no refresh interval: searches do not find what was written since its last refresh."
-    if report.busy:
-        yield "What is busy was written all the while. To decide whether it differs, run it again."
     if DriftKind.FAILING in kinds:
         yield "Failing: Postgres cannot compute these documents. Run the SELECT in psql to see its error."
     if kinds - {DriftKind.FAILING, DriftKind.UNREADABLE}:
@@ -212,12 +206,10 @@ def show_verify(report: VerifyReport, document: Document) -> None:
         state = "cannot be compared" if document.suspended is None else "is suspended"
         say((f"{report.document} {state}:", "bold red"), f" {report.suspended}")
         return
-    _show_report(report)
-    for line in _advice(report, document):
-        say(line, style="dim")
+    _show_report(report, _advice(report, document))
 
 
-def _show_report(report: VerifyReport) -> None:
+def _show_report(report: VerifyReport, advice: Iterable[str]) -> None:
     groups = (
         ("repaired", report.repaired, "dim"),
         ("busy", report.busy, "yellow"),
@@ -240,6 +232,19 @@ def _show_report(report: VerifyReport) -> None:
         if drifts:
             say(f"{amount(len(drifts), 'document')} {'is' if len(drifts) == 1 else 'are'} {heading}:", style=style)
             _show_drifts(drifts)
+    for line in (*_undecided(report), *advice):
+        say(line, style="dim")
+
+
+def _undecided(report: VerifyReport) -> Iterator[str]:
+    if report.jobs:
+        yield f"An open job may write what is busy: {', '.join(map(str, report.jobs))}. To follow it: syncer jobs list"
+    if not report.are_changes_handled:
+        yield "Changes in flight make no progress, so drift is undecided. See: syncer status"
+    elif report.busy and not report.jobs:
+        yield "What is busy was written all the while. To decide whether it differs, run it again."
+    if not report.is_complete:
+        yield "So many differ that not all were compared."
 
 
 def _show_drifts(drifts: Sequence[Drift]) -> None:
@@ -262,14 +267,8 @@ def _show_drifts(drifts: Sequence[Drift]) -> None:
 
 
 def _advice(report: VerifyReport, document: Document) -> Iterator[str]:
-    if report.jobs:
-        yield f"An open job may write what is busy: {', '.join(map(str, report.jobs))}. To follow it: syncer jobs list"
-    if not report.are_changes_handled:
-        yield "Changes in flight make no progress, so drift is undecided. See: syncer status"
-    elif report.busy and not report.jobs:
-        yield "What is busy was written all the while. To decide whether it has drifted, run it again"
     if not report.is_complete:
-        yield f"So many differ that not all were compared. To write all of them again: syncer backfill {document.name}"
+        yield f"To write all documents again: syncer backfill {document.name}"
     causes = [drift.cause or (Cause.DEAD_LETTERED if drift.failure else None) for drift in report.drifts]
     for cause, example in dict(zip(reversed(causes), reversed(report.drifts), strict=True)).items():
         if example.error is not None:

@@ -28,7 +28,7 @@ from syncer.documents.definition import Definition
 from syncer.documents.registry import Dependencies, Lead, TableUse
 from syncer.lineage import fingerprint, routes
 from syncer.lineage.build import COMPETE, MERGES, read_graph
-from syncer.lineage.catalog import Probe, Read, probe, reads, unnamed_column
+from syncer.lineage.catalog import Probe, Read, probe, reads, require_id, unnamed_column
 from syncer.lineage.fingerprint import Shape
 from syncer.lineage.graph import Graph, Node, Path
 from syncer.lineage.parser import UnreadableError
@@ -156,10 +156,7 @@ def _shapes(connection: Connection, probed: Probe, used: dict[str, TableUse]) ->
 
 
 def _require_columns(file: str, columns: dict[str, str]) -> None:
-    if "_id" not in columns:
-        raise DefinitionError(
-            f"{file} has no column _id", hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p"
-        )
+    require_id(file, columns)
     if columns["_id"] in _FLOATS:
         raise DefinitionError(
             f"{file}: _id is of type {columns['_id']}, of which 0 and -0 are equal, but would be two documents",

@@ -13,7 +13,7 @@ determined, all columns of the table are reported. A query whose result can chan
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import psycopg
@@ -361,6 +361,13 @@ def refused(
         namesakes = ", ".join(name for (name,) in connection.execute(_NAMESAKES, (missing[1],)))
         hint = f"There is {namesakes}. Write its schema, too." if namesakes else hint
     return DefinitionError(f"{file} is refused by Postgres: {message}", hint=hint)
+
+
+def require_id(file: str, columns: Container[str]) -> None:
+    """Refuse a SELECT without a column that identifies a document."""
+    if "_id" not in columns:
+        hint = "Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p"
+        raise DefinitionError(f"{file} has no column _id", hint=hint)
 
 
 def unnamed_column(file: str) -> DefinitionError:

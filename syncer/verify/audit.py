@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -33,7 +32,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Copy
 from syncer.verify import compare, diff, meaning
 from syncer.verify.compare import Differing, Settled, Settler, VerifyReport
-from syncer.verify.diff import Compared, Difference, Drift, DriftKind
+from syncer.verify.diff import Compared, Difference, Drift
 from syncer.verify.meaning import Meaning
 
 READINGS = 3
@@ -125,10 +124,7 @@ def _document(connection: Connection, select: str, file: str, target: Target) ->
     types = {column.name: column.type_code for column in columns}
     if len(types) < len(columns):
         raise DefinitionError(f"{file} returns two columns of one name", hint="Name each column differently, with AS.")
-    if "_id" not in types:
-        raise DefinitionError(
-            f"{file} has no column _id", hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p"
-        )
+    catalog.require_id(file, types)
     number, result = list(types).index("_id"), cursor.pgresult
     assert result is not None  # of a query that returns rows
     origin = result.ftable(number), result.ftablecol(number)
@@ -177,15 +173,10 @@ class Auditor(Settler):
 
     def differing(self, expected: Mapping[str, Row], copies: Collection[Copy]) -> Iterator[Drift]:
         """Yield how copies differ from the rows with their ids, in the fields that the SELECT returns."""
-        numbers = Counter(copy.id for copy in copies)
-        self.report.has_common_id |= not numbers.keys().isdisjoint(expected)
-        twice = {id_ for id_ in numbers.keys() & expected.keys() if numbers[id_] > 1}
-        yield from (Drift(id=id_, kind=DriftKind.DUPLICATE) for id_ in twice)
-        single = [copy for copy in copies if copy.id not in twice]
+        self.report.has_common_id |= any(copy.id in expected for copy in copies)
         if not self.document.dependencies.has_routing:
-            single = [msgspec.structs.replace(copy, routing=None) if copy.routing else copy for copy in single]
-        rows = {id_: row for id_, row in expected.items() if id_ not in twice}
-        yield from diff.compare(rows, single, values=self.values, compared=self._compared)
+            copies = [msgspec.structs.replace(copy, routing=None) if copy.routing else copy for copy in copies]
+        return diff.compare(expected, copies, values=self.values, compared=self._compared)
 
     def settle(self, ids: Collection[str]) -> Settled:
         """Read documents that differ again, each time after the index was refreshed, and decide after the last time."""

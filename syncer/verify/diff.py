@@ -122,6 +122,8 @@ def compare(
             yield Drift(id=id_, kind=DriftKind.MISPLACED, version=orphan.version, routing=orphan.place.routing)
         elif not stored:
             yield Drift(id=id_, kind=DriftKind.MISSING)
+        elif len(stored) > 1:  # in several indices of an alias
+            yield Drift(id=id_, kind=DriftKind.DUPLICATE)
         # Elasticsearch keeps the bytes that syncer wrote, so only documents of another client are parsed.
         elif row.source != stored[0].source:
             differences, cause = (compared or _as_json)(row, stored[0])

@@ -220,7 +220,6 @@ WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, privilege
                ELSE has_table_privilege(c.oid, privilege) END
 """
 _SUPERUSER = "SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper"
-_GONE = "SELECT relation FROM unnest($1::text[]) AS asked (relation) WHERE to_regclass(relation) IS NULL"
 # Also a table of which it may read the columns that documents show is locked against ALTER TABLE, as a whole.
 _UNREADABLE = """
 WITH r AS (
@@ -280,11 +279,11 @@ def _is_usable(deployment: Deployment) -> Iterator[Finding]:
 def _triggers(deployment: Deployment) -> Iterator[Finding]:
     relations = sorted({table for document in deployment.documents for table in document.dependencies.tables})
     captures = install.captured(deployment.schema)
-    gone = {relation for (relation,) in deployment.rows(_GONE, relations)}
+    existing = install.existing(deployment.schema, relations)
     lost = {*install.lost(deployment.schema, relations), *(set(relations) - captures.keys())}
     outdated = install.outdated(deployment.schema, captures.values())
     for relation in relations:
-        if relation in gone:
+        if relation not in existing:
             yield Finding(f"{relation} is gone, or has another name", "What to do: syncer status", how=How.ADVICE)
         elif relation in lost:
             yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")

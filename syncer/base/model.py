@@ -136,6 +136,26 @@ def watched_digest(columns: frozenset[str]) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], signed=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """One way from the changed rows of a table to documents: a query, or a column of them that has the ids.
+
+    Args:
+        watched: An UPDATE that leaves all of these columns as they were changes no document that this way leads to.
+            As derived, those that it reads of the changed rows.
+        query: Over the changed rows, ``$1::jsonb``; it may repeat ids. Empty if there is a column.
+        id_column: The column whose value is the id of an affected document.
+    """
+
+    watched: frozenset[str]
+    query: str = ""
+    id_column: str = ""
+
+    def follows(self, change: Change) -> bool:
+        """Whether a change may have touched documents that this way leads to."""
+        return watched_digest(self.watched) not in change.untouched
+
+
 _ID = re.compile(rb'\{"id" ?: ?([0-9]+),')
 
 

@@ -23,16 +23,17 @@ from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
+from syncer.base.model import Lead
 from syncer.base.postgres import Connection, names_as_written
 from syncer.documents.definition import Definition
-from syncer.documents.registry import Dependencies, Lead, TableUse
+from syncer.documents.registry import Dependencies, TableUse
 from syncer.lineage import fingerprint, routes
 from syncer.lineage.build import COMPETE, MERGES, read_graph
 from syncer.lineage.catalog import Probe, Read, probe, reads, require_id, unnamed_column
 from syncer.lineage.fingerprint import Shape
 from syncer.lineage.graph import Graph, Node, Path
 from syncer.lineage.parser import UnreadableError
-from syncer.lineage.routes import ROWS_MARK, Route, changed_rows
+from syncer.lineage.routes import ROWS_MARK, changed_rows
 from syncer.lineage.scope import PLAIN_TYPES, numbers
 
 _ROWS = "%(rows)s"
@@ -312,7 +313,7 @@ def _watched(read: Read, nodes: Sequence[Node]) -> dict[int, frozenset[str]]:
 def _table_use(
     connection: Connection,
     read: Read,
-    derived: Sequence[tuple[Route, frozenset[str]]],
+    derived: Sequence[tuple[Lead, frozenset[str]]],
     affects: _Affects | None,
     *,
     asked: frozenset[str],
@@ -321,13 +322,11 @@ def _table_use(
     """Return how the definition uses one table; the affects query is for a change of the columns that are ``asked``."""
     leads: dict[str, Lead] = {}
     routing = frozenset[str]()
-    for route, watched in derived:
-        column, query = route.id_column or "", "" if route.id_column else route.query
-        lead = Lead(watched=watched | route.columns, query=query, id_column=column)
+    for lead, watched in derived:
         # Equal queries are one, for what any of them watches.
-        same = leads.setdefault(column + query, lead)
-        leads[column + query] = replace(same, watched=same.watched | lead.watched)
-        routing |= route.columns
+        same = leads.get(lead.id_column + lead.query, lead)
+        leads[lead.id_column + lead.query] = replace(same, watched=same.watched | lead.watched | watched)
+        routing |= lead.watched
     canonical = None
     if affects is not None:
         canonical, query, columns = _analyse_affects(connection, *affects, read.relation, id_type)

@@ -19,7 +19,7 @@ import msgspec
 from psycopg.types.json import Jsonb
 
 from syncer.base.errors import DefinitionError, UnavailableError
-from syncer.base.model import Change, Role, Target, watched_digest
+from syncer.base.model import Change, Lead, Role, Target, watched_digest
 from syncer.base.postgres import Connection, value
 from syncer.lineage.fingerprint import Shape
 
@@ -96,25 +96,6 @@ _EPOCH = "SELECT epoch FROM syncer.installation"
 # A process that enters an epoch locks the row, and then looks for the active indices.
 _KEEP_EPOCH = f"{_EPOCH} FOR SHARE"
 _INDEX_NAMES = "SELECT index_name FROM syncer.document"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
-    """One way from the changed rows of a table to documents: a query, or a column of them that has the ids.
-
-    Args:
-        watched: An UPDATE that leaves all of these columns as they were changes no document that this way leads to.
-        query: Over the changed rows, ``$1::jsonb``; it may repeat ids. Empty if there is a column.
-        id_column: The column whose value is the id of an affected document.
-    """
-
-    watched: frozenset[str]
-    query: str = ""
-    id_column: str = ""
-
-    def follows(self, change: Change) -> bool:
-        """Whether a change may have touched documents that this way leads to."""
-        return watched_digest(self.watched) not in change.untouched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

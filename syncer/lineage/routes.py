@@ -8,7 +8,7 @@ uses of a table are one query.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import psycopg
 from psycopg import sql
@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
+from syncer.base.model import Lead
 from syncer.base.postgres import Connection
 from syncer.lineage.graph import Hop, Node, Path
 from syncer.lineage.scope import PLAIN_TYPES, is_carried, type_of
@@ -93,27 +94,16 @@ def changed_rows(connection: Connection, *tables: tuple[str, Collection[str]]) -
     return items
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """Finds documents from the changed rows of one reading of a table, by a query over ``$1::jsonb``.
-
-    ``columns`` are those that it reads of the changed rows. ``id_column`` is set if one of them is the id, whatever the
-    others are.
-    """
-
-    query: str
-    columns: frozenset[str]
-    id_column: str | None
-
-
-def routes(connection: Connection, paths: Sequence[tuple[Node, Path]], id_type: str) -> list[Route]:
+def routes(connection: Connection, paths: Sequence[tuple[Node, Path]], id_type: str) -> list[Lead]:
     """Return the paths from these readings as SQL, with the changed rows in the place of each path's first table.
+
+    Each watches what it reads of the changed rows. One that ends at a column of theirs is that column, without a query.
 
     Raises:
         DefinitionError: Postgres refuses one.
     """
     derived = [_route(node, path, id_type) for node, path in paths]
-    tables = [(node.relation, route.columns) for (node, _), route in zip(paths, derived, strict=True)]
+    tables = [(node.relation, route.watched) for (node, _), route in zip(paths, derived, strict=True)]
     for number, rows in enumerate(changed_rows(connection, *tables) if tables else ()):
         derived[number] = replace(derived[number], query=derived[number].query.replace(_ROWS_ITEM, rows, 1))
     try:
@@ -125,10 +115,13 @@ def routes(connection: Connection, paths: Sequence[tuple[Node, Path]], id_type: 
             hint="Please report it, with the SELECT. Meanwhile, say in affects/<table>.sql which documents a\n"
             "change touches.",
         ) from error
-    return [replace(route, query=route.query.replace(ROWS_MARK, "$1::jsonb")) for route in derived]
+    return [
+        replace(route, query="" if route.id_column else route.query.replace(ROWS_MARK, "$1::jsonb"))
+        for route in derived
+    ]
 
 
-def _route(node: Node, path: Path, id_type: str) -> Route:
+def _route(node: Node, path: Path, id_type: str) -> Lead:
     """Return a path as SQL, which names the changed rows `_ROWS_ITEM`."""
     id_, hops = _without_last(path)
     own_alias, names = f"n{node.number}", {f"n{node.number}": "n0"}
@@ -154,11 +147,7 @@ def _route(node: Node, path: Path, id_type: str) -> Route:
     query = f"SELECT ({_renamed(id_, names)}){as_id}::text AS _id\nFROM {_ROWS_ITEM} AS n0{joins}"
     if tests:
         query += "\nWHERE " + " AND ".join(f"({_renamed(test, names)})" for test in tests)
-    return Route(
-        query=query,
-        columns=columns,
-        id_column=id_.name if is_id and not hops and not tests else None,
-    )
+    return Lead(watched=columns, query=query, id_column=id_.name if is_id and not hops and not tests else "")
 
 
 def _renamed(expression: exp.Expr, names: Mapping[str, str]) -> str:

@@ -107,7 +107,7 @@ class Index:
         """
         # Rules: aliases-name-the-epoch, an-index-that-is-gone-does-not-prevent-the-fence.
         patterns = [f"{name}*" for name in index_names]
-        metadata = index_metadata(self._client, patterns, "aliases", expand_wildcards="all") if patterns else {}
+        metadata = index_metadata(self._client, patterns, "aliases", expand_wildcards="all")
         renamings = []
         for name in set(index_names) & metadata.keys():
             alias = Target.of_index(name, epoch).write_alias

@@ -10,7 +10,7 @@ returned as the bytes that were written, so that documents can be compared witho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import count
 from typing import Any, NamedTuple, cast
@@ -34,6 +34,7 @@ MODULO_SINCE = 9_064_000
 OPENSEARCH_BIT = 1 << 27
 """A bit of ``index.version.created`` in OpenSearch."""
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
+_NAMES_CHARACTERS_MAX = 3000
 _HITS_MAX = 1000  # more than a document has copies: one for each shard at most
 _SHARDS_FIELDS = ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
 _SHARD_FIELDS = ("routing.primary", "seq_no", "commit.user_data.history_uuid")
@@ -166,8 +167,23 @@ def index_metadata(
 ) -> dict[str, dict[str, Any]]:
     """Return fields of indices in the cluster state, by index; it names also those whose blocks forbid to ask."""
     path = ",".join(f"metadata.indices.*.{field}" for field in fields)
-    state = client.cluster.state(metric="metadata", index=names, filter_path=path, **options).body
-    return dict(state.get("metadata", {}).get("indices", {}))
+    indices: dict[str, dict[str, Any]] = {}
+    for group in in_lines([names] if isinstance(names, str) else names):
+        state = client.cluster.state(metric="metadata", index=group, filter_path=path, **options).body
+        indices |= state.get("metadata", {}).get("indices", {})
+    return indices
+
+
+def in_lines(names: Iterable[str]) -> Iterator[list[str]]:
+    """Yield names in groups that fit into the first line of a request, of which a server takes 4,096 bytes."""
+    group: list[str] = []
+    for name in names:
+        if group and len(",".join([*group, name])) > _NAMES_CHARACTERS_MAX:
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group
 
 
 def _cut_short() -> UnavailableError:
@@ -329,13 +345,11 @@ class Holdings:
 
     def positions(self, index_names: Sequence[str]) -> dict[str, Position]:
         """Return how far indices were written, as far as they are there, on the shards that have a primary."""
-        if not index_names:
-            return {}
-        # By patterns, because a missing name would be an error.
-        patterns = [f"{name}*" for name in index_names]
         asked: dict[str, Any] = {"level": "shards", "metric": "docs", "expand_wildcards": ["open", "hidden"]}
-        stats = self._client.indices.stats(index=patterns, filter_path=_STATS_FIELDS, **asked).body
-        indices = {name: index for name, index in stats.get("indices", {}).items() if name in index_names}
+        indices: dict[str, Any] = {}
+        for patterns in in_lines(f"{name}*" for name in index_names):  # because a missing name would be an error
+            stats = self._client.indices.stats(index=patterns, filter_path=_STATS_FIELDS, **asked).body
+            indices |= {name: index for name, index in stats.get("indices", {}).items() if name in index_names}
         positions = {name: Position(index["uuid"], {}) for name, index in indices.items()}
         for name, index in indices.items():
             for shard, copies in index.get("shards", {}).items():
@@ -412,7 +426,7 @@ class Holdings:
 
     def searched(self, aliases: Sequence[str]) -> dict[str, list[str]]:
         """Return the physical indices that searches through each of these aliases find."""
-        indices = index_metadata(self._client, aliases, "aliases", expand_wildcards="all") if aliases else {}
+        indices = index_metadata(self._client, aliases, "aliases", expand_wildcards="all")
         return {
             alias: sorted(name for name, index in indices.items() if alias in index["aliases"]) for alias in aliases
         }

@@ -37,7 +37,7 @@ from syncer.documents.registry import Document
 from syncer.documents.snapshot import Tries
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.indices import is_write_alias
-from syncer.elasticsearch.reader import Holdings
+from syncer.elasticsearch.reader import Holdings, in_lines
 from syncer.elasticsearch.record import Record, version as record_version
 from syncer.elasticsearch.shortcomings import Effect, request
 from syncer.indexing import failover, marks
@@ -391,10 +391,10 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
     installation = registry.installation(deployment.schema)
     active_indices = {document.index_name for document in deployment.documents}
     active = {document.index for document in deployment.documents}
-    names = [f"*{WRITE_SUFFIX}-*", *sorted(f"{index}-*" for index in active)]
-    existing = deployment.server("elasticsearch").indices.get(
-        index=names, expand_wildcards="all", filter_path="*.aliases,*.mappings._meta.syncer"
-    )
+    asked: dict[str, Any] = {"expand_wildcards": "all", "filter_path": "*.aliases,*.mappings._meta.syncer"}
+    existing: dict[str, Any] = {}
+    for names in in_lines([f"*{WRITE_SUFFIX}-*", *sorted(f"{index}-*" for index in active)]):
+        existing |= deployment.server("elasticsearch").indices.get(index=names, **asked).body
     for name, index in sorted(existing.items()):
         mark = index.get("mappings", {}).get("_meta", {}).get("syncer", {})
         if mark.get("installation") != installation or name in active_indices:

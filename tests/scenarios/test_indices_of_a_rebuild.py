@@ -48,7 +48,8 @@ class Room:
     def build(self, revision: int, body: dict[str, Any] | None = None, **texts: str) -> Target:
         """An index that does not serve yet."""
         body = self.body(number_of_replicas=0) if body is None else body
-        return self.indices.create(alias=self.alias, body=body, revision=revision, epoch=1, **OURS | texts)
+        named = {"alias": self.alias, **OURS, **texts}
+        return self.indices.create(body=body, revision=revision, epoch=1, **named)
 
     def create(self, revision: int, body: dict[str, Any] | None = None) -> Target:
         """An index that serves."""
@@ -124,6 +125,18 @@ def test_a_settled_index_is_like_one_that_was_never_loaded(room: Room) -> None:
         room.client.indices.put_settings(index=built.index_name, settings={"index.max_result_window": 5})
         room.indices.settle(built)
         assert room.settings(built)["index.max_result_window"] == "5", "nothing that was set since is put back"
+
+
+def test_the_names_of_many_indices_fit_into_requests(room: Room) -> None:
+    """A server takes 4,096 bytes of the first line: fewer than the names of a hundred definitions may have."""
+    first, last = room.create(1), room.build(2, alias=f"{room.alias}-z")
+    missing = [f"{room.alias}-{'x' * 150}-{number:06d}" for number in range(50)]
+    names = [first.index_name, *missing, last.index_name]
+    room.index.fence(names, 7)
+    assert all(room.indices.has_aliases(Target.of_index(name, 7)) for name in (names[0], names[-1]))
+    assert room.index.holdings.positions(names).keys() == {first.index_name, last.index_name}
+    searched = room.index.holdings.searched([room.alias, *missing])
+    assert searched == {room.alias: [first.index_name], **{name: [] for name in missing}}
 
 
 def test_the_wait_for_replicas_is_bounded_and_says_how_it_ended(room: Room) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import psycopg
@@ -14,6 +14,7 @@ from confluent_kafka.admin._resource import ResourceType
 from pydantic import SecretStr
 
 from syncer.base.settings import PostgresSettings, Settings
+from syncer.documents import registry
 from syncer.indexing import failover
 from syncer.monitoring.doctor import CHECKS, CheckSeverity, Finding, examine
 from syncer.sandbox import Endpoints, Sandbox
@@ -227,6 +228,15 @@ def test_another_database_of_the_installation_is_seen(world: World, monkeypatch:
     world.backfill()
     assert world.sql("SELECT epoch FROM syncer.installation") == [(epoch + 5,)]
     assert is_well(look(world, "elasticsearch.epoch"))
+
+
+def test_the_indices_of_many_documents_are_asked_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names are longer together than the first line of a request may be."""
+    with world.connect() as connection:
+        active = registry.documents(connection)
+    many = [replace(active[0], index=f"{active[0].index}-{'x' * 150}-{number}") for number in range(50)]
+    monkeypatch.setattr(registry, "documents", lambda _: [*active, *many])
+    assert is_well(look(world, "elasticsearch.orphans"))
 
 
 def test_a_role_is_judged_by_its_privileges(world: World) -> None:

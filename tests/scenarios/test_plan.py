@@ -20,6 +20,7 @@ from psycopg import sql
 from syncer.apply import activate, cost, plan, preview, trial
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview
+from syncer.apply.trial import PlanProblem, PlanSeverity
 from syncer.base.model import Target
 from syncer.documents import analyze, definition, queries, registry
 from syncer.documents.definition import Definition
@@ -219,6 +220,14 @@ def test_each_document_has_the_problems_of_its_own_trial(
     for document in documents:
         messages = [problem.message for problem in document.errors]
         assert [words[document.name] in message for message in messages] == [True] * (document.name in words), messages
+
+
+def test_a_definition_that_its_trial_refuses_has_no_outcome(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that Postgres refuses: apply does not accept it, so no index would be made for it."""
+    refusal = PlanProblem(PlanSeverity.REFUSED, "its documents are read back otherwise")
+    monkeypatch.setattr(trial, "_read_back", lambda *_: [refusal])
+    refused = of(blog)
+    assert (refused.outcome, refused.problems) == (None, (refusal,))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])

@@ -363,11 +363,10 @@ def _invalid(error: ValidationError, file: Path) -> ConfigError:
             else:
                 names = ", ".join(section.annotation.model_fields)
                 hints.append(f"{problem['loc'][0]} has: {names}. {section.annotation.__doc__}")
-    exists = "was read" if file.exists() else "does not exist"
-    return ConfigError(
-        "The settings are not valid: " + "; ".join(problems),
-        hint="\n".join(hints)
-        or f"Each setting comes from the file or from an environment variable ({file} {exists}).\n"
-        "Required: SYNCER_POSTGRES_DSN and SYNCER_ELASTICSEARCH_URL.\n"
-        'To start local servers for experiments: eval "$(syncer sandbox start)"',
-    )
+    if not hints:
+        exists = "was read" if file.exists() else "does not exist"
+        variables = ", ".join("_".join(["SYNCER", *map(str, problem["loc"])]).upper() for problem in error.errors())
+        hints = [f"A setting comes from the file ({file} {exists}) or from an environment variable: {variables}"]
+    if any(problem.endswith(" is not set") for problem in problems):
+        hints += ['To start local servers for experiments: eval "$(syncer sandbox start)"']
+    return ConfigError("The settings are not valid: " + "; ".join(problems), hint="\n".join(hints))

@@ -102,6 +102,14 @@ def test_migrations_are_applied_before_daemons() -> None:
     assert {container["image"] for template in TEMPLATES.values() for container in containers(template)} == {"syncer"}
 
 
+def test_compose_can_give_each_service_its_secrets() -> None:
+    """Docker Compose starts no service that is read-only and has a secret that is no file (tried: 2.40.3)."""
+    secrets = COMPOSE.get("secrets", {})
+    for name, service in COMPOSE["services"].items():
+        needed = service.get("secrets", []) if service.get("read_only") else []
+        assert [secret for secret in needed if "file" not in secrets[secret]] == [], name
+
+
 def test_every_part_waits_for_the_daemon_to_end() -> None:
     """Each waits longer after SIGTERM than the daemon may take, before it kills the daemon."""
     seconds = [float(COMPOSE["services"]["syncer"]["stop_grace_period"].removesuffix("s"))]

@@ -96,7 +96,11 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     (FILE_NAME, "postgres: [\n", ("YAML",)),
     (FILE_NAME, "- postgres\n", ("sections of settings",)),
     (FILE_NAME, "postgres\n", ("sections of settings",)),
-    (FILE_NAME, "postgres:\n  dsn: x\n", ("elasticsearch.url is not set", "SYNCER_POSTGRES_DSN", "sandbox start")),
+    (
+        FILE_NAME,
+        "postgres:\n  dsn: x\n",
+        ("elasticsearch.url is not set", "SYNCER_POSTGRES_DSN, ", "sandbox start"),
+    ),
     (FILE_NAME, "postgres: {}\n", ("postgres.dsn is not set",)),
     (FILE_NAME, "worker: 5\nkafka: off\n", ("worker is a section: its settings follow", "kafka is a section: ")),
     (FILE_NAME, f"{FILE}more: *{SECRET}\n", ("YAML",)),

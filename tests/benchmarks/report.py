@@ -107,9 +107,9 @@ class Report:
     def add(self, name: str, run: Run) -> None:
         """Add a run, and its parts; the processor time is known of the whole only."""
         self.runs.setdefault(name, []).append(run)
-        for part, took in run.parts.items():
+        for part_name, took in run.parts.items():
             alone = replace(run, seconds=took, cpu_seconds={}, parts={}, milliseconds=())
-            self.runs.setdefault(f"{name}, {part}", []).append(alone)
+            self.runs.setdefault(f"{name}, {part_name}", []).append(alone)
 
     # Figures
 
@@ -175,7 +175,7 @@ class Report:
                 columns[key] = [round(run.cpu_seconds[process] * 1e6 / run.documents, 1) for run in runs]
             timed = [run.milliseconds for run in runs if run.milliseconds]
             columns |= {
-                f"p{percent} ms": [round(percentile(found, percent), 1) for found in timed] for percent in (50, 99, 100)
+                f"p{percent} ms": [round(percentile(times, percent), 1) for times in timed] for percent in (50, 99, 100)
             }
             rows[name] = {column: values for column, values in columns.items() if any(values)}
         return rows | self.rows
@@ -184,7 +184,7 @@ class Report:
 def text(name: str, kept: Mapping[str, Any]) -> str:
     """What was found, as Markdown: all runs and rows, the figures beside their goals, and remarks."""
     columns = list(dict.fromkeys(chain(*kept["rows"].values())))
-    rows = [(what, *(_cell(row.get(column)) for column in columns)) for what, row in kept["rows"].items()]
+    rows = [(row_name, *(_cell(row.get(column)) for column in columns)) for row_name, row in kept["rows"].items()]
     tables = _table(("", *columns), rows), _table(_HEAD, _figures(name, kept))
     return "\n\n".join((f"{name}: {kept['about']}", *tables, *kept["remarks"]))
 
@@ -197,9 +197,9 @@ def keep(name: str, measured: dict[str, Any]) -> None:
     file.write_text(json.dumps(history[-_KEPT_MAX:], indent=1, ensure_ascii=False) + "\n")
     histories = {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
     figures = chain(*(_last_figures(measure, history) for measure, history in histories.items()))
-    before, _, rest = _PAGE.read_text().partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    _PAGE.write_text(f"{before}{_BEGIN}\n{_table(_HEAD, list(figures))}\n{_END}{after}")
+    head, _, tail = _PAGE.read_text().partition(_BEGIN)
+    _, _, foot = tail.partition(_END)
+    _PAGE.write_text(f"{head}{_BEGIN}\n{_table(_HEAD, list(figures))}\n{_END}{foot}")
 
 
 def _last_figures(name: str, history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -96,14 +96,14 @@ class Tracker(World):
 
     def operations(self) -> dict[str, Counter[str]]:
         """By document, how many documents Elasticsearch has written and deleted, as it counts them."""
-        found: dict[str, Counter[str]] = {}
+        counts: dict[str, Counter[str]] = {}
         with self.elasticsearch() as client:
             for name in self.names:
                 counted = client.indices.stats(index=self.alias_of(name), metric="indexing").body["_all"]["primaries"]
-                found[name] = Counter(
+                counts[name] = Counter(
                     writes=counted["indexing"]["index_total"], deletes=counted["indexing"]["delete_total"]
                 )
-        return found
+        return counts
 
     def look(self) -> Counter[str]:
         """Run the SELECTs; return how many documents differ since the last look."""
@@ -113,8 +113,8 @@ class Tracker(World):
                 select = (_FOLDER / f"{name}.sql").read_text()
                 query = f"SELECT d._id::text, d::text FROM ({select}) AS d"
                 rows: dict[str, str] = dict(connection.execute(query.encode()).fetchall())
-                before, self.contents[name] = self.contents.get(name, {}), rows
-                differing[name] = sum(rows.get(id_) != before.get(id_) for id_ in rows.keys() | before.keys())
+                earlier, self.contents[name] = self.contents.get(name, {}), rows
+                differing[name] = sum(rows.get(id_) != earlier.get(id_) for id_ in rows.keys() | earlier.keys())
         return differing
 
     def change(self, statement: str) -> None:
@@ -181,11 +181,11 @@ def _measured(bench: Bench, tracker: Tracker) -> Iterator[Figure]:
     unread = [_UNREAD.format(table=table) for table in dict.fromkeys(tables)]
     total = Counter[str]()
     for statement in (*changes, *unread):
-        before = tracker.operations()
+        earlier_operations = tracker.operations()
         tracker.change(statement)
         differing, counted = tracker.look(), Counter[str]()
         for name, operations in tracker.operations().items():
-            counted.update(operations - before[name])
+            counted.update(operations - earlier_operations[name])
         row = {"differ": differing.total(), "written": counted["writes"], "operations": counted.total()}
         rows[f"{title}: {statement[:70]}"] = {name: float(number) for name, number in row.items()}
         total.update(row)

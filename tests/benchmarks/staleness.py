@@ -172,19 +172,19 @@ class Contestant:
 
     def wait_until_right(self) -> None:
         """Return once nothing is wrong, or the contestant has come to rest; or is behind."""
-        began = last = time.monotonic()
-        written, used, self.is_behind = -1, 0.0, False
+        began = changed_at = time.monotonic()
+        known_total, used, self.is_behind = -1, 0.0, False
         while self.wrong():
             now = time.monotonic()
             with suppress(psutil.NoSuchProcess, *_UNANSWERED), self.blog.elasticsearch() as client:
-                found = client.indices.stats(index=self.blog.alias, metric="indexing").body["_all"]["primaries"]
-                total = found["indexing"]["index_total"] + found["indexing"]["delete_total"]
+                statistics = client.indices.stats(index=self.blog.alias, metric="indexing").body["_all"]["primaries"]
+                total = statistics["indexing"]["index_total"] + statistics["indexing"]["delete_total"]
                 spent = cpu_seconds(self.blog.pid)
                 waits = isinstance(self.blog, QueuedCallbacks) and not self.blog.is_settled()
-                if total != written or spent < used or spent > used + _REST_CPU_SECONDS or waits:
-                    written, used, last = total, spent, now
+                if total != known_total or spent < used or spent > used + _REST_CPU_SECONDS or waits:
+                    known_total, used, changed_at = total, spent, now
             self.is_behind = now - began > _GIVE_UP_SECONDS
-            if self.is_behind or (now - began > _QUIET_SECONDS and now - last > _REST_SECONDS):
+            if self.is_behind or (now - began > _QUIET_SECONDS and now - changed_at > _REST_SECONDS):
                 return
             time.sleep(1)
 

@@ -128,10 +128,10 @@ class Blog(World):
         self.index_file.write_text(json.dumps(body))
         schema = folder / "schema.sql"
         self.sql((schema if schema.exists() else BLOG_SCHEMA).read_text())
-        data = (folder / "data.sql").read_text()
+        statements = (folder / "data.sql").read_text()
         for name in ("posts", "large", "middle", "sentences"):
-            data = data.replace(f":{name}", str(getattr(self, name)))
-        self.sql(data)
+            statements = statements.replace(f":{name}", str(getattr(self, name)))
+        self.sql(statements)
         self.command("migrate")
         self.first_fill = self.command("apply", "--yes", part="filling")
 
@@ -218,11 +218,11 @@ class Blog(World):
 
         `work` returns since when time counts; what must hold in the end is asked once writes have ceased.
         """
-        before, pid, own = gauges.server_seconds(self.sandbox), self.pid, gauges.cpu_seconds(self.pid)
+        earlier_seconds, pid, own = gauges.server_seconds(self.sandbox), self.pid, gauges.cpu_seconds(self.pid)
         writes = gauges.Writes(self.endpoints.elasticsearch_url, self.alias)
         began = work()
         writes.wait(documents, settled=lambda: self.is_settled() and is_done())
-        used = gauges.difference(gauges.server_seconds(self.sandbox), before)
+        used = gauges.difference(gauges.server_seconds(self.sandbox), earlier_seconds)
         return Run(
             documents=documents,
             seconds=writes.last_at - began,
@@ -295,11 +295,11 @@ class Blog(World):
     def renamed_through_a_kill(self) -> Run:
         """Rename the large author, kill the daemon once half of his posts are written, and start it again."""
         half_done = f"SELECT FROM syncer.job WHERE documents_done > {self.large // 2}"
-        before = len(self.sql(half_done))
+        half_done_before = len(self.sql(half_done))
 
         def kill() -> None:
             what = "half of the documents are written"
-            wait_until(lambda: len(self.sql(half_done)) > before, what=what, seconds=_SETTLE_SECONDS)
+            wait_until(lambda: len(self.sql(half_done)) > half_done_before, what=what, seconds=_SETTLE_SECONDS)
             self.stop(kill=True)
             self.start()
 
@@ -361,9 +361,9 @@ class Blog(World):
                 _merge(client, index)
             client.indices.flush(index=index)
             client.indices.refresh(index=index)
-            found = client.search(index=index, size=0, track_total_hits=True).body["hits"]["total"]["value"]
-        if found not in (0, self.posts):
-            raise RuntimeError(f"{index} has {found:,} documents, not {self.posts:,}")
+            documents = client.search(index=index, size=0, track_total_hits=True).body["hits"]["total"]["value"]
+        if documents not in (0, self.posts):
+            raise RuntimeError(f"{index} has {documents:,} documents, not {self.posts:,}")
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")
             connection.execute("CHECKPOINT")
@@ -488,9 +488,9 @@ class Bench:
         passes, order = passes or self.passes, list(contestants.items())
         for number in range(passes):
             for name, run in order:
-                found = run()
-                self.report.add(name, found)
-                say(f"pass {number + 1} of {passes}: {name} {found.rate:,.0f}/s, {found.seconds:.2f} s")
+                measured_run = run()
+                self.report.add(name, measured_run)
+                say(f"pass {number + 1} of {passes}: {name} {measured_run.rate:,.0f}/s, {measured_run.seconds:.2f} s")
             order.reverse()
         self.report.about = f"{about}; median of {passes}"
         return self.report

@@ -88,14 +88,14 @@ class Comparing(Model[State]):
             yield "the unseen commits are noted, and have a refresh", state._replace(noted=state.unseen, jobs=jobs)
         (request,) = state.requests
         if request.version:
-            written = _written(state, request.version, content=request.content)
-            yield f"the request of version {request.version} arrives", written._replace(requests=(Request(),))
+            successor = _written(state, request.version, content=request.content)
+            yield f"the request of version {request.version} arrives", successor._replace(requests=(Request(),))
 
     def _work(self, state: State, slot: int, worker: Hand, name: str) -> Iterator[Step[State]]:
         if worker.phase == _IDLE:
-            held = {hand.task for hand in state.workers if hand.phase and not hand.is_late}
+            tasks_in_hand = {hand.task for hand in state.workers if hand.phase and not hand.is_late}
             for number, is_handled in enumerate(state.events):
-                if not is_handled and number not in held:
+                if not is_handled and number not in tasks_in_hand:
                     received = Hand(phase=_HOLDS, task=number)
                     yield f"{name} receives event {number + 1}", put(state, "workers", slot, received)
         elif worker.phase == _SENT and not worker.is_overtaken:
@@ -117,8 +117,8 @@ class Comparing(Model[State]):
                     locked = put(state, "jobs", number, job._replace(chunk=_LOCKED, was_taken=True))
                     yield f"{name} takes the chunk of refresh {number + 1}", put(locked, "job_workers", slot, hand)
         elif job_worker.phase == _SENT and not job_worker.is_overtaken:
-            done = put(state, "jobs", job_worker.task, Job(phase=_DONE))
-            yield f"{name} deletes the chunk", put(done, "job_workers", slot, Hand())
+            finished = put(state, "jobs", job_worker.task, Job(phase=_DONE))
+            yield f"{name} deletes the chunk", put(finished, "job_workers", slot, Hand())
         else:
             action, successor, moved = self._write(state, job_worker, name, may_compare=True)
             yield action, put(successor, "job_workers", slot, moved)
@@ -137,8 +137,8 @@ class Comparing(Model[State]):
         compares = may_compare and not (hand.is_again and self.what_is_done_again_is_not_compared)
         if compares and state.shown == hand.content:
             return f"{name} finds that Elasticsearch has {_shown(hand.content)}, and writes nothing", state, sent
-        written = _written(state, hand.version, content=hand.content)
-        return f"{name} writes {_shown(hand.content)} as version {hand.version}", written, sent
+        successor = _written(state, hand.version, content=hand.content)
+        return f"{name} writes {_shown(hand.content)} as version {hand.version}", successor, sent
 
     def _advance(self, state: State, slot: int, job: Job, name: str) -> Iterator[Step[State]]:
         if job.phase == _NEW and all(earlier.phase == _DONE for earlier in state.jobs[:slot]):

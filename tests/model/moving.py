@@ -80,81 +80,82 @@ class Moving(Model[State]):
     a_late_creator_lives_or_is_repeated: bool  # an assumption
 
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        for at, worker, name in processes(state.workers, "worker"):
+        for slot, worker, name in processes(state.workers, "worker"):
             if worker.phase == _IDLE:
                 for number, event in enumerate(state.events, 1):
                     if not event.is_saved:
-                        yield self._receive(state, at, name, number, event)
+                        yield self._receive(state, slot, name, number, event)
             elif worker.phase == _RECEIVED:
-                yield self._read(state, at, worker, name)
+                yield self._read_snapshot(state, slot, worker, name)
             elif worker.phase == _FAILED:
                 version = state.last_version + 1
-                again = worker._replace(phase=_RECEIVED, is_recorded=True)
+                anew = worker._replace(phase=_RECEIVED, is_recorded=True)
                 if not self.what_has_failed_is_tried_again:
-                    again = worker._replace(phase=_READ)
-                recorded = put(state, "workers", at, again)._replace(last_version=version, failed_version=version)
+                    anew = worker._replace(phase=_READ)
+                recorded = put(state, "workers", slot, anew)._replace(last_version=version, failed_version=version)
                 yield f"{name} records a dead letter of version {version}", recorded
             elif worker.unsent:
                 for shard in worker.unsent:
-                    yield self._send(state, at, worker, name, shard)
+                    yield self._send(state, slot, worker, name, shard)
             else:
-                yield self._settle(state, at, worker, name)
+                yield self._settle(state, slot, worker, name)
 
-    def _receive(self, state: State, at: int, name: str, number: int, event: Event) -> Step[State]:
+    def _receive(self, state: State, slot: int, name: str, number: int, event: Event) -> Step[State]:
         moves = event.moves and self.moves_delete_elsewhere
         moves |= event.is_repeated and self.what_is_received_again_deletes_elsewhere
         received = put(state, "events", number - 1, event._replace(is_repeated=True))
-        what = f"{name} receives event {number}{' again' if event.is_repeated else ''}"
-        return what, put(received, "workers", at, Worker(phase=_RECEIVED, event=number, moves=moves))
+        action = f"{name} receives event {number}{' again' if event.is_repeated else ''}"
+        return action, put(received, "workers", slot, Worker(phase=_RECEIVED, event=number, moves=moves))
 
-    def _read(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
+    def _read_snapshot(self, state: State, slot: int, worker: Worker, name: str) -> Step[State]:
         if state.is_spoilt:
             failed = worker._replace(phase=_READ if worker.is_recorded else _FAILED)
-            return f"the SELECT fails for {name}", put(state, "workers", at, failed)
+            return f"the SELECT fails for {name}", put(state, "workers", slot, failed)
         deletes = worker.moves if state.shard else self.absence_is_deleted_everywhere
         unsent = _SHARDS if deletes else (state.shard or _SHARDS[0],)
         version, number = state.last_version + 1, len(state.events) + 1
-        read = worker._replace(phase=_READ, version=version, state=number, shard=state.shard, unsent=unsent)
-        where = f"the document belongs on shard {read.shard}" if read.shard else "there is no document"
-        what = f"{name} reads state {number} as version {version}: {where}"
-        return what, put(state, "workers", at, read)._replace(last_version=version)
+        reading = worker._replace(phase=_READ, version=version, state=number, shard=state.shard, unsent=unsent)
+        place = f"the document belongs on shard {reading.shard}" if reading.shard else "there is no document"
+        action = f"{name} reads state {number} as version {version}: {place}"
+        return action, put(state, "workers", slot, reading)._replace(last_version=version)
 
-    def _send(self, state: State, at: int, worker: Worker, name: str, shard: int) -> Step[State]:
+    def _send(self, state: State, slot: int, worker: Worker, name: str, shard: int) -> Step[State]:
         sent = worker._replace(unsent=tuple(other for other in worker.unsent if other != shard))
         copy, is_there = state.copies[shard - 1], worker.shard == shard
-        what = f"{name} {'writes' if is_there else 'deletes'} version {worker.version} on shard {shard}"
+        action = f"{name} {'writes' if is_there else 'deletes'} version {worker.version} on shard {shard}"
         if worker.version <= copy.version:
-            return f"{what}, which is rejected", put(state, "workers", at, sent)
+            return f"{action}, which is rejected", put(state, "workers", slot, sent)
         sent = sent._replace(created=sent.created or (is_there and not copy.state))
         written = Copy(version=worker.version, state=worker.state if is_there else 0)
-        return what, put(put(state, "copies", shard - 1, written), "workers", at, sent)
+        return action, put(put(state, "copies", shard - 1, written), "workers", slot, sent)
 
-    def _settle(self, state: State, at: int, worker: Worker, name: str) -> Step[State]:
-        again = Worker(phase=_RECEIVED, event=worker.event, moves=True, is_late=worker.is_late)
+    def _settle(self, state: State, slot: int, worker: Worker, name: str) -> Step[State]:
+        anew = Worker(phase=_RECEIVED, event=worker.event, moves=True, is_late=worker.is_late)
         if worker.created and worker.shard != state.shard:
-            again = again._replace(moves=worker.moves or self.what_is_done_again_deletes_elsewhere)
-            return f"{name} finds that it does not belong there, and starts again", put(state, "workers", at, again)
+            anew = anew._replace(moves=worker.moves or self.what_is_done_again_deletes_elsewhere)
+            return f"{name} finds that it does not belong there, and starts again", put(state, "workers", slot, anew)
         if state.failed_version and worker.version and not worker.moves and self.what_has_failed_deletes_elsewhere:
-            return f"{name} finds a dead letter, and starts again", put(state, "workers", at, again)
+            return f"{name} finds a dead letter, and starts again", put(state, "workers", slot, anew)
         if 0 < state.failed_version < worker.version:
             return f"{name} removes the dead letter", state._replace(failed_version=0)
         saved = put(state, "events", worker.event - 1, state.events[worker.event - 1]._replace(is_saved=True))
-        return f"{name} saves that event {worker.event} is handled", put(saved, "workers", at, Worker())
+        return f"{name} saves that event {worker.event} is handled", put(saved, "workers", slot, Worker())
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:
             for shard in (*_SHARDS, *([0] if state.shard else [])):
                 moves = shard != state.shard
-                what = f"moves to shard {shard}" if shard and moves else "is edited" if shard else "is deleted"
+                action = f"moves to shard {shard}" if shard and moves else "is edited" if shard else "is deleted"
                 for spoils in (False, True) if shard and not state.events else (False,):
-                    after = state._replace(events=(*state.events, Event(moves)), shard=shard, is_spoilt=spoils)
-                    after = after._replace(forgets=0 if spoils else state.forgets)  # one of the two, for fewer states
-                    yield f"the document {what}{' and spoilt' * spoils}: state {len(after.events) + 1}", after
-        for at, worker, name in processes(state.workers, "worker"):
+                    changed = state._replace(events=(*state.events, Event(moves)), shard=shard, is_spoilt=spoils)
+                    # One of the two, for fewer states.
+                    changed = changed._replace(forgets=0 if spoils else state.forgets)
+                    yield f"the document {action}{' and spoilt' * spoils}: state {len(changed.events) + 1}", changed
+        for slot, worker, name in processes(state.workers, "worker"):
             is_alone = [other.event for other in state.workers].count(worker.event) == 1
             is_repeated = is_alone and not (worker.phase and state.events[worker.event - 1].is_saved)
             if worker.phase and (not worker.is_late or is_repeated or not self.a_late_creator_lives_or_is_repeated):
-                yield f"{name} is killed", put(state, "workers", at, Worker())
+                yield f"{name} is killed", put(state, "workers", slot, Worker())
         if state.forgets and any(copy.version and not copy.state for copy in state.copies):
             copies = tuple(copy if copy.state else Copy() for copy in state.copies)
             workers = tuple(worker._replace(is_late=worker.phase == _READ) for worker in state.workers)

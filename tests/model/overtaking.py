@@ -133,8 +133,8 @@ class Overtaking(Model[State]):
         """A daemon takes marks, also one that does not know yet that it was overtaken."""
         if primary.numbers < 0:
             if state.number > primary.mark and not primary.is_promoted:
-                read = primary._replace(numbers=state.number)
-                yield f"{name} reads the numbers", put(state, "primaries", slot, read)
+                reading = primary._replace(numbers=state.number)
+                yield f"{name} reads the numbers", put(state, "primaries", slot, reading)
         elif self.a_mark_is_of_the_recorded_epoch and not primary.has_checked:
             if primary.epoch == state.recorded:
                 checked = primary._replace(has_checked=True)
@@ -164,7 +164,7 @@ class Overtaking(Model[State]):
 
 def _written(state: State, slot: int, primary: Primary) -> State:
     """Write a document, or with a job what is in doubt."""
-    written = put(state, "primaries", slot, primary._replace(is_due=False, job=-1))
+    successor = put(state, "primaries", slot, primary._replace(is_due=False, job=-1))
     if not primary.is_due and state.number <= primary.job:
-        return written
-    return written._replace(shown=slot, number=state.number + 1)
+        return successor
+    return successor._replace(shown=slot, number=state.number + 1)

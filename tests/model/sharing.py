@@ -94,8 +94,8 @@ class Sharing(Model[State]):
         if state.is_promoted and state.in_use == 0:
             yield "primary B enters an epoch", state._replace(in_use=1)
         if state.holder < 0:
-            taken = state._replace(holder=state.in_use)
-            yield f"the worker of primary {'AB'[state.in_use]} takes the partition", taken
+            successor = state._replace(holder=state.in_use)
+            yield f"the worker of primary {'AB'[state.in_use]} takes the partition", successor
         else:
             yield from self._work(state, state.holder, state.databases[state.holder])
 

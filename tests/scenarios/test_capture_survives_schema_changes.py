@@ -31,7 +31,7 @@ RELATION = "public.things"
 
 
 @pytest.fixture
-def things(empty_world: World) -> World:
+def table_world(empty_world: World) -> World:
     """A captured table with one row: id is its key, place routes, name is watched, note and views are not."""
     capture_only(empty_world, ORDINARY, SELECT)
     empty_world.sql("INSERT INTO things VALUES (1, 5, 'name', 'note', 0)")
@@ -95,69 +95,71 @@ LOST = {
 
 
 @pytest.mark.parametrize("tables", [ORDINARY, PARTITIONED], ids=["ordinary", "partitioned"])
-def test_writes_go_on_and_are_captured_after_a_migration(things: World, tables: str) -> None:
+def test_writes_go_on_and_are_captured_after_a_migration(table_world: World, tables: str) -> None:
     """In a session that wrote before and in a new one; each changed row leaves its key and its place, if they exist."""
-    is_old = int(things.sql("SHOW server_version_num")[0][0]) < 180_000
+    is_old = int(table_world.sql("SHOW server_version_num")[0][0]) < 180_000
     for migration in (*MIGRATIONS, *LOST):
         if "VIRTUAL" in migration and is_old:
             continue
-        things.sql("DROP SCHEMA IF EXISTS elsewhere, public CASCADE; CREATE SCHEMA elsewhere; CREATE SCHEMA public")
-        things.sql(tables)
-        install(things)
-        things.sql("INSERT INTO things VALUES (1, 5, 'name', 'note', 0)")
-        with session(things) as application, psycopg.connect(things.dsn, autocommit=True) as newcomer:
-            things.sql(migration)
+        table_world.sql(
+            "DROP SCHEMA IF EXISTS elsewhere, public CASCADE; CREATE SCHEMA elsewhere; CREATE SCHEMA public"
+        )
+        table_world.sql(tables)
+        install(table_world)
+        table_world.sql("INSERT INTO things VALUES (1, 5, 'name', 'note', 0)")
+        with session(table_world) as application, psycopg.connect(table_world.dsn, autocommit=True) as newcomer:
+            table_world.sql(migration)
             newcomer.execute("SET search_path = public, elsewhere")
             [(table,)] = newcomer.execute("SELECT coalesce(to_regclass('stuff'), to_regclass('things'))::text")
             id_, place = LOST.get(migration, ("id", "place"))
             for writer in (application, newcomer):
-                forget(things)
+                forget(table_world)
                 writer.execute(f"INSERT INTO {table} ({id_}, {place}) VALUES (7, 5)")
                 writer.execute(f"UPDATE {table} SET {place} = 6 WHERE {id_} = 7")
                 writer.execute(f"DELETE FROM {table} WHERE {id_} = 7")
                 writer.execute(f"TRUNCATE {table}")
-                assert written(things) == (UNKNOWN if migration in LOST else WRITES), migration
+                assert written(table_world) == (UNKNOWN if migration in LOST else WRITES), migration
 
 
-def test_a_routing_column_may_get_another_type(things: World) -> None:
+def test_a_routing_column_may_get_another_type(table_world: World) -> None:
     """A session that goes on may know nothing of a row until apply; no write fails, and no change is lost."""
-    with session(things) as application:
-        things.sql("ALTER TABLE things ALTER COLUMN place TYPE bigint")
-        forget(things)
+    with session(table_world) as application:
+        table_world.sql("ALTER TABLE things ALTER COLUMN place TYPE bigint")
+        forget(table_world)
         application.execute("UPDATE things SET place = 6")
-        assert written(things) in ([(RELATION, "U", image(1), image(1, 6))], [(RELATION, "U", None, None)])
-        (capture,) = plan(things).captures  # a function depends on types
-        install(things)
-        with things.connect() as connection:
+        assert written(table_world) in ([(RELATION, "U", image(1), image(1, 6))], [(RELATION, "U", None, None)])
+        (capture,) = plan(table_world).captures  # a function depends on types
+        install(table_world)
+        with table_world.connect() as connection:
             assert capture_install.outdated(connection, [capture]) == []
         application.execute("UPDATE things SET place = 5")
-        assert written(things) == [(RELATION, "U", image(1, 6), image(1))]
-    assert plan(things).captures == ()
+        assert written(table_world) == [(RELATION, "U", image(1, 6), image(1))]
+    assert plan(table_world).captures == ()
 
 
-def test_where_a_watched_column_is_gone_every_update_is_a_change(things: World) -> None:
+def test_where_a_watched_column_is_gone_every_update_is_a_change(table_world: World) -> None:
     """What the column has become cannot be told, so nothing is left out; after apply, what is not watched is again."""
-    with session(things) as application:
-        things.sql("ALTER TABLE things RENAME COLUMN name TO title")
+    with session(table_world) as application:
+        table_world.sql("ALTER TABLE things RENAME COLUMN name TO title")
         application.execute("UPDATE things SET title = 'other'")
         application.execute("UPDATE things SET views = 9")
-        assert written(things) == [UPDATED] * 2
-        things.define("thing", SELECT.replace("t.name", "t.title"))
-        install(things)
+        assert written(table_world) == [UPDATED] * 2
+        table_world.define("thing", SELECT.replace("t.name", "t.title"))
+        install(table_world)
         application.execute("UPDATE things SET views = 10")
-        assert written(things) == []
+        assert written(table_world) == []
         application.execute("UPDATE things SET title = 'third'")
-        assert written(things) == [UPDATED]
+        assert written(table_world) == [UPDATED]
 
 
-def test_a_transaction_whose_snapshot_is_older_than_the_migration_goes_on(things: World) -> None:
+def test_a_transaction_whose_snapshot_is_older_than_the_migration_goes_on(table_world: World) -> None:
     """REPEATABLE READ sees the catalogue as it was; the table is as it is. No write fails for that."""
-    with psycopg.connect(things.dsn) as application:
+    with psycopg.connect(table_world.dsn) as application:
         application.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         application.execute("SELECT 1")
-        things.sql("ALTER TABLE things RENAME COLUMN name TO title")
+        table_world.sql("ALTER TABLE things RENAME COLUMN name TO title")
         application.execute("UPDATE things SET title = 'x', views = 5")
-    assert written(things) == [UPDATED]
+    assert written(table_world) == [UPDATED]
 
 
 # Three levels; partitions whose columns are numbered otherwise than their parent's.
@@ -348,16 +350,16 @@ READ = (
 )
 
 
-def test_a_rewritten_table_is_noted_if_a_column_that_documents_read_may_differ(things: World) -> None:
+def test_a_rewritten_table_is_noted_if_a_column_that_documents_read_may_differ(table_world: World) -> None:
     """A new column, another type of a column that none reads, and a new file with the same rows are no change."""
     for statements in (*UNREAD, *READ):
-        make_anew(things, f"{ORDINARY}; INSERT INTO things VALUES (1, 5, 'name', 'note', 0)")
-        things.sql("ALTER TABLE things ALTER name SET STATISTICS 7, ALTER place SET DEFAULT 1")
-        assert note(things) == []
-        execute_each(things, statements)
-        looks = [note(things), note(things)]
+        make_anew(table_world, f"{ORDINARY}; INSERT INTO things VALUES (1, 5, 'name', 'note', 0)")
+        table_world.sql("ALTER TABLE things ALTER name SET STATISTICS 7, ALTER place SET DEFAULT 1")
+        assert note(table_world) == []
+        execute_each(table_world, statements)
+        looks = [note(table_world), note(table_world)]
         assert looks == ([[RELATION], []] if statements in READ else [[], []]), statements
-        assert written(things) == ([(RELATION, "N", None, None)] if statements in READ else []), statements
+        assert written(table_world) == ([(RELATION, "N", None, None)] if statements in READ else []), statements
 
 
 def test_a_partition_that_is_being_detached_concurrently_is_noted_once(events: World) -> None:

@@ -294,8 +294,8 @@ def test_a_change_names_no_document_that_it_does_not_touch(judge: Judge, case: s
     judge.derive(select)
     for statement, is_idle in ((touches, False), (idle, True)):
         with judge.undone():
-            before, changes, after = judge.contents(), judge.run(statement.split("; ")), judge.contents()
-            differing = {id_ for id_ in before.keys() | after.keys() if before.get(id_) != after.get(id_)}
+            earlier, changes, later = judge.contents(), judge.run(statement.split("; ")), judge.contents()
+            differing = {id_ for id_ in earlier.keys() | later.keys() if earlier.get(id_) != later.get(id_)}
             assert judge.named(changes) == differing
             assert bool(differing) != is_idle
     hold(judge, rounds=5 * ROUNDS)

@@ -197,12 +197,15 @@ def test_what_is_broken_is_seen_and_fixed(world: World, case: Case) -> None:
     """It is well, it is broken and seen, the fix is pasted, and it is well again."""
     settings = as_role(world, case.role)
 
-    earlier = [each for each in look(world, case.id, settings=settings) if each.severity is not CheckSeverity.WELL]
-    assert [each.found for each in earlier if "one replica" not in each.found] == []
+    def troubles() -> list[Finding]:
+        findings = look(world, case.id, settings=settings)
+        return [finding for finding in findings if finding.severity is not CheckSeverity.WELL]
+
+    earlier = troubles()
+    assert [finding.found for finding in earlier if "one replica" not in finding.found] == []
 
     def new() -> list[Finding]:
-        findings = look(world, case.id, settings=settings)
-        return [each for each in findings if each.severity is not CheckSeverity.WELL and each not in earlier]
+        return [finding for finding in troubles() if finding not in earlier]
 
     try:
         act(world, case.breaks)

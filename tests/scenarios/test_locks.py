@@ -80,15 +80,15 @@ def test_what_overlaps_is_held_by_one(
 ) -> None:
     """An owner that waits in vain is told who holds it, and keeps nothing; later it is granted, in a greater term."""
     first, second = owner("123"), owner("234")
-    with held(first) as before:
+    with held(first) as earlier_lock:
         if conflict:
             with pytest.raises(LockTimeoutError, match="held by 123"), wanted(second):
                 pass
         else:
             with wanted(second):
                 pass
-    with wanted(second) as after:
-        assert after.term > before.term
+    with wanted(second) as later_lock:
+        assert later_lock.term > earlier_lock.term
     with held(first):
         pass
 

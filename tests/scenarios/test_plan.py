@@ -288,8 +288,8 @@ def test_a_trial_asks_for_nothing_twice(
     monkeypatch.setattr(Transport, "perform_request", perform_request)
     folder = blog.define("tried", f"SELECT p.id AS _id, {columns} FROM posts AS p")
     (folder / "index.json").write_text(json.dumps({"settings": settings}))
-    found = of(blog, "tried")
-    assert (found.problems, found.documents) == ((), 250)
+    tried = of(blog, "tried")
+    assert (tried.problems, tried.documents) == ((), 250)
     assert methods == ["PUT", "GET", "PUT", *more, "PUT", "POST", "POST", "DELETE"]
 
 

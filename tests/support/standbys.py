@@ -218,11 +218,11 @@ def _upgrade(old: PostgresServer, new: PostgresServer, old_programs: Path) -> No
     account, password = Account.of_servers(), old.password_file.read_text()
     account.own(new.folder)
     account.write(new.password_file, password, mode=0o600)
-    made = ["--pgdata", new.data_folder, f"--pwfile={new.password_file}", "--auth=scram-sha-256"]
-    made += ["--encoding=UTF8", "--locale=C", "--no-data-checksums"]  # as the old one has it
+    options = ["--pgdata", new.data_folder, f"--pwfile={new.password_file}", "--auth=scram-sha-256"]
+    options += ["--encoding=UTF8", "--locale=C", "--no-data-checksums"]  # as the old one has it
     folders = ["--old-datadir", old.data_folder, "--new-datadir", new.data_folder]
     folders += ["--old-bindir", old_programs, "--new-bindir", new.bin_folder, "--socketdir", new.folder]
-    for program, arguments in (("initdb", made), ("pg_upgrade", folders)):
+    for program, arguments in (("initdb", options), ("pg_upgrade", folders)):
         command = [str(new.bin_folder / program), "--username=postgres", *map(str, arguments)]
         environment = {**os.environ, "PGPASSWORD": password}
         subprocess.run(command, check=True, cwd=new.folder, env=environment, **account.popen_arguments())

@@ -357,8 +357,8 @@ class World:
             failover.enter(connection, servers.index)
             for document in registry.documents(connection):
                 body = servers.indices.body(Target.of_index(document.index_name.replace(self.name, template.name)))
-                own = {"document": document.name, "installation": registry.installation(connection)}
-                body["mappings"]["_meta"] = {"syncer": own}
+                identity = {"document": document.name, "installation": registry.installation(connection)}
+                body["mappings"]["_meta"] = {"syncer": identity}
                 write_alias = {document.target.write_alias: {"is_hidden": True, "is_write_index": True}}
                 client.indices.create(index=document.index_name, aliases={document.index: {}, **write_alias}, **body)
 
@@ -611,8 +611,8 @@ class World:
     def dump(self, *options: str) -> str:
         """The database as pg_dump prints it."""
         program = [str(self.sandbox.postgres.bin_folder / "pg_dump"), *options, self.dsn]
-        done = subprocess.run(program, check=True, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
-        return done.stdout.replace("SET transaction_timeout = 0;\n", "")  # pg_dump may be newer than the server
+        completed = subprocess.run(program, check=True, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+        return completed.stdout.replace("SET transaction_timeout = 0;\n", "")  # pg_dump may be newer than the server
 
     def restore(self, dump: str, *, stops: bool = True) -> None:
         """Have psql load a dump, which ``stops`` at the first error, and that is one of the test."""

@@ -111,6 +111,6 @@ def test_a_reference_page_is_up_to_date(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for each in PAGES:
-        path, _, new = expected(each)
+    for page in PAGES:
+        path, _, new = expected(page)
         path.write_text(new, "utf-8")

@@ -84,16 +84,21 @@ class Model(ABC, Generic[State]):
 
     def canonical(self, state: Any) -> Any:
         """Return the state that represents all that behave alike: it has ranks for versions, and sorted processes."""
-        versions = {0, *(getattr(state, field) for field in self._versions)}
-        versions.update(item.version for field in self._versioned for item in getattr(state, field))
-        ranks = {version: rank for rank, version in enumerate(sorted(versions))}
-        changed: dict[str, Any] = {field: ranks[getattr(state, field)] for field in self._versions}
-        for field in {*self._versioned, *self.identical}:
-            items = getattr(state, field)
-            if field in self._versioned:
-                items = tuple(item._replace(version=ranks[item.version]) for item in items)
-            changed[field] = tuple(sorted(items)) if field in self.identical else items
-        return state._replace(**changed)
+        versions = {0, *[getattr(state, field) for field in self._versions]}
+        for field in self._versioned:
+            versions.update([item.version for item in getattr(state, field)])
+        if max(versions) >= len(versions):  # else each version is its own rank
+            ranks = {version: rank for rank, version in enumerate(sorted(versions))}
+            changed: dict[str, Any] = {field: ranks[getattr(state, field)] for field in self._versions}
+            for field in self._versioned:
+                items = getattr(state, field)
+                changed[field] = tuple([item._replace(version=ranks[item.version]) for item in items])
+            state = state._replace(**changed)
+        for field in self.identical:
+            items = tuple(sorted(getattr(state, field)))
+            if items != getattr(state, field):
+                state = state._replace(**{field: items})
+        return state
 
 
 class Explored(NamedTuple):

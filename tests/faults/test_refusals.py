@@ -67,6 +67,12 @@ def thing_world(empty_world: World) -> World:
     return make_things(empty_world, MAPPINGS)
 
 
+@pytest.fixture(scope="module")
+def shared_things(module_world: World) -> World:
+    """The same, for tests that leave all of them written."""
+    return make_things(module_world, MAPPINGS)
+
+
 def write(world: World) -> tuple[WriteReport, int]:
     """Write every thing; also how many bulk requests it took."""
     with world.index() as index, world.writer(index) as writer:
@@ -104,24 +110,24 @@ POISON = {
 
 
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
-def test_its_neighbours_are_written(thing_world: World, poison: str) -> None:
+def test_its_neighbours_are_written(shared_things: World, poison: str) -> None:
     """A document is dead-lettered if it is refused alone and others are not; each costs log2 n requests, and a few.
 
     If the index has a pipeline, it is not asked. Elasticsearch 8 would refuse a request for what that cannot parse.
     """
-    thing_world.sql(f"UPDATE things SET n = 1; UPDATE things SET {poison} WHERE id IN (1, 30)")
-    with pipeline(thing_world):
-        report, requests = write(thing_world)
-    poisoned = {id_ for id_, _ in thing_world.sql(DEAD_LETTERS)}
+    shared_things.sql(f"UPDATE things SET n = 1; UPDATE things SET {poison} WHERE id IN (1, 30)")
+    with pipeline(shared_things):
+        report, requests = write(shared_things)
+    poisoned = {id_ for id_, _ in shared_things.sql(DEAD_LETTERS)}
     if "60,000" not in poison and "60000" not in poison:  # Elasticsearch 9 takes such a name
         assert poisoned == {"1", "30"}
     assert (report.indexed, report.dead_lettered) == (ROWS - len(poisoned), len(poisoned))
     assert requests <= 2 + 2 * (2 * ceil(log2(ROWS)) + 1)
-    assert thing_world.sql(SUSPENDED) == []
-    thing_world.sql("UPDATE things SET o = '{}', n = 2, at = '2027', e = ARRAY[3, 2, 1]")
-    assert write(thing_world)[0].indexed == ROWS
-    assert thing_world.differences() == []
-    assert thing_world.sql(DEAD_LETTERS) == []
+    assert shared_things.sql(SUSPENDED) == []
+    shared_things.sql("UPDATE things SET o = '{}', n = 2, at = '2027', e = ARRAY[3, 2, 1]")
+    assert write(shared_things)[0].indexed == ROWS
+    assert shared_things.differences() == []
+    assert shared_things.sql(DEAD_LETTERS) == []
 
 
 def test_a_document_alone_is_at_fault_if_others_are_taken(thing_world: World) -> None:

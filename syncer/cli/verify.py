@@ -152,14 +152,7 @@ def _checked_documents(servers: Servers, name: str | None) -> Iterator[Document]
         raise DefinitionError("No document is active", hint="Run: syncer apply")
 
 
-def compared(
-    servers: Servers,
-    document: Document,
-    *,
-    settle_seconds: float = SETTLE_SECONDS,
-    values: bool = False,
-    repair: bool = False,
-) -> VerifyReport:
+def compared(servers: Servers, document: Document, *, values: bool = False, repair: bool = False) -> VerifyReport:
     """Verify one document in one index, and record the result; if it is suspended, or has to be, the report says so.
 
     If another definition is applied meanwhile, the comparison starts again with that one.
@@ -174,7 +167,6 @@ def compared(
                     servers.connect,
                     document,
                     index=servers.index,
-                    settle_seconds=settle_seconds,
                     values=values,
                     repair=partial(_write_again, servers, document, show) if repair else None,
                     progress=lambda done, looked_up: show(_progress(f"{done:,} of {max(done, expected):,}", looked_up)),
@@ -183,7 +175,7 @@ def compared(
         report.suspended = f"{error.message}\n{error.hint}"
     active = servers.active(document)
     if active is not None and active.revision != document.revision:
-        return compared(servers, active, settle_seconds=settle_seconds, values=values, repair=repair)
+        return compared(servers, active, values=values, repair=repair)
     if active is not None and active.suspended is not None:  # the changes that it missed meanwhile are no drift
         report = VerifyReport(document=active.name, index_name=active.index_name, suspended=active.suspended)
     if report.suspended is None and (report.drifts or not report.busy):  # else nothing is known

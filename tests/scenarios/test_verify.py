@@ -308,7 +308,7 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
     blog.apply()
     with blog.connect() as connection:
         servers = blog.parts(connection, client)
-        report = compared(servers, earlier, settle_seconds=0)
+        report = compared(servers, earlier)
         assert (report.holds, report.documents) == (True, 60)
         assert [verification.drifted for verification in ask_postgres(connection).verifications] == [0]
 

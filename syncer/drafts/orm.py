@@ -10,8 +10,11 @@ from sqlglot.errors import SqlglotError
 from syncer.base.errors import DefinitionError
 from syncer.drafts.draft import Drafter
 
-_AROUND = re.compile(r"\A.*?(?=\b(?:SELECT|WITH)\b)|\s*(?:\[\[.*\]\]|;)\s*\Z", re.IGNORECASE | re.DOTALL)
-"""What a log prints before a statement, and the values of its parameters after it."""
+_BEGINS, _COMMENTS = r"(?:SELECT|WITH)\b", r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_AROUND = re.compile(
+    rf"\A(?!{_COMMENTS}{_BEGINS}).*?(?=\b{_BEGINS})|\s*(?:\[\[.*\]\]|;)\s*\Z", re.IGNORECASE | re.DOTALL
+)
+"""What a log prints before a statement, which a comment is not, and the values of its parameters after it."""
 
 
 def with_id(drafter: Drafter, query: str, file: str) -> tuple[str, list[str]]:

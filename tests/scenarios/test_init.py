@@ -240,6 +240,7 @@ INSERT INTO "Item" VALUES (1, '1899-01-01', 'x'), (1, '2026-01-01', NULL);
         ),
         ('SELECT i."note" FROM public."Item" i WHERE i.note IS NOT NULL', ("by the key of public.",), ["1:-25932"]),
         ("SELECT DISTINCT goods.name FROM goods", ("added goods.id AS _id",), "12"),
+        ("-- goods with a name\nSELECT goods.name FROM goods", ("added goods.id AS _id",), "12"),
     ],
 )
 def test_what_an_orm_prints_becomes_a_document(

@@ -151,7 +151,7 @@ def withdraw(connection: Connection, indices: Indices, document: Document) -> No
     """
     if document.role is not Role.CURRENT and document.index_name in indices.searched(document.index):
         # A command died after it moved the alias and before it recorded the move.
-        indices.swap(document.index, registry.current(connection)[document.name].target)
+        indices.swap(document.index, registry.named(connection, document.name)[0].target)
     # While it is active, so that after a crash in between it can be removed again, or applied.
     indices.hide(document.target, document.index)
     # Rule: out-of-force-before-dropping.

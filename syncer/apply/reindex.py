@@ -64,7 +64,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
 def settle(connection: Connection, indices: Indices, building: Document) -> None:
     """Give a loaded index its own settings, and wait until it is as healthy as the current one."""
     indices.settle(building.target)
-    current = registry.current(connection)[building.name].target
+    current = registry.named(connection, building.name)[0].target
     indices.require_healthy(building.target, like=current, seconds_max=_SETTLE_SECONDS_MAX)
 
 

@@ -258,7 +258,7 @@ def _serve(servers: Servers, building: Document, *, allow_failed: bool) -> None:
     _wait_for_pending(servers, building)  # so that their documents are compared, too
     report = compared(servers, servers.active(building) or building, repair=True)
     show_verify(report, building)
-    replaced = registry.current(servers.connection)[building.name]
+    replaced = registry.named(servers.connection, building.name)[0]
     if not report.holds:
         _require_acceptable(servers, report, building, replaced, allow_failed=allow_failed)
     _wait_for_pending(servers, building)

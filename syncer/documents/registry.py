@@ -256,11 +256,6 @@ def documents(connection: Connection) -> list[Document]:
     ]
 
 
-def current(connection: Connection) -> dict[str, Document]:
-    """Return the definitions of current indices, by name."""
-    return {document.name: document for document in documents(connection) if document.role is Role.CURRENT}
-
-
 def named(connection: Connection, name: str) -> list[Document]:
     """Return the active definitions of a document, one for each of its indices; the current one first.
 

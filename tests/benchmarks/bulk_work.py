@@ -102,7 +102,7 @@ def _job(blog: Blog, kind: JobKind) -> Run:
     blog.settle()
     before = blog.cpu_seconds()
     with blog.connect() as connection:
-        job = queue.create(connection, registry.current(connection)["blogpost"], kind)
+        job = queue.create(connection, registry.named(connection, "blogpost")[0], kind)
         while job is not None and not job.state.is_finished:
             time.sleep(_LOOK_SECONDS)
             job = find(connection, job.id)

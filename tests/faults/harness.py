@@ -134,7 +134,7 @@ def wait_for_trouble(daemon: Daemon, words: str) -> None:
 
 def the_document(connection: Connection, name: str = "blogpost") -> Document:
     """The definition of the index that searches use."""
-    return registry.current(connection)[name]
+    return registry.named(connection, name)[0]
 
 
 def create(connection: Connection, kind: JobKind = JobKind.BACKFILL, name: str = "blogpost") -> Job:

@@ -116,7 +116,7 @@ def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
     """The job ends, and names the one that does its work; the document is not suspended."""
     with noted.index() as index, noted.connect() as connection:
         noted.sql("INSERT INTO notes (ref) VALUES ('x3')")
-        document = registry.current(connection)["blogpost"]
+        document = registry.named(connection, "blogpost")[0]
         job = queue.create_fan_out(connection, document, {"public.notes": [{"ref": "2"}, {"ref": "x3"}]})
         assert job is not None
         noted.refresh(index)
@@ -136,7 +136,7 @@ def test_a_fan_out_whose_listing_does_not_end_refreshes_all(noted: World, monkey
     noted.apply()
     with noted.index() as index, noted.connect() as connection:
         noted.sql("INSERT INTO notes (ref) VALUES ('x3')")
-        document = registry.current(connection)["blogpost"]
+        document = registry.named(connection, "blogpost")[0]
         job = queue.create_fan_out(connection, document, {"public.notes": [{"id": "1"}]})
         assert job is not None
         noted.refresh(index)

@@ -219,7 +219,7 @@ def test_a_move_that_a_failover_has_taken_back_is_recorded_by_the_next_apply(blo
         new = reindex.begin(connection, indices, "blogpost", report=lambda _: None).document
         wait_until(lambda: registry.by_role(connection, "blogpost")[Role.BUILDING].is_loaded, what="it is loaded")
         indices.swap(blog.alias, new.target)
-        indices.drop(registry.current(connection)["blogpost"].target)
+        indices.drop(registry.named(connection, "blogpost")[0].target)
     blog.sql("UPDATE posts SET title = 'changed' WHERE id = 1")
     wait_until(lambda: bool(blog.sql(harness.SUSPENDED)), what="the index that is gone is suspended")
     blog.prints("apply", "--yes")

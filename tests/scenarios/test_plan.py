@@ -568,7 +568,7 @@ def test_a_build_reads_what_its_documents_need(empty_world: World) -> None:
         world.define(f"items{number}", select)
     world.prints("apply", "--yes")
     with world.connect() as connection:
-        active = registry.current(connection)
+        active = {document.name: document for document in registry.documents(connection)}
         assert [active[name].apart_max > 1 for name in world.documents] == [False, *[True] * len(WHOLE)]
         for document in active.values():
             query = sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {}").format(

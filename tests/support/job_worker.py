@@ -21,7 +21,7 @@ def hold(connection: Connection, job_id: int) -> None:
 def held_backfill(connection: Connection) -> Job:
     """A backfill of the blog's posts that no job worker lists as long as this connection is open."""
     with connection.transaction():
-        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
+        job = queue.create(connection, registry.named(connection, "blogpost")[0], JobKind.BACKFILL)
         assert job is not None
         hold(connection, job.id)
     return job

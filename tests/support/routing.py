@@ -6,7 +6,7 @@ from typing import Any
 
 from elasticsearch import Elasticsearch
 
-from syncer.documents.registry import Document, current
+from syncer.documents.registry import Document, named
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import Shards
 from syncer.verify.compare import VerifyReport, verify
@@ -40,7 +40,7 @@ def shards(world: World, index: Index) -> Shards:
 def document(world: World) -> Document:
     """The document whose index is searched."""
     with world.connect() as connection:
-        return current(connection)["blogpost"]
+        return named(connection, "blogpost")[0]
 
 
 def verified(world: World, *, repair: bool = False, **options: Any) -> VerifyReport:

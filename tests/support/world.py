@@ -291,7 +291,7 @@ class World:
     def write_alias_of(self, document: str = "blogpost") -> str:
         """The alias that writers use in this epoch."""
         with self.connect() as connection:
-            return registry.current(connection)[document].target.write_alias
+            return registry.named(connection, document)[0].target.write_alias
 
     @property
     def settings(self) -> Settings:
@@ -469,7 +469,7 @@ class World:
     def backfill(self, document: str = "blogpost") -> None:
         """What ``syncer backfill`` does, beside no daemon."""
         with self.connect() as connection, self.index() as index:
-            queue.create(connection, registry.current(connection)[document], JobKind.BACKFILL)
+            queue.create(connection, registry.named(connection, document)[0], JobKind.BACKFILL)
             self.refresh(index)
 
     def refresh(self, index: Index) -> None:

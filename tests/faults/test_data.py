@@ -314,7 +314,7 @@ TREE = """
 CREATE TABLE nodes (id int PRIMARY KEY, parent_id int, name text, weight int DEFAULT 1);
 CREATE INDEX ON nodes (parent_id);
 CREATE TABLE other (id int PRIMARY KEY, v text);
-INSERT INTO nodes SELECT g, nullif(g / 2, 0), 'n' || g FROM generate_series(1, 60) AS g; ANALYZE;
+INSERT INTO nodes SELECT g, nullif(g / 2, 0), 'n' || g FROM generate_series(1, 8) AS g; ANALYZE;
 CREATE FUNCTION raises(name text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
 $$ BEGIN IF name = 'x' THEN RAISE 'no memory' USING ERRCODE = 'out_of_memory'; END IF; RETURN name; END $$;
 """
@@ -353,20 +353,20 @@ def test_a_document_that_takes_too_much_holds_up_no_other(
     world = empty_world
     make_tree(world, f"SELECT n.id AS _id, {field} AS v FROM nodes AS n")
     with harness.following(world) as follower:
-        world.sql(f"UPDATE nodes SET {spoils} WHERE id = 59")
-        world.sql("INSERT INTO nodes VALUES (61, 30, 'n61'); INSERT INTO other VALUES (1, 'x')")
+        world.sql(f"UPDATE nodes SET {spoils} WHERE id = 7")
+        world.sql("INSERT INTO nodes VALUES (9, 4, 'n9'); INSERT INTO other VALUES (1, 'x')")
         follower.handle()
         [(id_, error)] = world.sql("SELECT id, error FROM syncer.dead_letter")
-        assert (id_, world.sql(SUSPENDED)) == ("59", [])
+        assert (id_, world.sql(SUSPENDED)) == ("7", [])
         reason = "does not end in time" if spoils == "parent_id = id" else "needs more than Postgres gives it"
         assert error.startswith(f"the SELECT {reason}: ")
         with world.connect() as connection:
             index_name = world.index_of("node")
-            for took_too_much, ids in ((True, ["59"]), (False, []), (None, ["59"])):
+            for took_too_much, ids in ((True, ["7"]), (False, []), (None, ["7"])):
                 assert dead_letters.next_ids(connection, index_name, "", 9, took_too_much=took_too_much) == ids
-        assert "61" in world.held("node")
+        assert "9" in world.held("node")
         assert world.differences("other") == []
-        world.sql("UPDATE nodes SET parent_id = 29, name = 'n59', weight = 1 WHERE id = 59")
+        world.sql("UPDATE nodes SET parent_id = 3, name = 'n7', weight = 1 WHERE id = 7")
         follower.drain()
     require_holds(world)
 
@@ -388,19 +388,19 @@ def test_what_takes_too_much_is_not_compared_and_hides_no_other(empty_world: Wor
     """Verify names it and compares the others; explain says what it takes too much of. Neither waits for ever."""
     world = empty_world
     make_tree(world, select)
-    world.sql(f"UPDATE nodes SET {spoils} WHERE id = 59")
+    world.sql(f"UPDATE nodes SET {spoils} WHERE id = 7")
     with world.elasticsearch() as client:
         client.delete(index=world.alias_of("node"), id="3", refresh=True)
         client.index(index=world.alias_of("node"), id="4500", document={}, refresh=True)
     world.sql("DELETE FROM syncer.outbox")  # no change is in flight
     (report,) = json.loads(world.prints("verify", "node", "--json", code=1, plan=LIMITED))
     kinds_of_drift = {drift["id"]: drift["kind"] for drift in report["drifts"]}
-    assert kinds_of_drift == {"3": "missing", "4500": "extra", "59": "unreadable"}
-    assert (report["documents"], report["suspended"], report["busy"]) == (59, None, [])
-    (failure,) = (drift["failure"] for drift in report["drifts"] if drift["id"] == "59")
+    assert kinds_of_drift == {"3": "missing", "4500": "extra", "7": "unreadable"}
+    assert (report["documents"], report["suspended"], report["busy"]) == (7, None, [])
+    (failure,) = (drift["failure"] for drift in report["drifts"] if drift["id"] == "7")
     reason = "does not end in time" if spoils == "parent_id = id" else "needs more than Postgres gives it"
     assert failure.startswith(f"the SELECT {reason}: ")
-    told = world.prints("explain", "node", "59", code=1, plan=LIMITED)
+    told = world.prints("explain", "node", "7", code=1, plan=LIMITED)
     assert f"It cannot be read: {failure}.\nFix the data" in told
 
 
@@ -412,9 +412,9 @@ def test_a_condition_that_never_ends_for_one_row_holds_up_no_job(
         monkeypatch.setattr(module, name, 1)
     world = empty_world
     make_tree(world, TOO_MUCH["in a condition"][0])
-    world.sql("UPDATE nodes SET parent_id = id WHERE id = 59; UPDATE nodes SET name = 'x' WHERE id = 3")
+    world.sql("UPDATE nodes SET parent_id = id WHERE id = 7; UPDATE nodes SET name = 'x' WHERE id = 3")
     world.backfill("node")
-    assert letters(world) == {"59": "QueryCanceled"}
+    assert letters(world) == {"7": "QueryCanceled"}
     assert world.held("node")["3"] == {"name": "x"}
 
 
@@ -423,8 +423,8 @@ def test_a_select_that_never_ends_cannot_be_compared(empty_world: World) -> None
     world = empty_world
     every = f"SELECT n.id, {CYCLE} AS above FROM nodes AS n OFFSET 0"
     make_tree(world, f"SELECT t.id AS _id, count(*) AS v FROM ({every}) AS t WHERE t.above < 99 GROUP BY t.id")
-    world.sql("UPDATE nodes SET parent_id = id WHERE id = 59")
-    for command in ("verify node", "explain node 7"):
+    world.sql("UPDATE nodes SET parent_id = id WHERE id = 7")
+    for command in ("verify node", "explain node 2"):
         told = world.prints(*command.split(), code=1, plan=LIMITED)
         assert "The SELECT of node does not end in time: " in told, told
 

@@ -38,7 +38,7 @@ from tests.support.breakpoints import Plan
 from tests.support.in_process import assign, publish, refreshes
 from tests.support.routing import put_routing, put_shards
 from tests.support.standbys import Standbys, ask, commit_lazily, restore, standbys, upgraded
-from tests.support.world import BLOG_SCHEMA, USES_KAFKA, World, made, wait_until
+from tests.support.world import BLOG_SCHEMA, USES_KAFKA, VERSIONS, World, made, wait_until
 
 POSTS = 200
 BLOG = f"""
@@ -57,6 +57,9 @@ DELETE FROM users WHERE id = 19
 CHANGED = {"blogpost": 8, "user": 3}
 """How many documents that changes; those of some posts move to another shard, and no user has a post."""
 LATER, CHANGED_LATER = "UPDATE posts SET title = 'later' WHERE id IN (4, 5)", {"blogpost": 2}
+ASSIGN_TRANSACTION_NUMBERS = """
+DO $$ BEGIN FOR number IN 1..5000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$
+"""
 LOSE_IDENTITY = "DELETE FROM syncer.cluster_identity"
 """What a crash does to the database beside taking back commits."""
 IMPATIENT = Plan(constants={"syncer.indexing.failover:SILENT_SECONDS": 1})
@@ -247,6 +250,32 @@ def test_pg_upgrade_loses_nothing(sandbox: Sandbox, endpoints: Endpoints, tmp_pa
             assert watch.run_once().noted == ("public.posts", "public.users")  # of an empty table, nothing differs
         settle(world)  # of posts, which have a routing, nothing is compared
         assert (sequence_numbers(world)[1], recorded(world).epoch) == (numbers[1], earlier.epoch)
+
+
+@pytest.mark.skipif(int(VERSIONS.postgres or 18) < 17, reason="has no pg_createsubscriber")
+def test_a_subscriber_takes_over(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
+    """It has what the publisher's triggers wrote, and what its own did; its transaction numbers are behind."""
+    with (
+        standbys(sandbox, wal_level="logical") as servers,
+        blog_at(sandbox, replace(endpoints, postgres_dsn=servers.primary.address), tmp_path) as blue,
+    ):
+        green_server = servers.subscribe(blue.name)
+        green = replace(blue, endpoints=replace(blue.endpoints, postgres_dsn=green_server.address))
+        with psycopg.connect(servers.primary.address, autocommit=True) as connection:
+            connection.execute(ASSIGN_TRANSACTION_NUMBERS)
+        blue.sql(CHANGES)
+        settle(blue)
+        blue.sql("UPDATE posts SET title = 'not yet written' WHERE id < 10; DELETE FROM posts WHERE id = 10")
+        rows = "SELECT array(SELECT u FROM users u ORDER BY 1)::text, array(SELECT p FROM posts p ORDER BY 1)::text"
+        wait_until(lambda: green.sql(rows) == blue.sql(rows), what="the subscriber follows")
+        green.sql("ALTER SUBSCRIPTION green DISABLE")
+        epoch = recorded(green).epoch
+        settle(green)
+        assert green.differences() == []
+        green.sql("UPDATE users SET name = 'green' WHERE id = 1; DELETE FROM posts WHERE id = 11")
+        show(green)
+        assert (green.differences(), recorded(green).epoch) == ([], epoch + 1)
+        green_server.stop("immediate")
 
 
 def test_a_standby_that_answers_is_tried_again(

@@ -60,6 +60,19 @@ class Standbys:
         server.start()
         return server
 
+    def subscribe(self, database: str) -> PostgresServer:
+        """A replica that was made a subscriber of all tables of a database, as in a blue/green deployment."""
+        standby = self.follow()
+        standby.stop()
+        program = str(self.primary.bin_folder / "pg_createsubscriber")
+        command = [program, "--pgdata", str(standby.data_folder), "--publisher-server", self.primary.address]
+        command += ["--database", database, "--subscription", "green", "--socketdir", str(standby.folder)]
+        command += ["--subscriber-username", "postgres", "--subscriber-port", str(standby.port)]
+        account, environment = Account.of_servers(), {**os.environ, "PGPASSWORD": standby.password_file.read_text()}
+        subprocess.run(command, check=True, cwd=standby.folder, env=environment, **account.popen_arguments())
+        standby.start()
+        return standby
+
     def _back_up(self, standby: PostgresServer) -> None:
         account = Account.of_servers()
         account.own(standby.folder)

@@ -44,7 +44,7 @@ from syncer.base.errors import UnavailableError
 from syncer.base.model import ID_BYTES_MAX, WRITE_SUFFIX, Composition, Target, is_id, is_raised, is_utf8
 from syncer.elasticsearch.client import product
 from syncer.elasticsearch.indices import WRITES, is_write_alias, removal
-from syncer.elasticsearch.reader import Holdings, index_metadata
+from syncer.elasticsearch.reader import Holdings, Shards, index_metadata
 from syncer.elasticsearch.record import Record
 
 BULK_BYTES_MAX = 8 * 1024 * 1024
@@ -112,7 +112,7 @@ class Index:
         for name in set(index_names) & metadata.keys():
             alias = Target.of_index(name, epoch).write_alias
             aliases = metadata[name]["aliases"]
-            actions = [removal(name, former) for former in aliases if is_write_alias(former, name) and former != alias]
+            actions = [removal(name, former) for former in aliases if is_write_alias(former) and former != alias]
             if actions or alias not in aliases:
                 renamings.append([*actions, {"add": {"index": name, "alias": alias, **WRITES}}])
         if renamings:
@@ -153,8 +153,10 @@ class Index:
         A document that moves to another shard and is rejected there is deleted from its former shard all the same. If a
         request fails as a whole, earlier ones may have been written: to write all of them again is harmless.
         """
-        outcome, tasks, size = BulkOutcome(), list[_Task](), 0
-        if deleted := [composition.id for composition in compositions if self._may_delete(target, composition)]:
+        outcome, tasks, size, shards = BulkOutcome(), list[_Task](), 0, None
+        if any(c.routing is not None and not (c.source and c.is_unmoved) for c in compositions):
+            shards = self.holdings.shards(target)
+        if deleted := [composition.id for composition in compositions if _may_delete(composition, shards)]:
             self.record.log(target.index_name, deleted)
         for composition in compositions:
             if outcome.has_met_pipeline:
@@ -166,8 +168,7 @@ class Index:
                 continue
             stale: list[str] = []
             # Rule: absence-is-deleted-everywhere.
-            if composition.routing is not None and self._may_delete(target, composition):  # on every other shard
-                shards = self.holdings.shards(target)
+            if shards and composition.routing is not None and _may_delete(composition, shards):  # on every other shard
                 # To delete, each shard is addressed, also its own: a mapping may require a routing.
                 shard = shards.shard(composition.place.routing) if composition.source else None
                 stale = [address for number, address in enumerate(shards.addresses) if number != shard]
@@ -181,14 +182,6 @@ class Index:
         if tasks:
             self._send(target, tasks, outcome)
         return outcome
-
-    def _may_delete(self, target: Target, composition: Composition) -> bool:
-        """Whether a document is deleted, or what another shard may have of it."""
-        if composition.source is None:
-            return True
-        return (
-            composition.routing is not None and not composition.is_unmoved and self.holdings.shards(target).number > 1
-        )
 
     def _send(self, target: Target, tasks: Sequence[_Task], outcome: BulkOutcome) -> None:
         """Send a request, and what it refuses in halves; while no document is taken, only the first of them."""
@@ -244,6 +237,13 @@ class Index:
             if rejections := _settle(composition, list(islice(answers, number)), outcome):
                 refused[composition.id] = rejections
         return refused
+
+
+def _may_delete(composition: Composition, shards: Shards | None) -> bool:
+    """Whether a document is deleted, or what another shard may have of it."""
+    if composition.source is None:
+        return True
+    return shards is not None and shards.number > 1 and composition.routing is not None and not composition.is_unmoved
 
 
 def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:

@@ -42,8 +42,8 @@ class Product(NamedTuple):
     supported: str
     preference: str | None
     """With which a search asks primary shards, where a replica may not show what a refresh has shown."""
-    search_options: str
-    """Parameters of a search, for what is in the index and nothing else."""
+    search_options: Mapping[str, Any]
+    """What a search says besides, for what is in the index and nothing else. A count cannot say it."""
     own_settings: Mapping[str, Any]
     """Settings of syncer's own indices."""
     point_in_time: tuple[str, str, str, list[Any]]
@@ -55,7 +55,7 @@ ELASTICSEARCH = Product(
     oldest=(8, 0),
     supported="8 or newer",
     preference=None,
-    search_options="",
+    search_options={},
     own_settings={"mode": "standard"},
     point_in_time=("/_pit", "", "id", ["_shard_doc"]),
 )
@@ -65,7 +65,7 @@ OPENSEARCH = Product(
     supported="2.19 or newer",
     # With index.replication.type SEGMENT, a replica copies segments now and then: a refresh shows it nothing new.
     preference="_primary",
-    search_options="&search_pipeline=_none",
+    search_options={"search_pipeline": "_none"},
     own_settings={},
     point_in_time=(
         "/_search/point_in_time",

@@ -36,17 +36,18 @@ OPENSEARCH_BIT = 1 << 27
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
 _NAMES_CHARACTERS_MAX = 3000
 _HITS_MAX = 1000  # more than a document has copies: one for each shard at most
-_SHARDS_FIELDS = ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
+_SHARDS_SETTINGS = ("number_of_shards", "version.created", "uuid")
+_SHARDS_FIELDS = ("routing_num_shards", *(f"settings.index.{name}" for name in _SHARDS_SETTINGS))
 _SHARD_FIELDS = ("routing.primary", "seq_no", "commit.user_data.history_uuid")
 _STATS_FIELDS = ",".join(["indices.*.uuid", *(f"indices.*.shards.*.{field}" for field in _SHARD_FIELDS)])
-_NOT_FOUND = 404
+_NOT_FOUND, _UNAVAILABLE = 404, 503
 _REFRESH = "index.refresh_interval"
 _KEPT_OPEN = "5m"
 _JSON = {"accept": "application/json", "content-type": "application/json"}
 
 
 class Shards:
-    """The shards of one physical index. Their number never changes: a split or shrunk index is a new one.
+    """The shards of one physical index. Their number never changes: a split or shrunk index is another one.
 
     ``metadata`` is that of the index in the cluster state. ``addresses`` has a routing value for each shard.
     """
@@ -141,6 +142,8 @@ class _Documents(msgspec.Struct, frozen=True):
     docs: list[Copy]
 
 
+_UNDECODABLE = (msgspec.DecodeError, RecursionError)
+"""The server keeps documents that msgspec rejects: with half a surrogate pair, or nested deeper than it allows."""
 _ANSWER = msgspec.json.Decoder(_Answer)
 _DOCUMENTS = msgspec.json.Decoder(_Documents)
 
@@ -196,21 +199,24 @@ class Holdings:
     def __init__(self, client: Elasticsearch) -> None:
         self._client = client
         self._shards: dict[str, Shards] = {}
+        """By the id of an index: one that is split or shrunk may be given its name."""
         self._hits_max: dict[str, int] = {}
         """By index, how many hits to ask for, if ``index.max_result_window`` has refused more."""
         self._raw = _undecoded(client)
         self._product = product(client)
 
     def shards(self, target: Target) -> Shards:
-        """Return the shards of a target, requested once; refuse if a routing leads to another one than computed."""
-        shards = self._shards.get(target.index_name)
-        if shards is None:
-            metadata = index_metadata(self._client, target.index_name, *_SHARDS_FIELDS, ignore_unavailable=False)
+        """Return the shards that a target has now; refuse if a routing leads to another one than computed."""
+        metadata = index_metadata(self._client, target.index_name, *_SHARDS_FIELDS, ignore_unavailable=False)
+        if target.index_name not in metadata:
+            raise IndexingError(f"{target.index_name} is an alias now, and no index", hint="Run: syncer apply")
+        uuid = metadata[target.index_name]["settings"]["index"]["uuid"]
+        if uuid not in self._shards:
             shards = Shards(metadata[target.index_name])
             if shards.number > 1:
                 self._require_computed_shard(target, shards)
-            self._shards[target.index_name] = shards
-        return shards
+            self._shards[uuid] = shards
+        return self._shards[uuid]
 
     def _require_computed_shard(self, target: Target, shards: Shards) -> None:
         """Ask Elasticsearch where routings of one shard lead; a future version may compute it in another way."""
@@ -227,7 +233,7 @@ class Holdings:
     def refresh(self, target: Target) -> None:
         """Make searches find everything written so far, on every shard."""
         self._refresh(target)
-        self.count(target)  # neither server calls a shard failed that has no copy at all, and may ask no shard
+        self.count(target)  # a refresh calls no shard failed that has no copy at all, and may ask no shard
 
     def _refresh(self, target: Target) -> None:
         """Refresh the shards that are there: a search that follows is refused if one is not."""
@@ -274,12 +280,16 @@ class Holdings:
     def sources(self, target: Target, ids: Sequence[str]) -> dict[str, bytes]:
         """Return those of these documents that the index has, as they were last written, refreshed or not.
 
-        Of an index whose documents have no routing; an id that is on a shard without a primary is left out.
+        Of an index whose documents have no routing; an id that is on a shard without a primary is left out. None are
+        returned if one of them cannot be decoded.
         """
         if not ids:
             return {}
         answer = self._raw.mget(index=target.index_name, ids=list(ids))
-        documents = _DOCUMENTS.decode(cast("bytes", answer.body)).docs
+        try:
+            documents = _DOCUMENTS.decode(cast("bytes", answer.body)).docs
+        except _UNDECODABLE:
+            return {}
         return {document.id: document.source for document in documents if document.json is not _NO_SOURCE}
 
     def ids(self, target: Target, *, page: int) -> Iterator[list[str]]:
@@ -419,27 +429,30 @@ class Holdings:
 
     def count(self, target: Target) -> int:
         """Return how many documents a search of all shards of this target finds."""
-        answer = self._client.count(index=target.index_name, preference=self._product.preference).body
-        if answer["_shards"]["successful"] < answer["_shards"]["total"]:
-            raise UnavailableError(f"Not every shard of {target.index_name} could be asked", hint=_AGAIN)
-        return int(answer["count"])
+        try:
+            return self._search(target, {"query": {"match_all": {}}, "size": 0, "track_total_hits": True}).total.value
+        except elasticsearch.ApiError as error:
+            if error.status_code != _UNAVAILABLE:
+                raise
+            raise UnavailableError(f"Not every shard of {target.index_name} could be asked", hint=_AGAIN) from error
 
     def searched(self, aliases: Sequence[str]) -> dict[str, list[str]]:
-        """Return the physical indices that searches through each of these aliases find."""
+        """Return the physical indices that searches by each of these names find; an index may have the name itself."""
         indices = index_metadata(self._client, aliases, "aliases", expand_wildcards="all")
         return {
-            alias: sorted(name for name, index in indices.items() if alias in index["aliases"]) for alias in aliases
+            alias: sorted(name for name, index in indices.items() if alias in (name, *index["aliases"]))
+            for alias in aliases
         }
 
     def _search(self, target: Target, request: Mapping[str, Any], *, shard: str | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.
         path = f"/{quote(target.index_name, safe=',*')}/_search?allow_partial_search_results=false"
-        path += self._product.search_options
         if preference := "|".join(filter(None, (shard and f"_shards:{shard}", self._product.preference))):
             path += f"&preference={preference}"
         size = self._hits_allowed(target, request["size"])
+        asked = {**request, **self._product.search_options, "size": size}
         try:
-            body = self._raw.perform_request("POST", path, headers=_JSON, body={**request, "size": size}).body
+            body = self._raw.perform_request("POST", path, headers=_JSON, body=asked).body
         except elasticsearch.BadRequestError as error:
             # Elasticsearch 9 limits how many ids a query names in the same way, in other words.
             if not re.search("max.result.window", str(error.body)) or size == 1:
@@ -450,10 +463,9 @@ class Holdings:
             return self._search(target, request, shard=shard)
         try:
             answer = _ANSWER.decode(body)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except _UNDECODABLE as error:
             if request.get("_source") is False:
                 raise elasticsearch.SerializationError(f"Not a response of {self._product.name}: {error}") from error
-            # Elasticsearch keeps documents that msgspec rejects, as one with half a surrogate pair.
             page = self._search(target, {**request, "_source": False}, shard=shard)
             hits = [msgspec.structs.replace(hit, json=self._source(target, hit)) for hit in page.hits]
             return _Hits(hits=hits, total=page.total)

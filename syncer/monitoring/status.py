@@ -154,7 +154,9 @@ class IndexFault(StrEnum):
 
 
 _FAULTS = {404: IndexFault.GONE, 400: IndexFault.CLOSED, 503: IndexFault.SHARDS_AWAY, 403: IndexFault.BLOCKED}
-"""By the status of a search; without the privilege to search, the status is 403, too."""
+"""By the status of a search."""
+_KINDS = {IndexFault.CLOSED: "index_closed_exception", IndexFault.BLOCKED: "cluster_block_exception"}
+"""The kinds of errors of faults whose status a refused request or privilege has, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -500,12 +502,12 @@ def ask_elasticsearch(client: Elasticsearch, documents: Sequence[DocumentStatus]
         return Held()
     searches: list[dict[str, Any]] = []
     for name in names:
-        searches += [{"index": name}, {"size": 0, "track_total_hits": True}]
+        searches += [{"index": name}, {"size": 0, "track_total_hits": True, **elastic.product(client).search_options}]
     counts: dict[str, int] = {}
     faults: dict[str, IndexFault] = {}
     for name, response in zip(names, client.msearch(searches=searches).body["responses"], strict=True):
         fault = _FAULTS.get(response.get("status"))
-        if fault and (fault is not IndexFault.BLOCKED or response["error"]["type"] == "cluster_block_exception"):
+        if fault and _KINDS.get(fault) in (None, response["error"]["type"]):
             faults[name] = fault
         elif "hits" not in response:
             continue

@@ -112,6 +112,22 @@ def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
     assert "x3" not in json.dumps(logs, default=str)
 
 
+def test_a_refresh_passes_what_cannot_be_decoded(world: World) -> None:
+    """The server keeps half a surrogate pair, and nesting that is too deep for the decoder: both are written again."""
+    deep = '{"a":' * 990 + "1" + "}" * 990
+    world.sql("CREATE TABLE things (id int PRIMARY KEY, content json)")
+    world.sql("INSERT INTO things VALUES (1, '{}'), (2, %s), (3, '{}'), (4, %s)", r'{"a": "\ud800"}', deep)
+    mappings = {"properties": {"content": {"type": "object", "enabled": False}}}
+    world.define("thing", "SELECT t.id AS _id, t.content FROM things AS t", mappings)
+    world.apply()
+    with world.index() as index, world.connect() as connection:
+        job = queue.create(connection, registry.current(connection)["thing"], JobKind.REFRESH)
+        assert job is not None
+        world.refresh(index)
+        assert find(connection, job.id).state is JobState.DONE
+    assert "4 documents equal" in world.prints("verify", "thing")
+
+
 def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
     """The job ends, and names the one that does its work; the document is not suspended."""
     with noted.index() as index, noted.connect() as connection:

@@ -216,7 +216,7 @@ def _activate(connection: Connection, step: Step) -> InitialLoad:
 def _with_index(connection: Connection, indices: Indices, step: Step, report: Callable[[str], None]) -> Document:
     """Return the document with its index, which is created or brought up to date."""
     document = step.document
-    if step.change is PlannedChange.INDEX_GONE and indices.exists(document.target):
+    if step.change is PlannedChange.INDEX_GONE and indices.is_own(document.target):
         indices.swap(document.index, document.target)
         report(f"aliases of {document.index_name} are restored")
     elif step.change in NEEDS_INDEX:

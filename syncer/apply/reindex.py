@@ -47,6 +47,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
     """
     active = plan.read_active(connection)
     current, building = active.documents[name], active.building.get(name)
+    indices.require_free(current.index, active.installation)
     require_shape(connection, building or current)
     if current.suspended is not None:
         queries.require_unique(connection, current)

@@ -80,7 +80,7 @@ class Indices:
         """
         target = Target.of_index(Target.of(alias, revision).index_name, epoch)
         meta = {"document": document, "installation": installation}
-        if self.exists(target):
+        if self._client.indices.exists(index=target.index_name):
             if takes_over and self._meta(target.index_name).get("installation") == installation:
                 self.settle(target)
                 if self.try_change(target, body) is None:
@@ -205,7 +205,7 @@ class Indices:
         settings = {name: value for name, value in desired.items() if _as_returned(value) != current.get(name)}
         try:
             self._put_settings(target, settings)
-            self._client.indices.put_mapping(index=target.index_name, body=mappings)
+            self._put_mapping(target, lambda _: mappings)
         except elasticsearch.BadRequestError as error:
             return reason(error)
         return None
@@ -240,11 +240,14 @@ class Indices:
         self._put_settings(target, {_WAITS: 1, **settings})
 
     def _put_meta(self, target: Target, ours: Mapping[str, Any]) -> None:
+        self._put_mapping(target, lambda mappings: {"_meta": {**mappings.get("_meta", {}), "syncer": ours}})
+
+    def _put_mapping(self, target: Target, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        """Put what the change makes of the current mapping."""
         mappings = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
         # Without it, OpenSearch understands that "enabled" is to become true, and refuses.
         unchanged = {"enabled": mappings["enabled"]} if "enabled" in mappings else {}
-        body = {**unchanged, "_meta": {**mappings.get("_meta", {}), "syncer": ours}}
-        self._client.indices.put_mapping(index=target.index_name, body=body)
+        self._client.indices.put_mapping(index=target.index_name, body={**unchanged, **change(mappings)})
 
     def _meta(self, index_name: str) -> dict[str, Any]:
         """Return what syncer wrote into an index's ``_meta``; empty if it is not syncer's, or gone."""
@@ -257,9 +260,9 @@ class Indices:
             return False
         return target.index_name in self.searched(target.write_alias)
 
-    def exists(self, target: Target) -> bool:
-        """Whether the index exists, with aliases or without."""
-        return bool(self._client.indices.exists(index=target.index_name))
+    def is_own(self, target: Target) -> bool:
+        """Whether syncer's index of that name exists; another index, or an alias, may have the name."""
+        return bool(self._meta(target.index_name))
 
     def searched(self, alias: str) -> list[str]:
         """Return the physical indices that a search through this alias finds."""
@@ -278,12 +281,12 @@ class Indices:
         for index_name in self.searched(alias):
             if index_name != to.index_name:
                 aliases = self._aliases(index_name).items()
-                inherited = {name: properties for name, properties in aliases if not is_write_alias(name, index_name)}
+                inherited = {name: properties for name, properties in aliases if not is_write_alias(name)}
                 actions += [removal(index_name, name) for name in inherited]
                 added |= inherited
         existing = self._aliases(to.index_name)
         added = {name: properties for name, properties in added.items() if name not in existing}
-        write_aliases = [name for name in existing if is_write_alias(name, to.index_name)]
+        write_aliases = [name for name in existing if is_write_alias(name)]
         # A caller may have stalled: it does not undo the fence of a later epoch.
         if all(_epoch(name) <= _epoch(to.write_alias) for name in write_aliases):
             actions += [removal(to.index_name, name) for name in write_aliases if name != to.write_alias]
@@ -356,7 +359,7 @@ class Indices:
     def _require_unused(self, target: Target, *, but: str | None = None) -> set[str]:
         """Return the aliases of an index, if it has no others than its write alias and this one."""
         aliases = set(self._aliases(target.index_name))
-        if searched := sorted(a for a in aliases - {but} if not is_write_alias(a, target.index_name)):
+        if searched := sorted(a for a in aliases - {but} if not is_write_alias(a)):
             problem = f"{target.index_name} is searched as {', '.join(searched)}, and is not dropped"
             raise IndexingError(problem, hint="Let the alias point at another index first.")
         return aliases
@@ -423,10 +426,9 @@ def _delete_scratch(client: Elasticsearch, name: str) -> None:
         client.indices.delete(index=name)
 
 
-def is_write_alias(name: str, index_name: str) -> bool:
-    """Whether an alias is the write alias of an index, of any epoch."""
-    epoch = name.removeprefix(f"{index_name}{WRITE_SUFFIX}-")
-    return epoch != name and epoch.isdecimal()
+def is_write_alias(name: str) -> bool:
+    """Whether an alias is a write alias, of any index and epoch: after a rename by hand, an index has another one's."""
+    return re.search(rf"{WRITE_SUFFIX}-\d+$", name) is not None
 
 
 def _epoch(write_alias: str) -> int:

@@ -20,7 +20,7 @@ from syncer.base.model import Target
 GC_DELETES_SECONDS = 3600
 """How long our indices remember the version of a deleted document; Elasticsearch's default is 60."""
 _DISK_BLOCK = "index.blocks.read_only_allow_delete"
-BLOCKS = (*(f"index.blocks.{kind}" for kind in ("write", "read_only", "read", "metadata")), _DISK_BLOCK)
+BLOCKS = (*(f"index.blocks.{kind}" for kind in ("write", "read_only", "read", "metadata", "search_only")), _DISK_BLOCK)
 _EXCLUDES_VECTORS = "index.mapping.exclude_source_vectors"
 _UNITS = {"nanos": 1e-9, "micros": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _VECTORS = frozenset({"dense_vector", "sparse_vector", "rank_vectors"})
@@ -53,8 +53,6 @@ class Shortcoming(NamedTuple):
     @property
     def advice(self) -> str:
         """What to do before the index is created: index.json prevails over templates."""
-        if self.setting and self.value is None:
-            return f"Remove {self.setting} from index.json, or from the template that adds it."
         return in_index_json(self.setting, self.value) if self.setting else self.remedy
 
     @property
@@ -67,6 +65,7 @@ _PIPELINE = ": {}, so what a pipeline does belongs in select.sql"
 _RULES: dict[str, tuple[Effect, Any, str]] = {
     **dict.fromkeys(BLOCKS, (Effect.REFUSES, False, "")),
     _DISK_BLOCK: (Effect.REFUSES, False, ": it is set while a disk is full, and lifted by itself"),
+    "index.mode": (Effect.REFUSES, None, ": such an index makes every _id itself"),
     "index.final_pipeline": (Effect.REFUSES, "_none", _PIPELINE.format("a document must equal its SELECT")),
     "index.default_pipeline": (Effect.IGNORED, "_none", _PIPELINE.format("the writes of syncer bypass it")),
     "index.routing_partition_size": (Effect.ALTERS, 1, ": a document's shard must follow from its _routing alone"),
@@ -83,12 +82,13 @@ _RULES: dict[str, tuple[Effect, Any, str]] = {
 }
 """By setting: what another value does, the right value, and why."""
 _ARE_WRONG: dict[str, Callable[[str], bool]] = {
+    "index.mode": "time_series".__eq__,
     "index.gc_deletes": lambda value: seconds(value) < GC_DELETES_SECONDS,
     "index.refresh_interval": lambda value: value.startswith("-1"),
     "index.lifecycle.name": bool,
 }
 """Settings of which some other values are right, too."""
-_OF_NEW_INDICES = frozenset({"index.append_only.enabled", "index.replication.type"})
+_OF_NEW_INDICES = frozenset({"index.append_only.enabled", "index.mode", "index.replication.type"})
 """Settings that only a new index can have, besides those that alter documents."""
 
 
@@ -106,7 +106,9 @@ def find(
     index = answer.get(name)
     if index is None:
         apply = "If it was deleted, make it again with every document: syncer apply"
-        yield Shortcoming(Effect.REFUSES, f"The index {name} is gone", apply, is_request=False)
+        renamed = ", ".join(sorted(answer))
+        problem = f"The index {name} is gone" + (f", and {renamed} has its name or its write alias" if renamed else "")
+        yield Shortcoming(Effect.REFUSES, problem, apply, is_request=False)
         return
     strangers = sorted(answer.keys() - {name})
     if strangers or not index["aliases"].get(alias, {"is_write_index": False}).get("is_write_index", True):
@@ -147,7 +149,8 @@ def of_index(name: str, index: Mapping[str, Any]) -> Iterator[Shortcoming]:
     settings |= {"index.mapping.source.mode": source["mode"]} if "mode" in source else {}
     if source.get("enabled") in (False, "false") or source.get("excludes") or source.get("includes"):
         remedy = 'Remove it from index.json, or from the template that adds it. Over a template\'s {"enabled": false},'
-        remedy += ' {"_source": {"enabled": true}} in the mappings of index.json prevails.'
+        remedy += ' {"_source": {"enabled": true}} in the mappings of index.json prevails. An index that has it needs: '
+        remedy += "syncer index rebuild"
         problem = f"_source of {name} leaves out what is written ({', '.join(sorted(source))}), so documents cannot be"
         yield Shortcoming(Effect.ALTERS, f"{problem} compared or kept", remedy, is_request=False)
     if settings.get("index.remote_store.enabled") == "true":  # then it is SEGMENT, and can be nothing else
@@ -167,7 +170,9 @@ def of_index(name: str, index: Mapping[str, Any]) -> Iterator[Shortcoming]:
 
 
 def in_index_json(setting: str, value: Any) -> str:
-    """Return the advice to give a setting a value in index.json, which prevails over templates."""
+    """Return the advice to give a setting a value in index.json, which prevails over templates; None is its default."""
+    if value is None:
+        return f"Remove {setting} from index.json, or from the template that adds it."
     return f"Add to the settings in index.json: {json.dumps(setting)}: {json.dumps(value)}."
 
 

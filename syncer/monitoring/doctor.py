@@ -399,7 +399,7 @@ def _orphans(deployment: Deployment) -> Iterator[Finding]:
         mark = index.get("mappings", {}).get("_meta", {}).get("syncer", {})
         if mark.get("installation") != installation or name in active_indices:
             continue
-        aliases = {alias for alias in index.get("aliases", {}) if not is_write_alias(alias, name)}
+        aliases = {alias for alias in index.get("aliases", {}) if not is_write_alias(alias)}
         made_for = f"{name}, made for {mark.get('document')},"
         if not aliases:
             problem = f"{made_for} is not active any more"

@@ -191,10 +191,7 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
     if is_known and document.searched is not None and not document.is_searched_alone and document.current not in faults:
         searched = " and ".join(document.searched) or "no index"
         message = f"Searches of {document.index} find {searched} instead of {document.current} alone."
-        foreign = [index for index in document.searched if index not in document.targets]
-        removals = [{"remove": {"index": index, "alias": document.index}} for index in foreign]
-        action = f"Take it out: POST /_aliases {json.dumps({'actions': removals})}" if foreign else "Run: syncer apply"
-        yield Problem(message, action, "SyncerAliasWrong", name)
+        yield Problem(message, _alias_remedy(document), "SyncerAliasWrong", name)
     if document.drifted:
         message = f"{amount(document.drifted, 'document')} of {name} differed from the SELECT at the last verify."
         action = f"Why: syncer verify {name}\nTo write them again: syncer verify {name} --repair"
@@ -203,6 +200,22 @@ def _of_document(document: DocumentStatus, status: Status, stored: Stored) -> It
         message = f"{amount(document.dead_letters, 'document')} of {name} could not be written."
         action = f"Why, and what to do: syncer dead-letters list {name}"
         yield Problem(message, action, "SyncerDeadLetters", name)
+
+
+def _alias_remedy(document: DocumentStatus) -> str:
+    """Return how searches find the current index alone again; another index may have the alias, or its name."""
+    alias, searched = document.index, document.searched or ()
+    foreign = [index for index in searched if index not in document.targets]
+    if not foreign:
+        return "Run: syncer apply"
+    actions: list[dict[str, Any]] = [
+        {"remove_index": {"index": alias}} if index == alias else {"remove": {"index": index, "alias": alias}}
+        for index in foreign
+    ]
+    if document.current not in searched:
+        actions.append({"add": {"index": document.current, "alias": alias}})
+    deletes = f"{alias} is an index now, not an alias. This deletes it" if alias in foreign else "Take it out"
+    return f"{deletes}: POST /_aliases {json.dumps({'actions': actions})}"
 
 
 _OPEN = {

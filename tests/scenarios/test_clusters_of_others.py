@@ -19,7 +19,7 @@ from syncer.apply import preview
 from syncer.apply.trial import PlanProblem, PlanSeverity
 from syncer.base.errors import LockError
 from syncer.locks import Edit, Locks
-from tests.faults.harness import require_holds
+from tests.faults.harness import SUSPENDED, require_holds
 from tests.support.doctor import fix, is_well, look
 from tests.support.world import BLOG_SCHEMA, VERSIONS, World, wait_until
 from tests.support.writers import fill, writing
@@ -128,10 +128,18 @@ if DERIVES:
     FOUND["synthetic source"] = ({"settings": {DERIVED[0]: DERIVED[1]}}, {}, DERIVED[0], REFUSED)
 if IS_ELASTICSEARCH:
     FOUND["logsdb"] = ({"settings": {"index.mode": "logsdb"}}, {}, "source.mode", REFUSED)
+    SERIES = {"properties": {"title": {"type": "keyword", "time_series_dimension": True}}}
+    FOUND["time series"] = (
+        {"settings": {"index.mode": "time_series", "index.routing_path": "title"}, "mappings": SERIES},
+        {"mappings": {}},
+        "index.mode of",
+        REFUSED,
+    )
 else:
     FOUND["segments"] = ({"settings": {"index.replication.type": "SEGMENT"}}, {}, "replication.type", WARNING)
 if VERSIONS.opensearch == "3":
     FOUND["additions"] = ({"settings": {"index.append_only.enabled": True}}, {}, "append_only", REFUSED)
+    FOUND["searches alone"] = ({"settings": {"index.blocks.search_only": True}}, {}, "search_only", REFUSED)
 if LATER_THAN_8:
     FOUND |= {
         "vectors": ({}, {"mappings": {"properties": VECTOR}}, "exclude_source_vectors", REFUSED),
@@ -430,6 +438,113 @@ def test_index_json_may_say_what_elasticsearch_does_not_return(world: World) -> 
     world.documents = ("blogpost", "note")
     assert world.index_of("note").endswith("-000001")
     assert world.differences("note") == []
+
+
+def do_what_status_says(world: World, message: str) -> None:
+    """Send the request of the one problem whose message has these words."""
+    problems = json.loads(world.syncer("status", "--json").stdout)["problems"]
+    [action] = [problem["action"] for problem in problems if message in problem["message"]]
+    body = action.partition("POST /_aliases ")[2]
+    with world.elasticsearch() as client:
+        client.indices.update_aliases(**json.loads(body))
+
+
+@pytest.mark.parametrize("case", ["another index has the alias", "an index has its name", "it was rolled over"])
+def test_an_alias_that_an_operator_moved_is_told_and_comes_back(world: World, case: str) -> None:
+    """Status names what searches find, and its request is the way back; a rebuild loads nothing before."""
+    world.backfill()
+    index, other = world.index_of(), f"{world.alias}-other"
+    with world.elasticsearch() as client:
+        if case == "it was rolled over":
+            other = client.indices.rollover(alias=world.alias).body["new_index"]
+        else:
+            client.indices.update_aliases(actions=[{"remove": {"index": index, "alias": world.alias}}])
+            other = world.alias if case == "an index has its name" else other
+            client.index(index=other, id="1", document={"title": "another"})
+            if other != world.alias:
+                client.indices.put_alias(index=other, name=world.alias)
+    refused = world.syncer("index", "rebuild", "blogpost")
+    assert (refused.returncode, "written" in refused.stdout, other in refused.stderr) == (1, False, True), refused
+    do_what_status_says(world, f"find {other} instead of {index} alone")
+    assert (world.syncer("verify").returncode, world.differences()) == (0, [])
+
+
+def resize(world: World, document: str, *, shards: int) -> None:
+    """Give an index another number of shards, as an operator does: the new one has its name and aliases in the end."""
+    index, aliases = world.index_of(document), {world.alias_of(document): {}}
+    aliases[world.write_alias_of(document)] = {"is_hidden": True, "is_write_index": True}
+    with world.elasticsearch() as client:
+        client.indices.put_settings(index=index, settings={"index.blocks.write": True})
+        settings = {"index.number_of_replicas": 0, "index.blocks.write": None}
+        split = {**settings, "index.number_of_shards": shards, "index.blocks.write": True}
+        client.indices.split(index=index, target=f"{index}-split", settings=split)
+        client.cluster.health(index=f"{index}-split", wait_for_status="green", timeout="60s")
+        client.indices.delete(index=index)
+        client.indices.clone(index=f"{index}-split", target=index, settings=settings, aliases=aliases)
+        client.indices.delete(index=f"{index}-split")
+
+
+def test_an_index_that_was_split_keeps_no_copy_of_what_moves(world: World) -> None:
+    """The daemon that wrote it before learns of its shards: a document that moves is deleted on each other one."""
+    settings = {"number_of_shards": 2, "number_of_routing_shards": 8, "number_of_replicas": 0}
+    define(world, {"settings": settings}, select="SELECT p.id AS _id, p.user_id AS _routing, p.title FROM posts AS p")
+    world.sql("INSERT INTO users (id, name, email) SELECT g, 'user', '' FROM generate_series(100, 140) AS g")
+    world.documents = ("note",)
+    world.apply()
+    world.daemon()
+    for move in range(3):
+        world.sql("UPDATE posts SET user_id = 100 + (id + %s) %% 41", 7 * move)
+        world.wait_until_level()
+        if move == 0:
+            resize(world, "note", shards=8)
+    wait_until(lambda: not world.sql("SELECT FROM syncer.job WHERE finished_at IS NULL"), what="the refresh ends")
+    world.prints("verify", "note")
+
+
+def test_an_index_that_was_renamed_is_made_anew(world: World) -> None:
+    """Another index has all its names: the document is suspended, and apply builds an index that has them alone."""
+    world.backfill()
+    index, renamed = world.index_of(), f"{world.alias}-renamed"
+    names = [index, world.alias, world.write_alias_of()]
+    world.daemon()
+    with world.elasticsearch() as client:
+        client.indices.put_settings(index=index, settings={"index.blocks.write": True})
+        client.indices.clone(index=index, target=renamed, settings={"index.blocks.write": None})
+        added: list[dict[str, Any]] = [{"add": {"index": renamed, "alias": name}} for name in names]
+        client.indices.update_aliases(actions=[{"remove_index": {"index": index}}, *added])
+        world.sql("UPDATE posts SET title = 'later' WHERE id % 2 = 0")
+        wait_until(lambda: bool(world.sql(SUSPENDED)), what="it is suspended")
+        world.prints("apply", "--yes")
+        assert world.index_of() != index
+        require_holds(world)
+        assert client.indices.get_alias(name=world.alias).body.keys() == {world.index_of()}
+
+
+@pytest.mark.skipif(IS_ELASTICSEARCH, reason="a setting of OpenSearch")
+def test_a_search_pipeline_changes_nothing_that_syncer_reads(world: World) -> None:
+    """Not even one that is gone, with which searches of others fail: the index is neither closed nor different."""
+    world.backfill()
+    with world.elasticsearch() as client:
+        settings = {"index.search.default_pipeline": "gone"}
+        client.indices.put_settings(index=world.index_of(), settings=settings)
+        with pytest.raises(ApiError, match="gone is not defined"):
+            client.search(index=world.alias)
+    world.prints("verify")
+    world.backfill()
+    [document] = json.loads(world.syncer("status", "--json").stdout)["documents"]
+    assert (document["targets"], document["faults"]) == ({world.index_of(): 60}, {})
+
+
+def test_a_mapping_that_a_template_turns_off_is_changed_in_place(world: World) -> None:
+    """OpenSearch takes a mapping without "enabled" for one that turns it on, and refuses."""
+    define(world, {"mappings": {}})
+    with template(world, {"mappings": {"enabled": False}}):
+        world.syncer("apply", "--yes")
+        define(world, {"mappings": {}}, select=NOTE.replace("p.title", "upper(p.title) AS title"))
+        applied = world.prints("apply", "--yes")
+    assert "in place" in applied or "up to date" in applied, applied
+    world.documents = ("note",)
+    assert (world.index_of("note")[-7:], world.differences()) == ("-000001", [])
 
 
 UNKEPT: dict[str, dict[str, Any]] = {

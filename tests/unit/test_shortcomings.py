@@ -33,6 +33,8 @@ VECTOR = {"properties": {"a": {"type": "nested", "properties": {"b": {"type": "d
         ({"index.lifecycle.name": "hot-warm"}, {}, {}, [Effect.ENDANGERS]),
         ({"index.lifecycle.name": ""}, {}, {}, []),
         ({"index.refresh_interval": "-1"}, {}, {}, [Effect.ENDANGERS]),
+        ({"index.mode": "lookup"}, {}, {}, []),
+        ({"index.mode": "TIME_SERIES"}, {}, {}, [Effect.REFUSES]),
         ({"index.gc_deletes": "59m"}, {}, {}, [Effect.ALTERS]),
         ({"index.gc_deletes": "1d"}, {}, {}, []),
         ({"index.verified_before_close": "true"}, {}, {}, [Effect.REFUSES]),
@@ -62,5 +64,7 @@ def test_an_index_that_is_gone_or_not_alone_is_named() -> None:
     (absence,) = shortcomings.find(TARGET, {})
     index = {"aliases": WRITES, "settings": {}, "mappings": {}}
     (shortcoming,) = shortcomings.find(TARGET, {"blog-1": index, "blog-1-copy": index})
+    (renamed,) = shortcomings.find(TARGET, {"another": index})
     assert ("is gone" in absence.problem, "syncer apply" in absence.hint) == (True, True)
+    assert renamed.problem.endswith("another has its name or its write alias")
     assert ("blog-1-copy" in shortcoming.problem, shortcoming.remedy.startswith("POST /_aliases")) == (True, True)

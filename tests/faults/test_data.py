@@ -121,7 +121,7 @@ def test_a_refresh_passes_what_cannot_be_decoded(world: World) -> None:
     world.define("thing", "SELECT t.id AS _id, t.content FROM things AS t", mappings)
     world.apply()
     with world.index() as index, world.connect() as connection:
-        job = queue.create(connection, registry.current(connection)["thing"], JobKind.REFRESH)
+        job = queue.create(connection, registry.named(connection, "thing")[0], JobKind.REFRESH)
         assert job is not None
         world.refresh(index)
         assert find(connection, job.id).state is JobState.DONE

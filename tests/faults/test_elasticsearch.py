@@ -143,7 +143,7 @@ def test_a_command_waits_for_room(narrow: World, proxy: Proxy) -> None:
 
 ASKED: dict[str, Callable[[Indices, Target], object]] = {
     "an alias": lambda indices, target: indices.require_free(target.index_name, ""),
-    "an index": Indices.exists,
+    "an index": Indices.is_own,
     "its aliases": lambda indices, target: indices.hide(target, target.write_alias),
     "settings": Indices.is_settled,
 }

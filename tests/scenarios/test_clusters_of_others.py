@@ -471,7 +471,7 @@ def test_an_alias_that_an_operator_moved_is_told_and_comes_back(world: World, ca
 
 def resize(world: World, document: str, *, shards: int) -> None:
     """Give an index another number of shards, as an operator does: the new one has its name and aliases in the end."""
-    index, aliases = world.index_of(document), {world.alias_of(document): {}}
+    index, aliases = world.index_of(document), dict[str, Any]({world.alias_of(document): {}})
     aliases[world.write_alias_of(document)] = {"is_hidden": True, "is_write_index": True}
     with world.elasticsearch() as client:
         client.indices.put_settings(index=index, settings={"index.blocks.write": True})

@@ -142,13 +142,17 @@ _NOTE = """
 INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'N' FROM syncer.outbox_segment
 """
 # A partition without the trigger has lost it, and so has a table that inherits: it was not there at the installation. A
-# crash empties an unlogged table, and the rows of a foreign partition change elsewhere: no trigger sees either.
+# crash empties an unlogged table, and the rows of a foreign partition change elsewhere: no trigger sees either. A
+# function that was made for other columns than those recorded leaves out changes.
 _LOST = f"""
 SELECT a.relation
 FROM unnest($1::text[], $2::text[]) AS a (relation, function)
 WHERE NOT EXISTS (SELECT FROM pg_trigger
                   WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
                     AND tgtype = {_TRUNCATE})
+   OR NOT EXISTS (SELECT FROM pg_proc AS p JOIN syncer.capture AS c ON c.relation = a.relation
+                  WHERE p.oid = to_regproc(a.function) AND strpos(p.prosrc, encode(sha256(convert_to(
+                      to_jsonb(c.routing)::text || c.watched::text, 'UTF8')), 'hex')) > 0)
    OR EXISTS ({_TREE} SELECT FROM tree AS t JOIN pg_class AS c USING (oid)
               WHERE c.relpersistence <> 'p' OR c.relkind = 'f' OR NOT EXISTS (
                   SELECT FROM pg_trigger
@@ -250,7 +254,8 @@ def captured(connection: Connection) -> dict[str, Capture]:
 def lost(connection: Connection, relations: Iterable[str]) -> list[str]:
     """The tables of these that lack a trigger, or have a partition that does, or one that is not always enabled.
 
-    And those of which no trigger sees every change: unlogged ones, and those with a foreign or unlogged partition.
+    And those of which it does not see every change: unlogged ones, those with a foreign or unlogged partition, and
+    those whose function was made for other columns.
     """
     names = list(relations)
     functions = [triggers.function(relation).as_string() for relation in names]

@@ -16,6 +16,7 @@ and future partition, where it fires for direct writes too. The worker of logica
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -46,6 +47,9 @@ REVOKE EXECUTE ON FUNCTION {function}() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION {function}() TO {owner}
 """
 
+# The first line says which columns the function was made for. A tool may put an earlier one back, which leaves out what
+# documents read since then. A function that another version of this program made for the same columns is complete.
+#
 # Rows are compared byte by byte (*= on records): equality is not identity (1.0 and 1.00), and some types have none.
 # Postgres raises an error if a column is gone, or has another type than at the session's first change. Then the row is
 # a change, and has images if they can still be built. The subtransactions write nothing, so they never get an xid.
@@ -56,6 +60,7 @@ GRANT EXECUTE ON FUNCTION {function}() TO {owner}
 # change is lost. A session that drops the outbox may also wait for this table: the first deadlock is survived here, and
 # the next ends that session.
 _BODY = """
+-- {watches}
 DECLARE
     old_image pg_catalog.jsonb;
     new_image pg_catalog.jsonb;
@@ -203,6 +208,12 @@ class Capture:
         """The columns of which a change is noticed."""
         return self.routing.union(*self.watched)
 
+    @property
+    def digest(self) -> str:
+        """Of all columns, as Postgres computes it from what is recorded: see ``_LOST`` in `syncer.capture.install`."""
+        recorded = sorted(self.routing), sorted(map(sorted, self.watched))
+        return _digest("".join(json.dumps(part, ensure_ascii=False) for part in recorded))
+
 
 def function(relation: str) -> sql.Identifier:
     """A table's function, in schema syncer."""
@@ -255,6 +266,7 @@ def body(capture: Capture, types: Types, *, server_version: int) -> sql.Composed
         new_image=sql.SQL(_SMALL).format(sql.SQL("new_image")),
     )
     return sql.SQL(_BODY).format(
+        watches=sql.SQL(capture.digest),
         insert=insert,
         outage=sql.SQL(_OUTAGE),
         lock=sql.SQL(_LOCK),

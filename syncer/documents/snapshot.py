@@ -119,7 +119,8 @@ def uncaptured(connection: Connection, document: Document, lost: Sequence[str]) 
         f"{document.name} cannot follow its tables: {'; '.join(causes)}",
         hint="If its triggers are disabled, enable them (ALTER TABLE … ENABLE ALWAYS TRIGGER …). If it\n"
         "or a partition is unlogged (ALTER TABLE … SET LOGGED) or foreign, change that. Then it resumes by itself.\n"
-        "Was the table replaced by another one, or restored, or does a subscription load it now? Run: syncer apply"
+        "Did a tool drop its triggers, or put an earlier trigger function back? Was the table replaced by another\n"
+        "one, or restored, or does a subscription load it now? Run: syncer apply"
         if unseen
         else _REVERT,
         document=document.name,

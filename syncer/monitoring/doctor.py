@@ -285,11 +285,11 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
     for relation in relations:
         if relation not in existing:
             yield Finding(f"{relation} is gone, or has another name", "What to do: syncer status", how=How.ADVICE)
-        elif relation in lost:
-            yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
         elif relation in outdated:
             problem = f"The trigger function of {relation} is not what this syncer makes on this version of Postgres"
             yield Finding(problem, "syncer apply")
+        elif relation in lost:
+            yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
 
 
 def _may_use(deployment: Deployment) -> Iterator[Finding]:

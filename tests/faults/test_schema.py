@@ -121,6 +121,18 @@ CHANGES = {
         fix="ALTER TABLE posts ENABLE TRIGGER USER",
         resumes=True,
     ),
+    "triggers are dropped": Change(
+        sql="""DO $$ BEGIN
+                   EXECUTE (SELECT string_agg(format('DROP TRIGGER %I ON posts', tgname), ';') FROM pg_trigger
+                            WHERE tgrelid = 'posts'::regclass AND tgname LIKE 'syncer%');
+               END $$""",
+        says=("public.posts are not captured", "a tool drop its triggers", "syncer apply"),
+    ),
+    "a trigger function is replaced": Change(
+        sql="""CREATE OR REPLACE FUNCTION syncer."capture_public.posts"() RETURNS trigger LANGUAGE plpgsql
+               SECURITY DEFINER AS 'BEGIN RETURN NULL; END'""",
+        says=("public.posts are not captured", "an earlier trigger function back", "syncer apply"),
+    ),
     "a privilege is revoked": Change(
         as_role=True,
         sql="REVOKE SELECT ON comments FROM {role}",

@@ -152,6 +152,21 @@ def test_where_a_watched_column_is_gone_every_update_is_a_change(table_world: Wo
         assert written(table_world) == [UPDATED]
 
 
+def test_a_function_that_was_made_for_fewer_columns_is_none(table_world: World) -> None:
+    """As a tool puts it back that keeps the schema in a file: it leaves out what documents read since then."""
+    ((earlier,),) = table_world.sql("SELECT pg_get_functiondef('syncer.\"capture_public.things\"'::regproc)")
+    table_world.define("thing", SELECT.replace("t.name", "t.name, t.note"))
+    install(table_world)
+    assert is_installed(table_world, RELATION)
+    table_world.sql(earlier)
+    assert not is_installed(table_world, RELATION)
+    install(table_world)
+    assert is_installed(table_world, RELATION)
+    forget(table_world)
+    table_world.sql("UPDATE things SET note = 'other'")
+    assert written(table_world) == [UPDATED]
+
+
 def test_a_transaction_whose_snapshot_is_older_than_the_migration_goes_on(table_world: World) -> None:
     """REPEATABLE READ sees the catalogue as it was; the table is as it is. No write fails for that."""
     with psycopg.connect(table_world.dsn) as application:

@@ -23,6 +23,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypedDict, TypeVar, Unpack
@@ -315,11 +316,15 @@ class Writer:
             current.is_unanswered = False
 
     def _equal(self, document: Document, compositions: Sequence[Composition]) -> dict[str, str]:
-        """Return, as skipped, the documents that the index has byte by byte: to read them costs less than to write."""
+        """Return, as skipped, the documents that the index has as they were built: to read them costs less."""
         if document.dependencies.has_routing:  # copies may lie on other shards
             return {}
         held = self._index.holdings.sources(document.target, list(filter(is_id, _ids(compositions))))
-        return {built.id: "skipped" for built in compositions if built.source and held.get(built.id) == built.source}
+        return {
+            built.id: "skipped"
+            for built in compositions
+            if built.source and built.id in held and _is_same(built.source, held[built.id])
+        }
 
     def settle(self, current: Slice) -> list[str]:
         """Record what became of the documents that were sent; return the ids that have to be written again.
@@ -553,6 +558,13 @@ class Writer:
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         # A component whose database is not in use lets go of what is in hand: a partition may be another daemon's.
         return retry(action, pause=self._pause, component=self._name, but=(OvertakenError,))
+
+
+def _is_same(built: bytes, held: bytes) -> bool:
+    """Whether two documents differ in nothing but spaces: with a semantic_text, Elasticsearch prints each anew."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        return built == held or msgspec.json.format(built, indent=-1) == msgspec.json.format(held, indent=-1)
+    return False
 
 
 def _ids(compositions: Sequence[Composition]) -> list[str]:

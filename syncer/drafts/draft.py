@@ -39,6 +39,10 @@ _LINE = re.compile(r"""\"(?:[^"]|"")*"|'(?:[^']|'')*'|\n""")
 _NO_COLON = frozenset({"int2", "int4", "int8", "uuid", "numeric", "date", "timestamp", "timestamptz", "bool"})
 """Types whose text in a key has no colon."""
 _NOT_IN_FIELDS = re.compile(r"[^\w$@ -]")
+_SCHEMA_OF_POSTGIS = """
+SELECT CASE WHEN pg_type_is_visible(t.oid) THEN '' ELSE quote_ident(n.nspname) || '.' END
+FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.typname = 'geometry' ORDER BY 1 LIMIT 1
+"""
 _WITHOUT_ROWS = "deleted rows and drafts are left out by: {}"
 _LABELLED = "shown by key and name: {}; --with such a table shows its other columns"
 _WITHOUT_COLUMNS = "left out as bookkeeping, personal or secret by name (--columns takes all): {}"
@@ -172,7 +176,8 @@ class Drafter:
     def _shown(self, row: _Row, column: Column) -> str:
         template = rules.CASTS.get(column.type.name, "{0}")
         template = "{0}" if column.type.is_array and "(" in template else template
-        return template.format(self._sql(row.alias, column.name), "[]" if column.type.is_array else "")
+        schema = value(self.catalogue.connection, _SCHEMA_OF_POSTGIS) if "{2}" in template else ""
+        return template.format(self._sql(row.alias, column.name), "[]" if column.type.is_array else "", schema)
 
     # Rows inside others
 

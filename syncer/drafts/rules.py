@@ -111,14 +111,14 @@ CASTS: Mapping[str, str] = {
     "bpchar": "{0}::text{1}",
     "vector": "{0}::real[]{1}",
     "halfvec": "{0}::real[]{1}",
-    **dict.fromkeys(("geometry", "geography"), "ST_AsGeoJSON({0})::jsonb"),
-    "projected": "ST_AsGeoJSON(ST_Transform({0}, 4326))::jsonb",
+    **dict.fromkeys(("geometry", "geography"), "{2}ST_AsGeoJSON({0})::jsonb"),
+    "projected": "{2}ST_AsGeoJSON({2}ST_Transform({0}, 4326))::jsonb",
     **dict.fromkeys(("int4range", "int8range"), _RANGE.format(*_ENDS)),
     "daterange": _RANGE.format(*_FINITE_ENDS),
     "numrange": _OPEN_RANGE.format(*_ENDS),
     **dict.fromkeys(("tsrange", "tstzrange"), _OPEN_RANGE.format(*_FINITE_ENDS)),
 }
-"""How a draft shows a column, {0}, of a type; {1} is [] if it is an array."""
+"""How a draft shows a column, {0}, of a type; {1} is [] if it is an array, {2} PostGIS' schema if it must be named."""
 LEFT_OUT: tuple[tuple[re.Pattern[str], str], ...] = (
     (_named("^bytea$"), "bytes are not searched: encode(column, 'base64') and the type binary would show them"),
     (_named("^tsvector$"), "it is Postgres' own way to search: select the text that it is made of"),

@@ -425,6 +425,26 @@ def test_geojson_is_found_by_its_place(bare: World) -> None:
     assert mapping(bare, "shops")["area"] == mapping(bare, "shops")["spot"] == point | {"type": "geo_shape"}
 
 
+GEOMETRY = """
+CREATE SCHEMA "Geo"; CREATE TYPE "Geo".geometry AS (lon float8, lat float8);
+CREATE FUNCTION "Geo".st_asgeojson("Geo".geometry) RETURNS text IMMUTABLE LANGUAGE sql
+AS $$SELECT jsonb_build_object('type', 'Point', 'coordinates', ARRAY[($1).lon, ($1).lat])::text$$;
+CREATE TABLE shops (id int PRIMARY KEY, spot "Geo".geometry); INSERT INTO shops VALUES (1, (13.4, 52.5)), (2, NULL)
+"""
+"""What a draft uses of PostGIS, in a schema that the search_path lacks."""
+
+
+def test_a_geometry_is_drafted_as_a_place(bare: World) -> None:
+    """PostGIS casts it to JSON with a crs, which is no place for Elasticsearch; ST_AsGeoJSON leaves that out."""
+    bare.sql(GEOMETRY)
+    drafted(bare, "--table", "shops")
+    assert '"Geo".ST_AsGeoJSON(s.spot)::jsonb AS spot' in (
+        bare.config / "documents" / "shops" / "select.sql"
+    ).read_text(encoding="utf-8")
+    assert mapping(bare, "shops") == {"spot": {"type": "geo_point", "ignore_malformed": True}}
+    followed(bare)
+
+
 @with_vectors
 def test_what_the_user_has_set_is_kept(bare: World, order: Path) -> None:
     """Only fields that index.json lacks are added, at any level; objects that say what to do with others stay."""

@@ -238,7 +238,7 @@ def _read_back(rows: dict[str, Row], copies: list[Copy]) -> Iterator[PlanProblem
             f"{len(drifts):,} of {amount(len(rows), 'sampled document')} are read back otherwise than they "
             f"were written, for example {shown_id(drifts[0].id)}: {shortened(', '.join(fields)) or drifts[0].kind}",
             "syncer could never find such documents equal to their SELECT. See what index.json, or a template "
-            "of the\ncluster, does to these fields.",
+            "of the\ncluster, does to these fields, and whether the role may read all documents and fields.",
         )
 
 

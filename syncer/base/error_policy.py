@@ -370,7 +370,7 @@ _ELASTICSEARCH = (
     (
         r"403 .*( is unauthorized|no permissions for)",
         "{} refuses a privilege",
-        "The role must be able to manage and write the indices of the documents and syncer-state: docs/security.md",
+        "docs/security.md lists what the role of each duty needs.",
     ),
     (
         r"404 index_not_found_exception",

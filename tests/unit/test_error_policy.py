@@ -185,7 +185,7 @@ CAUSES: list[tuple[str, Exception, list[Exception]]] = [
         ],
     ),
     (
-        "The role must be able",
+        "the role of each duty",
         refusal(403, "security_exception", "action [indices:admin/create] is unauthorized for user [x]"),
         [
             refusal(403, "security_exception", "current license is non-compliant for [inference]"),
@@ -194,8 +194,13 @@ CAUSES: list[tuple[str, Exception, list[Exception]]] = [
         ],
     ),
     (
-        "The role must be able",
-        refusal(403, "security_exception", "no permissions for [indices:admin/create] and User [name=x]"),
+        "the role of each duty",
+        refusal(
+            403,
+            "security_exception",
+            "no permissions for [indices:admin/create, indices:admin/aliases] and User "
+            "[name=x, backend_roles=[], requestedTenant=null]",
+        ),
         [
             refusal(403, "security_exception", "Open Distro not initialized"),
             refusal(403, "AccessDenied", "User: x is not authorized to perform es:ESHttpPut"),

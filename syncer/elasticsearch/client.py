@@ -31,6 +31,7 @@ _SUCCESSES, _NOT_FOUND = range(200, 300), 404
 _PLAIN = frozenset({None, "application/json"})
 _TAGLINE = "You Know, for Search"
 """Of Elasticsearch, in its response to ``GET /``."""
+_SECURITY_PLUGIN = 'realm="OpenSearch Security"'
 _MEDIA_TYPE = re.compile(r"vnd\.elasticsearch\+|; *compatible-with=\d+")
 
 
@@ -90,10 +91,12 @@ class ServerTransport(Transport):
         response = body if isinstance(body, Mapping) else {}
         version = response.get("version") if target == "/" else None
         is_greeting = isinstance(version, Mapping) and version.get("distribution") == "opensearch"
-        if is_greeting or OPENSEARCH_VERSION in meta.headers:
+        # Version 2 refuses a login in plain text, and is named by nothing else.
+        is_refusal = _SECURITY_PLUGIN in str(meta.headers.get("www-authenticate"))
+        if is_greeting or is_refusal or OPENSEARCH_VERSION in meta.headers:
             self.product = OPENSEARCH
         # Version 3 names itself in every response. Version 2 does not: a proxy's responses have another form.
-        is_of_its_form = "_index" in response or isinstance(response.get("error"), Mapping)
+        is_of_its_form = is_refusal or "_index" in response or isinstance(response.get("error"), Mapping)
         is_of_its_form |= meta.status in _SUCCESSES and meta.mimetype in _PLAIN
         if self.product is OPENSEARCH and (OPENSEARCH_VERSION in meta.headers or is_of_its_form):
             named = {OPENSEARCH_VERSION: "", **meta.headers, PRODUCT: "Elasticsearch"}

@@ -77,3 +77,19 @@ def test_what_answers_without_the_header_is_told_apart(answer: Any, message: str
     explained = explain(refused.value)
     assert explained is not None
     assert message in explained.message
+
+
+@pytest.mark.parametrize(
+    ("realm", "message"),
+    [("OpenSearch Security", " refuses the login: Unauthorized"), ("proxy", "does not say that it is a search server")],
+)
+def test_the_security_plugin_of_opensearch_2_is_no_proxy(realm: str, message: str) -> None:
+    """It refuses a login in plain text, and names itself in the realm alone, as 2.19.4 does; a proxy has another."""
+    headers = {"Content-Type": "text/plain; charset=UTF-8", "WWW-Authenticate": f'Basic realm="{realm}"'}
+    told = Answer(status=401, body=b"Unauthorized", headers=headers)
+    proxy = Proxy("http://127.0.0.1:1")
+    with proxy.running(), proxy.spoiling(lambda _: told, path="/"), pytest.raises(ApiError) as refused:
+        client.connect(ElasticsearchSettings(url=proxy.address))
+    explained = explain(refused.value)
+    assert explained is not None
+    assert message in explained.message

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -41,6 +42,7 @@ _PARAMETERS = {option.keyword.decode() for option in Conninfo.get_defaults()} | 
 CONFIG_VARIABLE = "SYNCER_CONFIG"
 """The environment variable that names the config folder."""
 _DEFAULT_CONFIG_FOLDER = Path("config")
+_INTERRUPTS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "For example:\npostgres:\n  dsn: postgresql://user@host/database"
 OWN_PROPERTIES = frozenset(
@@ -297,10 +299,14 @@ def load() -> Settings:
         name = name.removesuffix("_file")
         if isinstance(of_file := sections[section], dict):
             of_file[name] = _added(of_file.get(name), variable, text) if name == "properties" else text
+    # The first call builds the validator. An interrupt during that would look like an error of pydantic, or be lost.
+    former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
         return Settings.model_validate(sections)
     except ValidationError as error:
         raise _invalid(error, file) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
 
 
 def _read_file(file: Path) -> dict[str, Any]:

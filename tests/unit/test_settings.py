@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import traceback
 from pathlib import Path
+from threading import Timer, get_ident
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -14,7 +16,7 @@ from pydantic import SecretStr
 
 from syncer.base import settings
 from syncer.base.errors import ConfigError
-from syncer.base.settings import PostgresSettings
+from syncer.base.settings import PostgresSettings, Settings
 from tests.support.world import REPOSITORY
 
 SECRET = "pa:ss'w\"o%s{}/@ß*&!rd"  # noqa: S105 - has whatever a URL, YAML, JSON, a format or a log might stumble over
@@ -75,6 +77,34 @@ def test_the_environment_alone_will_do(config: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SYNCER_POSTGRES_DSN", "postgresql:///blog")
     monkeypatch.setenv("SYNCER_ELASTICSEARCH_URL", "http://a:9200")
     assert settings.load().elasticsearch.url == "http://a:9200"
+
+
+def test_an_interrupt_is_one_while_settings_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pydantic wraps or loses one that comes while it builds the validator, when settings are first loaded."""
+    validate, waits = Settings.model_validate, iter(range(1, 400))
+
+    def first_validate(sections: object) -> Settings:
+        interrupt = Timer(next(waits) / 40_000, signal.pthread_kill, (get_ident(), signal.SIGALRM))
+        interrupt.start()
+        try:
+            Settings.model_rebuild(force=True)
+            return validate(sections)
+        finally:
+            interrupt.join()
+
+    monkeypatch.setattr(Settings, "model_validate", first_validate)
+    monkeypatch.setattr(settings, "_INTERRUPTS", {signal.SIGALRM})
+    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    interrupts = 0
+    try:
+        for _ in range(300):
+            try:
+                settings.load()
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert interrupts
 
 
 WRONG: list[tuple[str, str, tuple[str, ...]]] = [

@@ -153,9 +153,20 @@ class Index:
         A document that moves to another shard and is rejected there is deleted from its former shard all the same. If a
         request fails as a whole, earlier ones may have been written: to write all of them again is harmless.
         """
-        outcome, tasks, size, shards = BulkOutcome(), list[_Task](), 0, None
-        if any(c.routing is not None and not (c.source and c.is_unmoved) for c in compositions):
-            shards = self.holdings.shards(target)
+        may_move = any(c.routing is not None and not (c.source and c.is_unmoved) for c in compositions)
+        try:
+            shards = self.holdings.shards(target) if may_move else None
+        except elasticsearch.ApiError as error:
+            if decide(error) is Action.RETRY:
+                raise
+            # The index is gone, for example: each document is refused, as it would be if it were sent.
+            told = error.status_code, str(error.message), reason(error)
+            return BulkOutcome(rejections=[Rejection(composition, *told) for composition in compositions])
+        return self._write(target, compositions, shards)
+
+    def _write(self, target: Target, compositions: Sequence[Composition], shards: Shards | None) -> BulkOutcome:
+        """Write documents; those that may move are deleted on other shards."""
+        outcome, tasks, size = BulkOutcome(), list[_Task](), 0
         if deleted := [composition.id for composition in compositions if _may_delete(composition, shards)]:
             self.record.log(target.index_name, deleted)
         for composition in compositions:

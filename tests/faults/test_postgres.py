@@ -42,9 +42,12 @@ SERVER = {"max_prepared_transactions": "10", "autovacuum": "off"}
 
 def rule(server: PostgresServer, line: str) -> None:
     """Let a role log in by this rule before any other."""
+    loaded = ask(server, "SELECT pg_conf_load_time()")
     rules = server.data_folder / "pg_hba.conf"
     rules.write_text(f"{line}\n{rules.read_text()}")
     ask(server, "SELECT pg_reload_conf()")
+    # Postgres reads the file later: by then, a next rule must not have emptied it.
+    wait_until(lambda: ask(server, "SELECT pg_conf_load_time()") != loaded, what="Postgres has read the rules")
 
 
 @pytest.fixture(scope="module")

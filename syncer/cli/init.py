@@ -17,6 +17,7 @@ import typer
 from psycopg import sql
 
 from syncer.base import postgres, settings
+from syncer.base.error_policy import explain
 from syncer.base.errors import ConfigError, DefinitionError, IndexingError
 from syncer.base.postgres import Connection
 from syncer.base.settings import ElasticsearchSettings, shipped
@@ -80,8 +81,9 @@ def init(
     if table is None and (referring or columns):
         raise UsageError("--with and --columns are for a draft of a table. Name it with --table.")
     with postgres.connect(loaded.postgres, name="init") as connection:
-        has_opensearch = _has_opensearch(loaded.elasticsearch)
-        drafter = Drafter(Catalogue(connection), has_all_columns=columns, is_for_opensearch=has_opensearch)
+        server, trouble = _search_server(loaded.elasticsearch)
+        is_for_opensearch = server is search.OPENSEARCH
+        drafter = Drafter(Catalogue(connection), has_all_columns=columns, is_for_opensearch=is_for_opensearch)
         if from_select is not None:
             select_folder = from_select.absolute().parent
             folder = _folder(name or (select_folder.name if from_select.name == "select.sql" else from_select.stem))
@@ -102,7 +104,7 @@ def init(
             say("\n".join(drafter.catalogue.readable))
             return
     _write(folder, files)
-    for remark in remarks:
+    for remark in [*remarks, *trouble]:
         say(f"  {remark}", style="dim")
     say("Review the files, then run: syncer migrate, syncer plan, syncer apply, syncer run")
 
@@ -124,14 +126,16 @@ def _show_difference(folder: Path, draft: str) -> None:
         say(f"  {line}", style="dim")
 
 
-def _has_opensearch(settings: ElasticsearchSettings) -> bool:
-    """Whether OpenSearch answers; a draft needs no server, and is for Elasticsearch if none does."""
-    with (
-        suppress(IndexingError, elasticsearch.ApiError, elasticsearch.TransportError),
-        search.connect(settings, timeout_seconds=_SERVER_TIMEOUT_SECONDS) as client,
-    ):
-        return search.product(client) is search.OPENSEARCH
-    return False
+def _search_server(settings: ElasticsearchSettings) -> tuple[search.Product, list[str]]:
+    """Return which server answers, and if it cannot be asked, what to know: a draft needs none."""
+    try:
+        with search.connect(settings, timeout_seconds=_SERVER_TIMEOUT_SECONDS) as client:
+            return search.product(client), []
+    except (IndexingError, elasticsearch.ApiError, elasticsearch.TransportError) as error:
+        explained = explain(error)
+        problem = explained.message if explained else str(error)
+        remark = f"types are those of Elasticsearch, since the search server could not be asked: {problem}"
+        return search.ELASTICSEARCH, [remark]
 
 
 def _of_table(drafter: Drafter, name: str, table: str, asked: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -217,7 +217,10 @@ def _show_report(report: VerifyReport, advice: Iterable[str]) -> None:
         say(f"{rows} no _id, and so no document. To see them: SELECT * FROM (…) AS d WHERE d._id IS NULL")
     if report.searched is not None:
         searched = " and ".join(report.searched) or "no index"
-        say((f"Searches find {searched} instead of {report.index_name} alone", "bold red"), ". Run: syncer apply")
+        say(
+            (f"Searches find {searched} instead of {report.index_name} alone", "bold red"),
+            ". What to do: syncer status",
+        )
     if report.hidden is not None:
         say((report.hidden, "bold red"))
     for heading, drifts, style in groups:

@@ -177,7 +177,8 @@ def download(
         if failures == ATTEMPTS_WITHOUT_PROGRESS_MAX:
             raise SandboxError(
                 f"Could not download {url}: {error or 'it is shorter than expected'}",
-                hint="The first start downloads the servers. Check the network and its proxy settings, and try again.",
+                hint="The first start downloads the servers. Check the network and its proxy settings, and try again. "
+                "Behind a proxy that inspects TLS, REQUESTS_CA_BUNDLE names the file of its certificate authority.",
             ) from error
         if error:
             time.sleep(pause_seconds * 2**failures)

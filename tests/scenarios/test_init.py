@@ -577,3 +577,12 @@ def test_no_column_is_lost_by_a_name_or_a_reference(bare: World) -> None:
     shown = bare.held("staff")["1"]
     assert (shown["firm"], shown["firm_2"]["name"], shown["town"], shown["code"]) == ("text", "Firm", 7, "c")
     assert [value["name"] for value in shown.values() if isinstance(value, dict)] == ["Firm", "Firm"]
+
+
+def test_a_draft_says_that_the_search_server_could_not_be_asked(bare: World) -> None:
+    """A draft needs none. Without it, or a login that it takes, the types may be those of another server."""
+    bare.sql("CREATE TABLE notes (id int PRIMARY KEY, body text)")
+    assert "could not be asked" not in bare.prints("init", "--table", "notes")
+    away = {"SYNCER_ELASTICSEARCH_URL": "http://127.0.0.1:9"}
+    printed = bare.prints("init", "--table", "notes", "--force", environment=away)
+    assert "types are those of Elasticsearch, since the search server could not be asked" in printed

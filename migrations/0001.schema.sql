@@ -253,16 +253,17 @@ CREATE TABLE syncer.installation (
 INSERT INTO syncer.installation DEFAULT VALUES;
 
 -- The database that has entered the epoch, as long as the row is there: a failover, a crash and a base backup lose what
--- is in an unlogged table. The OIDs tell a dump that is restored.
+-- is in an unlogged table. Another transaction has written it in a dump that is restored; a copied database has another OID.
 CREATE UNLOGGED TABLE syncer.cluster_identity (
     only_row   boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
     name       uuid        NOT NULL DEFAULT gen_random_uuid(),
     database   oid         NOT NULL,
-    sequence   oid         NOT NULL,
+    written_in xid8        NOT NULL DEFAULT pg_current_xact_id(),
     started_at timestamptz NOT NULL DEFAULT pg_postmaster_start_time()
 );
 
-COMMENT ON COLUMN syncer.cluster_identity.sequence IS 'The OID of the sequence of versions.';
+COMMENT ON COLUMN syncer.cluster_identity.written_in IS
+    'The transaction that wrote the row. In a dump that is restored, xmin is another one.';
 COMMENT ON COLUMN syncer.cluster_identity.started_at IS 'When the server was started in which a writer last connected.';
 
 -- Applications call syncer.token().
@@ -489,9 +490,9 @@ CREATE FUNCTION syncer.identity(of_start boolean DEFAULT false) RETURNS text LAN
 SET search_path = pg_catalog, pg_temp
 AS $identity$
     SELECT left(md5(concat_ws(' ', coalesce(CASE WHEN NOT of_start THEN c.name::text END,
-                                            extract(epoch FROM pg_postmaster_start_time())::text), d.oid, s.oid)), 8)
-    FROM pg_database AS d CROSS JOIN (SELECT 'syncer.version'::regclass::oid) AS s (oid)
-    LEFT JOIN syncer.cluster_identity AS c ON (c.database, c.sequence) = (d.oid, s.oid)
+                                            extract(epoch FROM pg_postmaster_start_time())::text), d.oid)), 8)
+    FROM pg_database AS d LEFT JOIN syncer.cluster_identity AS c
+    ON c.database = d.oid AND c.written_in::text::numeric % 4294967296 = c.xmin::text::numeric
     WHERE d.datname = current_database()
 $identity$;
 

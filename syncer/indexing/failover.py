@@ -4,8 +4,9 @@ Guarantees: an epoch that is entered is greater than any that Postgres or the se
 was built before changes nothing. The commit that enters it creates a recovery of every active document: it writes again
 what was written since the last mark, which may show commits that the database has lost.
 
-The database is the one that entered the epoch as long as a row of an *unlogged* table is there. Clean restarts keep it.
-Promotion, a crash of the server or of one of its processes, and a base backup empty the table; a dump has other OIDs.
+The database is the one that entered the epoch as long as a row of an *unlogged* table is there, as it was written then.
+Clean restarts keep it. Promotion, a crash of the server or of one of its processes, and a base backup empty the table.
+In a dump that is restored, another transaction has written the row.
 Files that are put back have the row, and lack the mark that is recorded in the search server: after each restart, one
 is taken before anything is written. A sequence that was set by hand is behind the last mark.
 """
@@ -33,29 +34,31 @@ EPOCHS = 1 << 12
 """How many there are."""
 SILENT_SECONDS = 60.0
 """How long the record of an epoch is not renewed once no daemon of it is left."""
-_IDENTITY = """
-(SELECT oid FROM pg_database WHERE datname = current_database()) AS database,
-'syncer.version'::regclass::oid AS sequence
-"""
+_DATABASE = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+# OIDs do not tell a dump: of two new clusters, both begin with the same ones. The row is written within no savepoint.
 _READ = f"""
 SELECT i.installation, i.epoch, m.number,
-       coalesce((c.database, c.sequence) = (o.database, o.sequence), false) AND s.last_value >= m.last_version,
+       coalesce(c.database = {_DATABASE} AND c.written_in::text::numeric % 4294967296 = c.xmin::text::numeric, false)
+       AND s.last_value >= m.last_version,
        c.started_at = pg_postmaster_start_time(),
        CASE WHEN s.is_called THEN s.last_value ELSE 0 END, syncer.identity(of_start => true)
 FROM syncer.installation AS i CROSS JOIN syncer.mark AS m CROSS JOIN syncer.version AS s
-CROSS JOIN (SELECT {_IDENTITY}) AS o LEFT JOIN syncer.cluster_identity AS c ON true
+LEFT JOIN syncer.cluster_identity AS c ON true
 """
 _LOCK = "SELECT FROM syncer.installation FOR UPDATE"
 _REMEMBER = f"""
 WITH epoch AS (UPDATE syncer.installation SET epoch = $1), last AS (
     UPDATE syncer.mark SET last_version = (SELECT last_value FROM syncer.version)
 )
-INSERT INTO syncer.cluster_identity AS c (database, sequence) SELECT {_IDENTITY}
+INSERT INTO syncer.cluster_identity AS c (database) SELECT {_DATABASE}
 ON CONFLICT (only_row) DO UPDATE
-SET database = excluded.database, sequence = excluded.sequence, started_at = excluded.started_at, name = excluded.name
+SET database = excluded.database, written_in = excluded.written_in, name = excluded.name,
+    started_at = excluded.started_at
 """
 _IS_PRIMARY = "SELECT syncer.is_primary()"
-_STARTED = "UPDATE syncer.cluster_identity SET started_at = pg_postmaster_start_time()"
+_STARTED = """
+UPDATE syncer.cluster_identity SET started_at = pg_postmaster_start_time(), written_in = pg_current_xact_id()
+"""
 _OCCASION = "the database failed over, crashed or was restored"
 
 

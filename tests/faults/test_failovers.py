@@ -37,7 +37,7 @@ from tests.faults.harness import (
 from tests.support.breakpoints import Plan
 from tests.support.in_process import assign, publish, refreshes
 from tests.support.routing import put_routing, put_shards
-from tests.support.standbys import Standbys, ask, commit_lazily, restore, standbys, upgraded
+from tests.support.standbys import Standbys, ask, clusters, commit_lazily, moved, restore, standbys, upgraded
 from tests.support.world import BLOG_SCHEMA, USES_KAFKA, VERSIONS, World, made, wait_until
 
 POSTS = 200
@@ -60,6 +60,7 @@ LATER, CHANGED_LATER = "UPDATE posts SET title = 'later' WHERE id IN (4, 5)", {"
 ASSIGN_TRANSACTION_NUMBERS = """
 DO $$ BEGIN FOR number IN 1..5000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$
 """
+OIDS = "SELECT oid, 'syncer.version'::regclass::oid FROM pg_database WHERE datname = current_database()"
 LOSE_IDENTITY = "DELETE FROM syncer.cluster_identity"
 """What a crash does to the database beside taking back commits."""
 IMPATIENT = Plan(constants={"syncer.indexing.failover:SILENT_SECONDS": 1})
@@ -190,6 +191,21 @@ def test_what_was_written_since_the_mark_is_written_again(
     settle(private_blog)
     assert written_again(private_blog) == expected
     assert recorded(private_blog).epoch == epoch + 1
+
+
+def test_a_dump_is_restored_that_has_the_same_oids(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
+    """As from one new server to the next. What the former one wrote after its dump is undone, without a mark."""
+    with clusters() as new, blog_at(sandbox, replace(endpoints, postgres_dsn=new().address), tmp_path) as first:
+        second = moved(first, new(), first.dump())
+        settle(second)
+        take_mark(second)
+        epoch, oids, dumped = recorded(second).epoch, second.sql(OIDS), second.dump()
+        second.sql(CHANGES)
+        show(second)
+        third = moved(second, new(), dumped)
+        assert third.sql(OIDS) == oids
+        settle(third)
+        assert (written_again(third), recorded(third).epoch) == (CHANGED, epoch + 1)
 
 
 def test_one_backend_is_killed(private_blog: World, servers: Standbys) -> None:

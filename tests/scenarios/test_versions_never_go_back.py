@@ -91,8 +91,8 @@ FAILOVER = "TRUNCATE syncer.cluster_identity"
 SET_BACK = "SELECT setval('syncer.version', 1)"
 CHANGES = {
     "failover": FAILOVER,
-    "dump_and_restore": f"UPDATE syncer.cluster_identity SET database = 1; {SET_BACK}",
-    "dump_and_restore_in_the_same_database": f"UPDATE syncer.cluster_identity SET sequence = 1; {SET_BACK}",
+    "dump_and_restore": f"UPDATE syncer.cluster_identity SET name = name; {SET_BACK}",
+    "copy": f"UPDATE syncer.cluster_identity SET database = 1, written_in = pg_current_xact_id(); {SET_BACK}",
     "a_sequence_that_is_set_back": SET_BACK,
     "files_that_are_put_back": f"UPDATE syncer.mark SET number = number - 1, last_version = 1; {SET_BACK}",
     "restore_of_an_older_epoch": f"{FAILOVER}; UPDATE syncer.installation SET epoch = 1; {SET_BACK}",

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import psycopg
 from syncer.sandbox import Sandbox, Versions
 from syncer.sandbox.cache import Account
 from syncer.sandbox.servers import PostgresServer
-from tests.support.world import World, wait_until
+from tests.support.world import VERSIONS, World, wait_until
 
 
 class Standbys:
@@ -239,6 +240,32 @@ def _upgrade(old: PostgresServer, new: PostgresServer, old_programs: Path) -> No
         command = [str(new.bin_folder / program), "--username=postgres", *map(str, arguments)]
         environment = {**os.environ, "PGPASSWORD": password}
         subprocess.run(command, check=True, cwd=new.folder, env=environment, **account.popen_arguments())
+
+
+@contextmanager
+def clusters() -> Iterator[Callable[..., PostgresServer]]:
+    """What starts another Postgres, of a version and with settings, with no database of a test in it."""
+    with tempfile.TemporaryDirectory(prefix="syncer-clusters-") as name, ExitStack() as stack:
+        folder = Path(name)
+        folder.chmod(0o755)
+
+        def start(version: str | None = VERSIONS.postgres, **settings: str) -> PostgresServer:
+            number = len(list(folder.iterdir()))
+            server = Sandbox(folder / str(number), versions=Versions(postgres=version)).postgres
+            server.settings |= settings
+            stack.callback(server.stop, "immediate")
+            server.start()
+            return server
+
+        yield start
+
+
+def moved(world: World, server: PostgresServer, dumped: str) -> World:
+    """A world on another server, which has its database as it was dumped."""
+    there = replace(world, endpoints=replace(world.endpoints, postgres_dsn=server.address))
+    there.execute_on_server(f'CREATE DATABASE "{there.name}" TEMPLATE template0')
+    there.restore(dumped)
+    return there
 
 
 def ask(server: PostgresServer, query: str) -> Any:

@@ -204,6 +204,8 @@ class _Threads:
         else:
             if self._stop.is_requested:
                 return
+        self.failures.append(error)
+        self._stop.request()
         explained = explain(error)
         message = explained.message if explained else repr(error)
         # A traceback helps with unexpected errors only; expected ones explain themselves.
@@ -214,5 +216,3 @@ class _Threads:
             exc_info=None if explained else error,
             timeline=f"{name} failed, and its daemon stopped: {message}",
         )
-        self.failures.append(error)
-        self._stop.request()

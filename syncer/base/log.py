@@ -12,8 +12,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Hashable, Mapping, MutableMapping
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from functools import partial
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
@@ -68,7 +69,7 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
         ],
         # The timeline is noted whatever the level.
         wrapper_class=structlog.make_filtering_bound_logger(min(_least, LEVELS["info"])),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Output(sys.stderr))),
         cache_logger_on_first_use=False,
     )
 
@@ -76,6 +77,32 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
 def is_json() -> bool:
     """Whether this process is a daemon whose log is JSON: then its last words are, too."""
     return _is_json
+
+
+class _Output:
+    """A stream that never fails: on a full disk or in a closed pipe lines are lost, and the work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._problem = ""
+        self._was_noted = False
+
+    def write(self, text: str) -> None:
+        """Write a line, or a part of one."""
+        self._attempt(partial(self._stream.write, text))
+
+    def flush(self) -> None:
+        """Hand what is written to the operating system. If lines begin to be lost, `syncer events` tells."""
+        self._attempt(self._stream.flush)
+        if self._problem and not self._was_noted:
+            TIMELINE.note("log.lines_lost", "warning", f"The log cannot be written: {self._problem}.")
+        self._was_noted, self._problem = bool(self._problem), ""
+
+    def _attempt(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._problem = error.strerror or repr(error)
 
 
 class Repeated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -17,7 +18,8 @@ from syncer.base.model import Role
 from syncer.documents import registry
 from syncer.jobs.model import JobState, find
 from tests.faults import harness
-from tests.faults.harness import needs_kafka, require_holds
+from tests.faults.harness import add_posts, needs_kafka, require_holds
+from tests.support import preloaded
 from tests.support.breakpoints import REACHED, Plan, Point
 from tests.support.network import ask, line
 from tests.support.routing import put_routing, put_shards
@@ -251,6 +253,30 @@ def test_a_daemon_that_hangs_ends_when_it_is_told_to(blog: World) -> None:
     wait_until(interrupt, what="it ends")
     assert patient.process.returncode == 128 + signal.SIGINT
     finish(blog)
+
+
+# The log cannot be written
+
+
+@pytest.mark.parametrize("stream", ["closed pipe", "full disk"])
+def test_a_daemon_goes_on_without_its_log(world: World, stream: str) -> None:
+    """After `syncer run 2>&1 | head`, or with a log on a full disk, lines are lost, and no document; events tell."""
+    reads, writes = os.pipe()
+    with open(os.devnull, "rb") as nothing, open("/dev/full", "wb") as full, open(reads, "rb") as reader:  # noqa: PTH123
+        with open(writes, "wb") as pipe:  # noqa: PTH123
+            log = pipe if stream == "closed pipe" else full
+            daemon = preloaded.Command(["run"], environment=world.environment, streams=(nothing, log, log))
+        if stream == "closed pipe":
+            assert any(b"daemon.started" in line_read for line_read in reader)
+    add_posts(world, 3)
+    world.wait_until_level()
+    # Each component has something to say now.
+    world.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'syncer %'")
+    world.sql("UPDATE users SET name = 'Jane'")
+    require_holds(world)
+    wait_until(lambda: "The log cannot be written" in world.prints("events"), what="events tell")
+    daemon.send_signal(signal.SIGTERM)
+    daemon.wait(DEADLINE_SECONDS)  # to an exit code that says that Python's streams could not be flushed
 
 
 # Daemons stand still

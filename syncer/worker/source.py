@@ -93,7 +93,7 @@ class OutboxSource:
         self._poll_seconds = settings.poll_seconds
         self._pause = pause
         self._look_at = 0.0
-        self._is_behind = False
+        self._is_behind = self._has_empty_batch = False
 
     def receive(self, *, records_max: int, wait_seconds: float) -> ChangeBatch | None:
         """Return the changes that are new; None if there are none, or another process leads."""
@@ -116,14 +116,18 @@ class OutboxSource:
         self._is_behind = not page.is_last
         self._look_at = 0.0 if self._is_behind else time.monotonic() + self._poll_seconds
         self._reader.trim_if_due()
-        if not page.rows and not was_behind and not self._reader.has_left_rows:
-            return None
+        if not page.rows and not was_behind:
+            # One in hand will do: while a server is away, no batch is saved, and rows are left.
+            if self._has_empty_batch or not self._reader.has_left_rows:
+                return None
+            self._has_empty_batch = True
         return ChangeBatch(changes=[Change.parse(row.value) for row in page.rows], records=len(page.rows), mark=page)
 
     def save(self, batch: ChangeBatch) -> None:
         """Save the cursor, if it moves with these changes."""
         page: Page = batch.mark
         self._reader.save(page, {})
+        self._has_empty_batch = self._has_empty_batch and bool(page.rows)
 
     def keep_alive(self) -> None:
         """Check that the changes that wait have room; the leader's session renews itself.
@@ -136,7 +140,7 @@ class OutboxSource:
     def close(self) -> None:
         """Give up the lead."""
         self._reader.close()
-        self._look_at, self._is_behind = 0.0, False
+        self._look_at, self._is_behind, self._has_empty_batch = 0.0, False, False
 
 
 class TopicSource:

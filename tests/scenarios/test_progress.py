@@ -121,6 +121,18 @@ def test_rows_of_an_open_transaction_are_passed_once(world: World, monkeypatch: 
         assert look()[0] == 20_000
 
 
+def test_changes_that_wait_for_a_server_take_no_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows are left in the outbox for as long, and the leader looks on: that is one more batch, not thousands."""
+    monkeypatch.setattr(capture_reader, "TRIM_SECONDS", 0.0)
+    with closing(OutboxSource(connect=world.connect, settings=world.settings.relay, pause=time.sleep)) as source:
+        for number in (1, 2):
+            world.sql(INSERT, number)
+            in_hand = [batch for _ in range(20) if (batch := source.receive(records_max=10, wait_seconds=0.1))]
+            assert [len(batch.changes) for batch in in_hand] == [1, 0]
+            for batch in in_hand:
+                source.save(batch)
+
+
 def test_a_moment_is_handled_once_all_before_it_is(world: World) -> None:
     """Also of a transaction that began before others and committed after them, and of rows that were adopted."""
 

@@ -7,6 +7,7 @@ transport; what else differs is in `Product`.
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,9 +15,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import structlog
-from elastic_transport import HttpHeaders, Transport, TransportApiResponse
+from elastic_transport import HttpHeaders, NodeConfig, Transport, TransportApiResponse, Urllib3HttpNode
 from elasticsearch import ApiError, AuthorizationException, Elasticsearch, NotFoundError
 from elasticsearch.serializer import NdjsonSerializer
+from urllib3.connection import HTTPConnection
 
 from syncer.base.error_policy import NO_ROOM, OPENSEARCH_VERSION, PRODUCT, explain, is_by_another
 from syncer.base.errors import IndexingError
@@ -78,6 +80,23 @@ OPENSEARCH = Product(
 )
 
 
+# As for Postgres: a dead peer is noticed within half a minute, and no load balancer forgets an idle connection.
+_KEEPALIVE = [
+    *HTTPConnection.default_socket_options,
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+]
+
+
+class _Node(Urllib3HttpNode):
+    def __init__(self, config: NodeConfig) -> None:
+        super().__init__(config)
+        self.pool.conn_kw["socket_options"] = _KEEPALIVE
+
+
 class ServerTransport(Transport):
     """Speaks to OpenSearch, too, once the response to ``GET /`` has told that it is one."""
 
@@ -137,6 +156,7 @@ def connect(
         "retry_on_timeout": False,
         "serializers": dict.fromkeys(_BULK_TYPES, _Prebuilt()),
         "transport_class": ServerTransport,
+        "node_class": _Node,
     }
     if settings.api_key:
         options["api_key"] = settings.api_key.get_secret_value()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from elasticsearch import ApiError, Elasticsearch
 
@@ -130,6 +134,23 @@ def test_whatever_becomes_of_a_request_it_is_made_again(narrow: World, proxy: Pr
     daemon.wait_for("component.recovered")
     require_quiet(daemon, lines=2 * len(ANSWERS) + 10)
     assert daemon.stop() == 0
+
+
+def test_no_connection_idles_unseen(narrow: World) -> None:
+    """A firewall may forget an idle connection without a word. The kernel asks the peer, as it does for Postgres."""
+    with closing(connect(narrow.settings.elasticsearch)):
+        port = urlsplit(narrow.endpoints.elasticsearch_url).port
+        found = [c.fd for c in psutil.Process().net_connections("tcp4") if c.raddr and c.raddr.port == port]
+        options = []
+        for number in found:
+            with socket.socket(fileno=os.dup(number)) as opened:
+                options.append((opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), _timeouts(opened)))
+    assert (1, [10, 5, 4, 30_000]) in options
+
+
+def _timeouts(opened: socket.socket) -> list[int]:
+    names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    return [opened.getsockopt(socket.IPPROTO_TCP, name) for name in names]
 
 
 def test_a_command_waits_for_room(narrow: World, proxy: Proxy) -> None:

@@ -35,6 +35,8 @@ SECONDS_MAX = 2.0
 """How long one query may run, and `Tries` share a snapshot; after that, no other row is tried."""
 _FEW_PAGES = 200
 """A query that reads fewer needs no index, nor does a smaller table."""
+_BYTES_PER_PAGE = 4096
+"""A document has at most so many bytes for each page that holds its values, unless Postgres has compressed them."""
 _ROWS_PER_PAGE = 100
 """So many rows count as a page: they take as long, also if an index or a narrow table has more of them on a page."""
 _APART_PAGES_MAX = 1_000_000
@@ -129,10 +131,13 @@ def of_changes(tries: Tries, document: str, use: TableUse) -> Iterator[tuple[str
         yield query, *measure(tries, sql.SQL(distinct), most, document=document, change_of=use.relation)
 
 
-def of_build(tries: Tries, document: Document, ids: Iterable[str]) -> tuple[Cost | None, list[MissingIndex]]:
-    """Try the query that builds a document on each of these ids; `measure` it."""
+def of_build(
+    tries: Tries, document: Document, ids: Iterable[str], *, document_bytes: int = 0
+) -> tuple[Cost | None, list[MissingIndex]]:
+    """Try the query that builds a document on each of these ids, of which none is larger; `measure` it."""
     build = queries.query_of(queries.BUILD, document, documents=1)
-    return measure(tries, build, [([id_],) for id_ in ids], document=document.name)
+    pages_min = _FEW_PAGES + document_bytes / _BYTES_PER_PAGE
+    return measure(tries, build, [([id_],) for id_ in ids], document=document.name, pages_min=pages_min)
 
 
 def _leading_most(tries: Tries, query: str, images: Sequence[tuple[object, ...]]) -> Sequence[tuple[object, ...]]:
@@ -155,8 +160,12 @@ def measure(
     *,
     document: str,
     change_of: str = "",
+    pages_min: float = _FEW_PAGES,
 ) -> tuple[Cost | None, list[MissingIndex]]:
-    """Return what a query costs, and the indexes that it lacks if it is slow; None if there is nothing to try."""
+    """Return what a query costs, and the indexes that it lacks if it is slow; None if there is nothing to try.
+
+    A query is not slow if it reads fewer than ``pages_min``.
+    """
     costs: list[Cost] = []
     began = clock()
     parameters = samples[0] if samples else ()
@@ -165,7 +174,7 @@ def measure(
             for parameters in samples:
                 root = (plan := _explain(tries.connection, query, parameters, ", ANALYZE, TIMING OFF, BUFFERS"))["Plan"]
                 documents = int(root["Actual Rows"])
-                is_slow = _pages(root) >= max(_FEW_PAGES, documents * _PAGES_PER_DOCUMENT)
+                is_slow = _pages(root) >= max(pages_min, documents * _PAGES_PER_DOCUMENT)
                 costs.append(Cost(documents=documents, seconds=plan["Execution Time"] / 1000, is_slow=is_slow))
                 if clock() - began >= SECONDS_MAX:
                     break

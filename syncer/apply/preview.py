@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -234,8 +235,8 @@ class _Previewed:
     documents: dict[str, DocumentPreview] = field(default_factory=dict)
     problems: dict[str, list[PlanProblem]] = field(default_factory=lambda: defaultdict(list))
     missing: list[MissingIndex] = field(default_factory=list)
-    sampled: dict[str, list[str]] = field(default_factory=dict)
-    """The ids of the samples that were taken, by document."""
+    sampled: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The sizes in bytes of the sampled documents by id, by definition."""
     _trials: deque[tuple[str, Future[list[PlanProblem]]]] = field(default_factory=deque)
     """The trials in progress, by document: Elasticsearch writes samples while Postgres is asked about the next."""
 
@@ -264,7 +265,7 @@ class _Previewed:
             if is_tried:
                 count, rows, failures = trial.take_sample(self.connection, step.document, ids, count)
                 self._begin_trial(step, rows, failures)
-                self.sampled[document.name] = list(rows)
+                self.sampled[document.name] = {id_: len(row.source) for id_, row in rows.items()}
         self.documents[document.name] = DocumentPreview(
             name=document.name,
             index=document.index,
@@ -309,11 +310,12 @@ class _Previewed:
 
     def complete(self, step: Step) -> None:
         """Add what the fields of a definition depend on, and what its queries cost."""
-        document, ids, problems = step.document, self.sampled[step.document.name], self.problems[step.document.name]
+        document, sizes, problems = step.document, self.sampled[step.document.name], self.problems[step.document.name]
         with self.refusals(document.name):
-            problems += trial.notes(self.connection, document, ids)
+            problems += trial.notes(self.connection, document, list(sizes))
         with self.refusals(document.name), closing(Tries(self.connection, seconds=cost.SECONDS_MAX)) as tries:
-            build, missing = cost.of_build(tries, document, ids[:_BUILDS])
+            built = dict(islice(sizes.items(), _BUILDS))
+            build, missing = cost.of_build(tries, document, built, document_bytes=max(built.values(), default=0))
             self.missing += missing
             if build is not None and build.is_slow and not missing:
                 took = cost.duration(build.seconds)

@@ -614,6 +614,26 @@ def test_what_a_build_costs_is_said_if_no_index_is_known_to_help(
     assert problems(blog, "counted", COUNTED.format("marks AS m")) == []
 
 
+WIDE = {
+    "a text": "string_agg(md5((i * g)::text), ' ')",
+    "compressed": "string_agg('word ' || (i * g % 100), ' ')",
+    "JSON": "jsonb_agg(jsonb_build_object('v', md5((i * g)::text)))",
+    "an array": "array_agg(md5((i * g)::text))",
+}
+
+
+@pytest.mark.parametrize("content", WIDE.values(), ids=WIDE.keys())
+def test_the_size_of_a_document_is_no_cost_that_another_select_would_save(blog: World, content: str) -> None:
+    """Postgres reads pages for the values that the document shows."""
+    blog.sql(f"""
+        CREATE TABLE papers AS SELECT i AS id, {content} AS body
+        FROM generate_series(1, 4) AS i, generate_series(1, 60000) AS g GROUP BY i;
+        ALTER TABLE papers ADD PRIMARY KEY (id); ANALYZE papers
+    """)
+    select = "SELECT p.id AS _id, p.body FROM papers AS p"
+    assert not [problem for problem in problems(blog, "papers", select) if "to build one document" in problem]
+
+
 def test_a_cast_that_fails_on_other_rows_is_a_warning(blog: World) -> None:
     """WHERE keeps it from the SELECT, and not from the query that finds the documents of a changed row."""
     blog.sql("""

@@ -29,7 +29,7 @@ from syncer.base.errors import DocumentError
 from syncer.base.model import Change, Image, Operation, dump_images
 from syncer.base.postgres import Connection
 from syncer.capture.triggers import IMAGE_BYTES_MAX
-from syncer.documents.registry import Catalogue, Document
+from syncer.documents.registry import Definitions, Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
 
 QUERIES_MAX = 64
@@ -94,12 +94,12 @@ class AffectedReader:
     def __init__(self, connection: Connection, *, page: int) -> None:
         self._connection = connection
         self._page = page
-        self._catalogue = Catalogue()
+        self._definitions = Definitions()
 
     def documents(self) -> list[Document]:
         """Return the active definitions."""
         # Rule: ask-for-indices-after-receiving.
-        return self._catalogue.refresh(self._connection)
+        return self._definitions.refresh(self._connection)
 
     def read(self, document: Document, changes: Sequence[Change]) -> Affected:
         """Return the documents of a definition that these changes touch: all, or a few pages of them and a fan-out."""

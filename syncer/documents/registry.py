@@ -218,7 +218,7 @@ class DocumentState(NamedTuple):
         return None if revision is None else cls(revision, Role(role), *columns)
 
 
-class Catalogue:
+class Definitions:
     """The active definitions, as its owner last read them."""
 
     def __init__(self) -> None:
@@ -256,16 +256,21 @@ def documents(connection: Connection) -> list[Document]:
     ]
 
 
+def active(connection: Connection, index_name: str) -> Document | None:
+    """Return the active definition of an index; None if there is none."""
+    return next((document for document in documents(connection) if document.index_name == index_name), None)
+
+
 def named(connection: Connection, name: str) -> list[Document]:
     """Return the active definitions of a document, one for each of its indices; the current one first.
 
     Raises:
         DefinitionError: There is none.
     """
-    active = documents(connection)
-    definitions = [document for document in active if document.name == name]
+    all_active = documents(connection)
+    definitions = [document for document in all_active if document.name == name]
     if not definitions:
-        names = ", ".join(dict.fromkeys(document.name for document in active)) or "none; run: syncer apply"
+        names = ", ".join(dict.fromkeys(document.name for document in all_active)) or "none; run: syncer apply"
         raise DefinitionError(f"No document {name[:100]} is active", hint=f"Active documents: {names}")
     return definitions
 

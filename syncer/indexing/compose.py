@@ -27,7 +27,7 @@ from syncer.base.postgres import Connection, lock_timeout, locking, value
 from syncer.capture import install
 from syncer.documents import registry
 from syncer.documents.queries import castable, one_line, query_of, twice
-from syncer.documents.registry import Catalogue, Document, DocumentState
+from syncer.documents.registry import Definitions, Document, DocumentState
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading, uncaptured
 from syncer.indexing import version
 from syncer.lineage import fingerprint as lineage_fingerprint
@@ -110,7 +110,7 @@ class Composer:
         self.connection.execute(lock_timeout(COMPONENT_LOCK_SECONDS))
         self.connection.execute(_LIMIT, (f"{STATEMENT_SECONDS_MAX * 1000:.0f}ms",))
         self.connection.execute(_PREPARE_AFTER)
-        self._catalogue = Catalogue()
+        self._definitions = Definitions()
         self._plans: dict[str, _Plan] = {}
         self._numbers = count(1)
         self._planned_at = clock()
@@ -133,7 +133,7 @@ class Composer:
             DocumentError: The definition is suspended, or has to be.
             psycopg.Error: The SELECT failed on some row of these ids, or the connection did.
         """
-        while (document := self._catalogue.last(self.connection, index_name)) is not None:
+        while (document := self._definitions.last(self.connection, index_name)) is not None:
             try:
                 plan = self._plans.get(index_name)
                 if plan is None or plan.document is not document:
@@ -149,7 +149,7 @@ class Composer:
                 raise
             except DocumentError:
                 self._forget(index_name)
-                self._catalogue.forget()
+                self._definitions.forget()
                 # If its relations have changed since it was applied, that is the more specific error.
                 with reading(self.connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
                     raise
@@ -157,7 +157,7 @@ class Composer:
                 self._forget(index_name)
                 raise
             self._forget(index_name)
-            self._catalogue.forget()
+            self._definitions.forget()
         return Batch(compositions=())
 
     def state_of(self, index_name: str) -> DocumentState | None:

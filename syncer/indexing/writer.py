@@ -205,7 +205,7 @@ class Writer:
     def _restore_alias(self, index_name: str) -> None:
         """Fence an index that had a block when the epoch was entered, and check that it is usable."""
         with self._link.used() as connection:
-            if document := registry.Catalogue().last(connection, index_name):
+            if document := registry.active(connection, index_name):
                 self._require_in_use()
                 self._index.fence([index_name], registry.epoch(connection))
                 self._require_usable(document)
@@ -245,7 +245,7 @@ class Writer:
         except psycopg.errors.LockNotAvailable:
             if current.attempts >= suspend.LOCKED_ATTEMPTS_MAX:
                 with self._link.used() as connection:
-                    if document := registry.Catalogue().last(connection, current.index_name):
+                    if document := registry.active(connection, current.index_name):
                         suspend.require_unlocked(connection, document)
             raise
         except psycopg.Error as error:
@@ -401,7 +401,7 @@ class Writer:
         """Return the suspects, each to be sent alone once more, if others are taken; none if that is not known yet."""
         suspects = dict(whole.suspects)
         with self._link.used() as connection:  # the last slice may have none, as when its SELECT failed
-            document = registry.Catalogue().last(connection, whole.index_name)
+            document = registry.active(connection, whole.index_name)
         if document is None:
             whole.suspects.clear()
             return []

@@ -27,7 +27,7 @@ from syncer.base.postgres import Connection, Link
 from syncer.base.retry import repeat
 from syncer.capture import install
 from syncer.documents import registry, suspend
-from syncer.documents.registry import Catalogue, Document
+from syncer.documents.registry import Definitions, Document
 from syncer.documents.snapshot import require_shape, uncaptured
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind
@@ -51,7 +51,7 @@ class Watch:
     def __init__(self, *, connect: Callable[[], Connection]) -> None:
         self._link = Link(self._connected)
         self._connect = connect
-        self._catalogue = Catalogue()
+        self._definitions = Definitions()
         self._failures: dict[str, str] = {}
         """Why triggers could not be enabled, as logged last, by table."""
 
@@ -73,7 +73,7 @@ class Watch:
             noted = install.note(connection)
             if noted:
                 structlog.get_logger().info("watch.files_noted", relations=noted)
-            documents = self._catalogue.refresh(connection)
+            documents = self._definitions.refresh(connection)
             tables = sorted({table for document in documents for table in document.dependencies.tables})
             failures = install.arm(connection) if (lost := install.lost(connection, tables)) else {}
             if failures != self._failures:
@@ -92,7 +92,7 @@ class Watch:
         self._link.close()
 
     def _connected(self) -> Connection:
-        self._catalogue.forget()  # what answers now may be another state of the database
+        self._definitions.forget()  # what answers now may be another state of the database
         return self._connect()
 
 

@@ -28,7 +28,7 @@ from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.capture import outbox, progress
 from syncer.capture.progress import Token
-from syncer.documents.registry import Catalogue, Document
+from syncer.documents.registry import Definitions, Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.reader import Holdings
 from syncer.indexing import dead_letters
@@ -107,11 +107,11 @@ def wait(
 
 def _wait(connection: Connection, settings: Settings, clock: _Clock, *, searchable: bool) -> Waited:
     """Wait for the changes, then for the jobs, then for a refresh."""
-    xid, catalogue = clock.token.xid, Catalogue()
+    xid, definitions = clock.token.xid, Definitions()
     relations = outbox.relations_of(connection, xid)
 
     def concerned() -> list[Document]:
-        current = [document for document in catalogue.refresh(connection) if document.role is Role.CURRENT]
+        current = [document for document in definitions.refresh(connection) if document.role is Role.CURRENT]
         return [
             document for document in current if relations is None or relations & document.dependencies.tables.keys()
         ]

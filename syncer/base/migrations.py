@@ -136,7 +136,10 @@ def migrate(
         if missing:
             connection.execute(_RECORD_OBJECTS, (_shape(connection),))
         else:
-            require_current(connection)
+            try:
+                require_current(connection)
+            except NotReadyError:  # definitions and data were restored from two dumps, which lack the REFRESH
+                connection.execute("REFRESH MATERIALIZED VIEW syncer.restored")
         names[:] = missing
 
     # Of the session, so that another process that migrates is waited for, however long it takes.
@@ -185,6 +188,7 @@ def require_current(connection: Connection) -> None:
         added = ["lost changes that its triggers could not write"]
     if missing or added:
         raise _broken(missing, added)
+    _require_whole(connection)
 
 
 def _shape(connection: Connection) -> list[str]:
@@ -224,12 +228,16 @@ def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float 
     """
     connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
     with postgres.closed_on_error(connection):
-        if not value(connection, _IS_WHOLE):
-            raise NotReadyError(
-                "The database has no syncer schema, or not all of it: it is waited for",
-                hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
-            )
+        _require_whole(connection)
     return connection
+
+
+def _require_whole(connection: Connection) -> None:
+    if not value(connection, _IS_WHOLE):
+        raise NotReadyError(
+            "The database has no syncer schema, or a dump of it is not restored whole",
+            hint="Is a dump being restored? Then wait: a daemon goes on by itself. If not, run: syncer migrate",
+        )
 
 
 def applied(connection: Connection) -> dict[str, str]:

@@ -253,7 +253,8 @@ def row(connection: Connection, query: str | sql.Composed, parameters: Sequence[
     """
     only_row = connection.execute(query, parameters).fetchone()
     if only_row is None:
-        raise SourceError("The syncer schema lacks a row that it always has", hint="Run: syncer migrate")
+        hint = "If a dump is being restored, wait until it is. Otherwise run: syncer migrate"
+        raise SourceError("The syncer schema lacks a row that it always has", hint=hint)
     return only_row
 
 

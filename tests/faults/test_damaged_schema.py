@@ -18,12 +18,14 @@ from syncer.base.errors import SourceError
 from syncer.documents import definition
 from syncer.elasticsearch.indices import Indices
 from syncer.recovery.schema_watch import Watch
-from tests.faults.harness import add_posts, following, require_holds
+from tests.faults.harness import add_posts, following, require_holds, wait_for_trouble
 from tests.support.capture import is_installed
+from tests.support.standbys import restore
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 from tests.support.writers import Work, at_work
 
 WRITERS = 3
+NOT_WHOLE = "not restored whole"
 
 
 def editing(counts: list[int], number: int) -> Work:
@@ -289,6 +291,22 @@ def test_an_emptied_schema_is_made_anew_by_migrate(filled: World, how: str) -> N
     filled.daemon()
     filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
     require_holds(filled)
+
+
+def test_definitions_and_data_are_restored_apart(filled: World) -> None:
+    """Nothing in the two files tells their end: a daemon waits, every command says so, and `migrate` ends the wait."""
+    definitions, data = filled.dump("--schema-only"), filled.dump("--data-only")
+    restore(filled, definitions)
+    filled.restore(data)
+    daemon = filled.daemon(until="component.retried")
+    wait_for_trouble(daemon, NOT_WHOLE)
+    for command in ("status", "apply", "doctor"):
+        ended = filled.syncer(command)
+        assert NOT_WHOLE in ended.stdout + ended.stderr, command
+    filled.prints("migrate")
+    filled.sql("UPDATE posts SET title = 'after' WHERE id < 5")
+    require_holds(filled)
+    assert daemon.stop() == 0
 
 
 def test_no_writer_waits_behind_a_migration_that_waits(blog: World) -> None:

@@ -59,7 +59,8 @@ _IS_PRIMARY = "SELECT syncer.is_primary()"
 _STARTED = """
 UPDATE syncer.cluster_identity SET started_at = pg_postmaster_start_time(), written_in = pg_current_xact_id()
 """
-_OCCASION = "the database failed over, crashed or was restored"
+_SET_BACK = "the database failed over, crashed or was restored"
+_LOST = "syncer-state was lost or set back"
 
 
 class _Remembered(NamedTuple):
@@ -100,7 +101,7 @@ def enter(connection: Connection, index: Index) -> Entered:
         recorded = index.record.read(_read(connection).installation)
         remembered = _read(connection)  # after the record, so that nothing recorded is newer
         if not _is_current(remembered, recorded):
-            return _enter_another(connection, index, recorded)
+            return _enter_another(connection, index)
         if not remembered.is_running_on:
             # Rule: a-restart-is-marked. Files that were copied while the server was stopped lack this mark.
             installation, epoch = remembered.installation, remembered.epoch
@@ -112,11 +113,13 @@ def enter(connection: Connection, index: Index) -> Entered:
 
 
 def require_in_use(connection: Connection, index: Index) -> None:
-    """Raise an `OvertakenError` if a later epoch than the database's is recorded."""
+    """Raise an `OvertakenError` if a later epoch than the database's is recorded, or its own is not."""
     remembered = _read(connection)
     recorded = index.record.read(remembered.installation)
     if recorded.epoch > remembered.epoch:
         raise _overtaken(recorded)
+    if recorded.epoch < remembered.epoch:
+        raise OvertakenError(f"{_LOST}: it has not recorded epoch {remembered.epoch}", hint="Another one is entered.")
 
 
 def _read(connection: Connection) -> _Remembered:
@@ -129,16 +132,18 @@ def _read(connection: Connection) -> _Remembered:
 
 def _is_current(remembered: _Remembered, recorded: Recorded) -> bool:
     """Return whether the active epoch is that of the database as it runs, and of what is recorded outside."""
-    # Rule: a-mark-that-is-recorded-outside-counts.
-    return remembered.is_same and (recorded.epoch, recorded.mark) <= (remembered.epoch, remembered.mark)
+    # Rule: a-mark-that-is-recorded-outside-counts. An epoch is recorded before it is entered. So if an earlier one is,
+    # or none, the record is that of another cluster or a snapshot, which may lack any write.
+    return remembered.is_same and recorded.epoch == remembered.epoch and recorded.mark <= remembered.mark
 
 
-def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> Entered:
+def _enter_another(connection: Connection, index: Index) -> Entered:
     """Enter another epoch, unless another process has done so meanwhile."""
     with connection.transaction():
         connection.execute(_LOCK)
         remembered = _read(connection)
         installation = remembered.installation
+        recorded = index.record.read(installation)
         if _is_current(remembered, recorded):
             return Entered(remembered.epoch, has_changed=False)
         # Rule: an-overtaken-daemon-waits. It does not wait for an epoch that its own server has failed to enter.
@@ -150,6 +155,7 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
         if epoch >= EPOCHS:
             hint = "Begin anew: syncer migrate --anew, and then: syncer apply --take-over '*'"
             raise IndexingError(f"All {EPOCHS - 1} epochs are used, one for each failover or crash", hint=hint)
+        occasion = _LOST if remembered.is_same and recorded.epoch < remembered.epoch else _SET_BACK
         # Rule: the-record-comes-first. A crash in between costs a number, and never the order.
         index.record.enter(installation, epoch, remembered.server)
         documents = registry.documents(connection)
@@ -162,14 +168,14 @@ def _enter_another(connection: Connection, index: Index, recorded: Recorded) -> 
         connection.execute(_REMEMBER, (epoch,))
         # Rule: the-job-is-committed-with-the-epoch.
         recoveries = [
-            queue.create_recovery(connection, document, marks.position(positions, document.index_name), _OCCASION)
+            queue.create_recovery(connection, document, marks.position(positions, document.index_name), occasion)
             for document in (documents if has_changed else ())
         ]
         jobs = [job for job in recoveries if job is not None]
     index.record.renew(installation, epoch, remembered.mark)
     if has_changed:
         log = structlog.get_logger()
-        timeline = f"{_OCCASION[0].upper()}{_OCCASION[1:]}: epoch {epoch}. What was written last is written again."
+        timeline = f"{occasion[0].upper()}{occasion[1:]}: epoch {epoch}. What was written last is written again."
         log.warning("failover.detected", epoch=epoch, jobs=[job.id for job in jobs], timeline=timeline)
         for job in jobs:
             log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.occasion)

@@ -509,6 +509,40 @@ def test_an_index_that_was_restored_is_refreshed(blog: World, make_way: str) -> 
     assert written_again(blog, JobKind.REFRESH) == {"user": 20 + 1}  # that which is only in the snapshot goes
 
 
+@pytest.mark.parametrize("epochs", [0, 1], ids=["none", "an earlier epoch"])
+@pytest.mark.parametrize("is_running", [False, True], ids=["when a daemon starts", "while it runs"])
+def test_another_cluster_has_what_was_written_once(blog: World, *, epochs: int, is_running: bool) -> None:
+    """As from a snapshot: the index, and a record or none. Another epoch is entered, and no difference stays."""
+    name, epoch = blog.index_of("user"), recorded(blog).epoch
+    snapshot: dict[str, Any] = {"repository": blog.name, "snapshot": "older", "indices": name}
+    with blog.elasticsearch() as client:
+        client.snapshot.create_repository(
+            name=blog.name, repository={"type": "fs", "settings": {"location": blog.name}}
+        )
+        client.snapshot.create(**snapshot, include_global_state=False, wait_for_completion=True)
+        for _ in range(epochs):
+            blog.sql(LOSE_IDENTITY)
+            settle(blog)
+        blog.sql(CHANGES)
+        settle(blog)
+        take_mark(blog)
+        daemon = blog.daemon() if is_running else None
+        client.indices.delete(index=name)
+        client.snapshot.restore(**snapshot, include_global_state=False, wait_for_completion=True)
+        client.snapshot.delete_repository(name=blog.name)
+        [(installation,)] = blog.sql("SELECT installation::text FROM syncer.installation")
+        if epochs:
+            record = {"epoch": epoch, "mark": 1, "entered_by": None}
+            client.index(index=STATE_INDEX, id=f"epoch-{installation}", document=record)
+        else:
+            client.delete(index=STATE_INDEX, id=f"epoch-{installation}")
+    daemon = daemon or blog.daemon()
+    daemon.wait_for("failover.detected")
+    require_holds(blog)
+    assert recorded(blog).epoch == epoch + epochs + 1
+    assert daemon.stop() == 0
+
+
 def test_maintenance_of_an_index_refreshes_nothing(blog: World) -> None:
     """Its numbers and its history are the same: marks tell as before what was written since."""
     with blog.elasticsearch() as client, capture_logs() as logs:

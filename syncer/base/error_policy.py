@@ -382,6 +382,11 @@ _ELASTICSEARCH = (
         "{} has no room for the request",
         "Run fewer loads at a time, or give its heap more memory (docs/sizing.md). Nothing is lost.",
     ),
+    (
+        r"503 .*(no master|not recovered|master_not_discovered)",
+        "{} has no master",
+        "If it stays so, see the logs of its nodes, and whether their disks are full.",
+    ),
 )
 """By the status, type and reason of an error: one status has many causes."""
 _IS_IT_A_PROXY = (
@@ -410,8 +415,6 @@ def _explain_elasticsearch(error: elasticsearch.ApiError) -> IndexingError:
         message = f"{server} is blocked"
         if block := _BLOCK.search(cause):
             hint = f"{block[1]}.blocks.{re.sub('[ /-]+', '_', block[2])} is true: set it to false."
-        elif "no master" in cause or "not recovered" in cause:
-            hint = "Its cluster has no master yet. If it stays so, see the logs of its nodes."
     return IndexingError(f"{message}: {cause}", hint=hint)
 
 
@@ -420,7 +423,7 @@ def reason(error: elasticsearch.ApiError) -> str:
     detail = error.body.get("error") if isinstance(error.body, dict) else None
     if not isinstance(detail, dict):
         return str(error.message)
-    root = str((detail.get("root_cause") or [detail])[0].get("reason", error.message))
+    root = str((detail.get("root_cause") or [detail])[0].get("reason") or error.message)  # some have none
     cause = detail.get("caused_by", {}).get("reason")
     return _one_line(without_values(f"{root}: {cause}" if cause and cause not in root else root))
 

@@ -42,7 +42,7 @@ def api_error(status: int, body: Any = None, kind: str = "any_exception") -> ela
     return kinds.get(status, elasticsearch.ApiError)(message=kind, meta=meta, body=body)
 
 
-def refusal(status: int, kind: str, reason: str) -> elasticsearch.ApiError:
+def refusal(status: int, kind: str, reason: str | None) -> elasticsearch.ApiError:
     """An answer of Elasticsearch with an error of this type."""
     return api_error(status, {"error": {"type": kind, "reason": reason}, "status": status}, kind)
 
@@ -226,8 +226,18 @@ CAUSES: list[tuple[str, Exception, list[Exception]]] = [
         ],
     ),
     (
-        "no master",
+        "logs of its nodes",
         refusal(503, "cluster_block_exception", "blocked by: [SERVICE_UNAVAILABLE/2/no master];"),
+        [refusal(503, "unavailable_shards_exception", "primary shard is not active")],
+    ),
+    (
+        "see the logs of its nodes",
+        refusal(503, "master_not_discovered_exception", None),
+        [refusal(503, "any_exception", None)],
+    ),
+    (
+        "blocks.write is true",
+        refusal(403, "cluster_block_exception", "index [x] blocked by: [FORBIDDEN/8/index write (api)];"),
         [
             refusal(403, "cluster_block_exception", "blocked by: [FORBIDDEN/6/cluster read-only (api)];"),
             refusal(403, "cluster_block_exception", "index [x] blocked by: [FORBIDDEN/7/index read (api)];"),
@@ -250,6 +260,7 @@ def test_a_hint_that_claims_a_cause_is_given_for_this_cause_alone(
     explained = explain(cause)
     assert explained is not None
     assert hint in explained.hint
+    assert "None" not in explained.message  # some errors have no reason
     for another in others:
         explained = explain(another)
         assert explained is not None

@@ -7,12 +7,15 @@ whatever is logged: see `syncer.base.timeline`.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
+import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TextIO, cast
 
@@ -26,6 +29,8 @@ LEVELS: Final[Mapping[Level, int]] = {"debug": 10, "info": 20, "warning": 30, "e
 _QUIET_SECONDS = 10.0
 _KNOWN_MAX = 1000
 _BATCH_SLOW_SECONDS = 1.0
+_READER_SECONDS = 5.0
+"""How long a line waits for the reader of a pipe."""
 
 _least = LEVELS["info"]
 _is_json = False
@@ -80,7 +85,7 @@ def is_json() -> bool:
 
 
 class _Output:
-    """A stream that never fails: on a full disk or in a closed pipe lines are lost, and the work goes on."""
+    """A stream that never fails: if a disk is full, or the reader of a pipe hangs or is gone, lines are lost."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -100,9 +105,19 @@ class _Output:
 
     def _attempt(self, write: Callable[[], object]) -> None:
         try:
-            write()
+            if self._has_room():
+                write()
+            else:
+                self._problem = "its reader hangs"
         except OSError as error:
             self._problem = error.strerror or repr(error)
+
+    def _has_room(self) -> bool:
+        """Whether a pipe takes a line; a reader that is slow is waited for, once."""
+        with suppress(io.UnsupportedOperation):  # not a file
+            seconds = 0 if self._was_noted or self._problem else _READER_SECONDS
+            return bool(select.select([], [self._stream], [], seconds)[1])
+        return True
 
 
 class Repeated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -258,16 +259,24 @@ def test_a_daemon_that_hangs_ends_when_it_is_told_to(blog: World) -> None:
 # The log cannot be written
 
 
-@pytest.mark.parametrize("stream", ["closed pipe", "full disk"])
+@pytest.mark.parametrize("stream", ["closed pipe", "full pipe", "full disk"])
 def test_a_daemon_goes_on_without_its_log(world: World, stream: str) -> None:
     """After `syncer run 2>&1 | head`, or with a log on a full disk, lines are lost, and no document; events tell."""
     reads, writes = os.pipe()
-    with open(os.devnull, "rb") as nothing, open("/dev/full", "wb") as full, open(reads, "rb") as reader:  # noqa: PTH123
-        with open(writes, "wb") as pipe:  # noqa: PTH123
-            log = pipe if stream == "closed pipe" else full
-            daemon = preloaded.Command(["run"], environment=world.environment, streams=(nothing, log, log))
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+    with open(os.devnull, "rb") as nothing, open("/dev/full", "wb") as full, open(writes, "wb") as pipe:  # noqa: PTH123
+        log = full if stream == "full disk" else pipe
+        environment = {**world.environment, "SYNCER_LOG_LEVEL": "debug"}
+        daemon = preloaded.Command(["run"], environment=environment, streams=(nothing, log, log))
+    with open(reads, "rb") as reader:  # noqa: PTH123
         if stream == "closed pipe":
             assert any(b"daemon.started" in line_read for line_read in reader)
+            reader.close()
+        goes_on(world, daemon)
+
+
+def goes_on(world: World, daemon: preloaded.Command) -> None:
+    """It follows changes, says so, and ends when it is told to."""
     add_posts(world, 3)
     world.wait_until_level()
     # Each component has something to say now.

@@ -56,9 +56,9 @@ def init(
     """Draft a document from a table or a SELECT.
 
     Writes a SELECT and a mapping to the config folder. Without an option, lists the tables.
-    Columns become fields of a matching type, and rows referenced by foreign keys become
-    objects of their key and name. The option --with adds, at any depth (comments.reactions),
-    a table that references it as an array, the rows behind a link table, or more columns of a
+    Columns become fields of a matching type, and rows referenced by foreign keys, or by names
+    such as user_id, become objects of their key and name. The option --with adds, at any depth
+    (comments.reactions), a table that references it as an array, the rows behind a link table, or more columns of a
     referenced row. Where two foreign keys lead to a table, a column chooses one: matches:home_id. Deleted rows,
     drafts, bookkeeping, personal data and secrets are left out, and reported. Does not change
     the database.

@@ -1,6 +1,7 @@
 """Catalogue: the tables that can be captured, with columns, keys and references, read once.
 
 A reference that is declared twice is one: that of fewer columns, if the same columns lead to the same table.
+Where no foreign key is declared, a column refers by its name: ``user_id`` to the key ``id`` of ``users``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from psycopg.rows import dict_row
 from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.postgres import Connection, names_as_written
 from syncer.capture import install
-from syncer.drafts.rules import kind_of
+from syncer.drafts import rules
 from syncer.drafts.shapes import Shape, Types
 
 _TABLES = """
-SELECT c.oid, format('%I.%I', n.nspname, c.relname) AS relation, c.relname::text AS name,
+SELECT c.oid, format('%I.%I', n.nspname, c.relname) AS relation, n.nspname::text AS schema, c.relname::text AS name,
        pg_table_is_visible(c.oid) AS is_visible,
        c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition AS is_table,
        concat_ws('; ',
@@ -82,7 +83,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reference:
-    """A foreign key of a table to another.
+    """A foreign key of a table to another, or a column that refers by its name alone, without one.
 
     Each pair is a column and the one that it refers to. If it is temporal, the last pair are ranges: a row refers to
     all rows whose ranges overlap its own.
@@ -92,6 +93,7 @@ class Reference:
     to: Table
     pairs: Sequence[Sequence[str]]
     is_temporal: bool
+    is_by_name: bool = False
 
     @property
     def columns(self) -> frozenset[str]:
@@ -113,6 +115,7 @@ class Table:
     """
 
     oid: int
+    schema: str
     relation: str
     name: str
     is_visible: bool
@@ -125,6 +128,13 @@ class Table:
     references: list[Reference] = field(default_factory=list)
     referring: list[Reference] = field(default_factory=list)
     guards: list[Reference] = field(default_factory=list)
+
+    @property
+    def polymorphic(self) -> dict[str, str]:
+        """Columns that may refer to rows of several tables, and the column beside each that says which."""
+        plain = {rules.plain(name): name for name in self.columns}
+        types = {name: re.sub("(?<=.)u?u?id$", "type", rules.plain(name)) for name in self.columns}
+        return {name: plain[type_] for name, type_ in types.items() if plain.get(type_, name) != name}
 
     def of_kind(self, *kinds: str) -> list[str]:
         """Return the columns of these kinds."""
@@ -157,8 +167,9 @@ class Catalogue:
         tables = {relation["oid"]: _table(types, **relation) for relation in relations}
         for oid, to_oid, pairs, is_temporal in connection.execute(_REFERENCES):
             if oid in tables and to_oid in tables:
-                _refer(tables[oid], tables[to_oid], pairs, is_temporal)
+                _refer(tables[oid], tables[to_oid], pairs, is_temporal=is_temporal)
         self._tables = [*tables.values()]
+        _refer_by_name(self._tables)
         self.readable = [table.relation for table in self._tables if table.is_table and not table.missing_grant]
 
     def find(self, name: str) -> Table:
@@ -210,7 +221,7 @@ def _table(types: Types, columns: str | None, indexes: str | None, **fields: Any
     by_name = {}
     for name, oid, modifier, is_required in json.loads(columns or "[]"):
         type_ = types.of(oid, modifier)
-        kind = kind_of(name, "" if type_.is_array else type_.name, type_.labels)
+        kind = rules.kind_of(name, "" if type_.is_array else type_.name, type_.labels)
         by_name[name] = Column(name=name, type=type_, kind=kind, is_required=is_required)
     unique = json.loads(indexes or "[]")
     keys = [names for is_primary, names in unique if is_primary or all(by_name[name].is_required for name in names)]
@@ -218,12 +229,49 @@ def _table(types: Types, columns: str | None, indexes: str | None, **fields: Any
     return Table(columns=by_name, key=tuple(keys[0] if keys else ()), unique=sets, **fields)
 
 
-def _refer(table: Table, to: Table, pairs: Sequence[Sequence[str]], is_temporal: bool) -> None:
+def _refer(
+    table: Table, to: Table, pairs: Sequence[Sequence[str]], *, is_temporal: bool, is_by_name: bool = False
+) -> None:
     """Add a reference to both of its tables, unless a narrower one is there; what it guards is marked."""
-    reference = Reference(table=table, to=to, pairs=pairs, is_temporal=is_temporal)
+    reference = Reference(table=table, to=to, pairs=pairs, is_temporal=is_temporal, is_by_name=is_by_name)
     columns = reference.columns
     narrower = [reference for reference in table.references if reference.columns <= columns]
     table.guards += [reference for reference in narrower if reference.columns != columns and reference.to is not to]
     if not any(reference.to is to for reference in narrower):
         table.references.append(reference)
         to.referring.append(reference)
+
+
+def _refer_by_name(tables: Sequence[Table]) -> None:
+    """Add what no foreign key says: a column that has the name of a table and its key, and the key's type.
+
+    The name of the table may lack the first word that both tables have: ``status_id`` of ``issues`` refers to the key
+    ``id`` of ``issue_statuses``.
+    """
+    by_name: dict[tuple[str, ...], list[Table]] = {}
+    for table in (table for table in tables if table.is_table and len(table.key) == 1):
+        key, (prefix, rest) = rules.plain(table.key[0]), _prefixed(table.name)
+        by_name[table.relation, f"parent{key}"] = [table]
+        for place, name in (((table.schema,), table.name), ((table.schema, prefix), rest)):
+            names = {rules.plain(name), rules.plain(rules.singular(name))} - {""}
+            for named in {key} if key.startswith((*names,)) else {name + key for name in names}:
+                by_name.setdefault((*place, named), []).append(table)
+    for table in (table for table in tables if table.is_table):
+        passed = {name for reference in table.references for name in reference.columns}.union(table.polymorphic)
+        places = ((table.relation,), (table.schema,), (table.schema, _prefixed(table.name)[0]))
+        for column in (column for name, column in table.columns.items() if name not in passed):
+            name = rules.plain(column.name)
+            found = next(filter(None, (by_name.get((*place, name)) for place in places)), [])
+            # A user_id of users is another id.
+            if len(found) != 1 or (found[0] is table and not name.startswith("parent")):
+                continue
+            key_column = found[0].columns[found[0].key[0]]
+            types = {column.type.name, key_column.type.name}
+            if not column.type.is_array and (len(types) == 1 or types in rules.ALIKE):
+                _refer(table, found[0], [(column.name, key_column.name)], is_temporal=False, is_by_name=True)
+
+
+def _prefixed(name: str) -> tuple[str, str]:
+    """Return the first word of a table's name, and the others."""
+    prefix, _, rest = name.partition("_")
+    return rules.singular(prefix), rest

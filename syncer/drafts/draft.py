@@ -47,6 +47,7 @@ _WITHOUT_ROWS = "deleted rows and drafts are left out by: {}"
 _LABELLED = "shown by key and name: {}; --with such a table shows its other columns"
 _WITHOUT_COLUMNS = "left out as bookkeeping, personal or secret by name (--columns takes all): {}"
 _UNREADABLE = "left out, since this role may not read it: {}"
+_BY_NAME = "joined by name, without a foreign key: {}"
 _POLYMORPHIC = "{}: may refer to rows of several tables; join those that you need in select.sql"
 _MORE = "--with adds rows of: {}"
 _BY_ID = "documents are found by _id with: {}"
@@ -106,8 +107,10 @@ class Drafter:
             is_column = expression == self._sql(row.alias, name)
             columns.append(expression if is_column else f"{expression} AS {self._sql(name)}")
         condition = _where_clause(self._conditions_on(row))
-        for pair in naming.polymorphic_columns(table):
-            self._note(_POLYMORPHIC, pair)
+        declared = {name for reference in table.references for name in reference.columns}
+        for id_, type_ in table.polymorphic.items():
+            if id_ not in declared:
+                self._note(_POLYMORPHIC, f"{type_}, {id_}")
         drawn = {branch.down for branch in tree}
         if more := dict.fromkeys(down.table.relation for down in table.referring if down not in drawn):
             self._note(_MORE, listed([*more]))
@@ -203,7 +206,7 @@ class Drafter:
         locale, is_array = None, True
         if down and up:
             is_self = up.to is outer.table
-            name = naming.plural(naming.name_of(up)) if is_self else naming.name_of_rows(up.to, down)
+            name = rules.plural(naming.name_of(up)) if is_self else naming.name_of_rows(up.to, down)
             fields += self._texts(nearest)
         elif up:
             # What is part of both keys, such as a tenant, is said by the outer row itself.
@@ -215,7 +218,9 @@ class Drafter:
         elif down:
             name, locale = naming.name_of_rows(down.table, down), naming.locale_column(down)
             is_array = down.is_temporal or not down.is_unique
-            name = name if is_array or locale else naming.singular(name)
+            name = name if is_array or locale else rules.singular(name)
+        for reference in (reference for reference in branch if reference and reference.is_by_name):
+            self._note(_BY_NAME, f"{reference.table.name}.{reference.pairs[0][0]}")
         if locale:
             fields = [shown for shown in fields if shown.name != locale and shown.name not in nearest.table.key]
             json = fields[0].expression if len(fields) == 1 else self._json(fields)

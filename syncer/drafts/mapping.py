@@ -59,9 +59,11 @@ _SAYINGS = {
     "vector": "its mapping is a guess from sampled documents; an array of another length would be rejected",
     "open": 'keys are data, so it got "dynamic": false: keys that it does not map are shown, not found',
     "double": "double rounds to 15 digits; for money use scaled_float, for every digit keyword",
+    "epoch": "numbers that count from 1970 in {sample}, so they are found as dates; 0 is 1970",
     "malformed": "a date takes no infinity, no BC and no year of five digits: such values are shown, not found",
 }
 """What to know of a field, by kind."""
+_TOLERANT = {"ignore_malformed": True}
 _FLATTENED = {"flattened": "flattened", "limit": "nested more than 20 levels deep"}
 _FLAT_OBJECT = {"flattened": "flat_object", "limit": "has a text longer than 32,000 bytes"}
 
@@ -180,8 +182,11 @@ class _Mapper:
             lengths = {None if None in vector else len(vector) for vector in vectors}
             if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
                 noted, mapping = "vector", {**rules.VECTOR, "dims": lengths.pop()}
+        elif mapping["type"] in ("integer", "long") and rules.INSTANT_NAMES.search(rules.plain(path[-1])):
+            if unit := _epoch(_values(self.sample.documents, path)):
+                noted, mapping = "epoch", {**DATE, "format": f"strict_date_optional_time||{unit}", **_TOLERANT}
         elif mapping == DATE and not all(map(_is_date, _values(self.sample.documents, path))):
-            noted, mapping = "malformed", {**mapping, "ignore_malformed": True}
+            noted, mapping = "malformed", {**mapping, **_TOLERANT}
         return self._noted(path, noted, rules.for_opensearch(mapping) if self.is_for_opensearch else mapping)
 
     def _noted(self, path: tuple[str, ...], kind: str, mapping: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -202,7 +207,7 @@ def _of_bounds(fields: Mapping[str, Shape]) -> Mapping[str, Any] | None:
     if fields and fields.keys() <= rules.RANGE_BOUNDS and len(types) == 1 and types <= rules.RANGE_TYPES.keys():
         return {"type": rules.RANGE_TYPES[types.pop()]}
     if fields.keys() == rules.POINT and types <= {"double", "float", "long", "integer", "short"}:
-        return {"type": "geo_point", "ignore_malformed": True}
+        return {"type": "geo_point", **_TOLERANT}
     return None
 
 
@@ -212,7 +217,7 @@ def _of_json(values: list[Any]) -> tuple[str, Mapping[str, Any]]:
         if any("crs" in geometry for geometry in values):
             return "projected", KEYS_ARE_DATA
         is_point = all(geometry["type"] == "Point" for geometry in values)
-        return "place", {"type": "geo_point" if is_point else "geo_shape", "ignore_malformed": True}
+        return "place", {"type": "geo_point" if is_point else "geo_shape", **_TOLERANT}
     kinds = {type(value) for value in values}
     if kinds == {dict}:
         return "data", KEYS_ARE_DATA
@@ -239,3 +244,10 @@ def _values(value: Any, path: tuple[str, ...], *, flat: bool = True) -> list[Any
 def _is_date(text: Any) -> bool:
     """Whether Elasticsearch takes a date that Postgres has printed."""
     return isinstance(text, str) and text[:4].isdecimal() and text[4:5] == "-" and not text.endswith("BC")
+
+
+def _epoch(values: list[Any]) -> str | None:
+    """Return in which unit numbers count from 1970, as a format of dates; None if they do not. Often 0 means never."""
+    numbers = {*values} - {0}
+    fitting = (unit for unit, epoch in rules.EPOCHS.items() if numbers and all(map(epoch.__contains__, numbers)))
+    return next(fitting, None)

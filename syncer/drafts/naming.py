@@ -6,7 +6,6 @@ It also reads the paths of ``--with``, as a tree of branches: the rows that a dr
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -54,6 +53,7 @@ def add_branches(tree: Tree, table: Table, path: str, asked: str) -> None:
             f"--with {asked}: {table.relation} has no table or reference {path or repr(path)} to add",
             hint="--with takes tables that refer to it, tables behind links, and references: "
             f"{listed(difflib.get_close_matches(path, sorted(names), len(names) or 1, 0)) or 'none'}.\n"
+            "Without a foreign key, a column refers by the name of a table and its key: customer_id to customers.id.\n"
             "Add rows of others in select.sql, and run init --from-select.",
         )
     best = min(order for order, _ in fitting)
@@ -90,13 +90,13 @@ def private_columns(table: Table) -> set[str]:
 def label_columns(table: Table) -> set[str]:
     """Return the texts that name a row: by their own names, or that of the table, as ``genres.genre``."""
     texts = {name for name, column in table.columns.items() if column.type.name in rules.TEXTS}
-    return {*table.of_kind("label"), *texts.intersection({table.name.lower(), singular(table.name.lower())})}
+    return {*table.of_kind("label"), *texts.intersection({table.name.lower(), rules.singular(table.name.lower())})}
 
 
 def condition_columns(table: Table) -> list[str]:
     """Return the columns that tell which rows are shown: those of deletions, and the first one of a publication."""
     published = [name for kind in rules.CONDITIONS if kind.startswith("published") for name in table.of_kind(kind)]
-    return [*table.of_kind("deleted_on", "deleted"), *published[:1]]
+    return [*table.of_kind("deleted_on", "deleted", "deleted_number"), *published[:1]]
 
 
 def locale_column(reference: Reference) -> str | None:
@@ -129,47 +129,22 @@ def references_behind(reference: Reference) -> list[Reference]:
     return behind if is_link and (len(behind) == 1 or is_choice) and not table.referring else []
 
 
-def polymorphic_columns(table: Table) -> list[str]:
-    """Return pairs of columns that may refer to rows of several tables: ``source_type, source_id``."""
-    referring = {name for reference in table.references for name in reference.columns}
-    ids = {name: re.sub(r"_type$", "_id", re.sub(r"Type$", "Id", name)) for name in table.columns}
-    return [f"{name}, {id_}" for name, id_ in ids.items() if id_ != name and id_ in ids.keys() - referring]
-
-
 def name_of(reference: Reference) -> str:
     """Return ``user`` for ``user_id``, ``area`` for ``area``; the table's name if several columns do not tell."""
     column = reference.pairs[0 if reference.is_temporal else -1][0]
     name = rules.KEY_SUFFIX.sub("", column)
     if not name or (len(reference.pairs) > 1 and name == column):
         return reference.to.name
-    return plural(name) if reference.is_temporal else name
+    return rules.plural(name) if reference.is_temporal else name
 
 
 def name_of_rows(table: Table, reference: Reference) -> str:
     """Return ``lines`` for rows of ``order_line`` in an order; told apart by column if several references lead."""
     name, parent = table.name, reference.to
-    for prefix in (parent.name, singular(parent.name), parent.name.partition("_")[0]):
+    for prefix in (parent.name, rules.singular(parent.name), parent.name.partition("_")[0]):
         if name.lower().startswith(f"{prefix}_".lower()) and len(name) > len(prefix) + 1:
             name = name[len(prefix) + 1 :]
             break
-    name = plural(name[0].lower() + name[1:])
+    name = rules.plural(name[0].lower() + name[1:])
     is_several = [sibling.table for sibling in parent.referring].count(table) > 1
     return f"{name}_{reference.pairs[0][0]}" if is_several else name
-
-
-def singular(name: str) -> str:
-    """Return ``city`` for ``cities``."""
-    if re.search(r"(ss|x|sh|[nrt]ch|tus|ias)es$", name):
-        return name[:-2]
-    if name.endswith("ies"):
-        return f"{name[:-3]}y"
-    return name[:-1] if name.endswith("s") and not re.search("(ss|[tr]us)$", name) else name
-
-
-def plural(name: str) -> str:
-    """Return ``cities`` for ``city``."""
-    if any(word != singular(word) or word in ("data", "metadata") for word in rules.snake(name).split("_")):
-        return name
-    if re.search(r"[^aeiou]y$", name):
-        return f"{name[:-1]}ies"
-    return f"{name}es" if re.search(r"(s|x|z|ch|sh)$", name) else f"{name}s"

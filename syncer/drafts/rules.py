@@ -21,7 +21,7 @@ _FRACTIONS = frozenset({"float4", "float8", "numeric"})
 _NUMBERS = _FRACTIONS | {"int2", "int4", "int8"}
 TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "name"})
 _BOOKKEEPING = _named(
-    r"^(lock_?version|row_?version|xmin|raw_.*|block_name)$",
+    r"^(lock_?version|row_?(version|guid)|xmin|raw_.*|block_name)$",
     r"^(sign_?in|login)_?count$|^(current|last)_?(sign_?in|log_?in).*|^(failed_attempts|remember_created_at)$",
     r"^(created|updated|modified|deleted|changed|edited|inserted)_?by(_?id|_?uuid)?$|^updater(_?id)?$",
     r"^(is_?superuser|is_?staff)$",
@@ -29,7 +29,7 @@ _BOOKKEEPING = _named(
 _PERSONAL = _named(
     r"passw|passphrase|passcode|secret|token|(api|private|access|hmac|signing|share|hashed).?key|(key|lookup)_?hash"
     r"|credential|authori[sz]ation_?code|user_?agent|e.?mail|phone|passport|tax.?(ident|num|n[or]$)|(national|vat).?(id|n)"
-    r"|two_?fa|2fa|(backup|recovery)_?code|session_?state|^home_?(lat|lon|lng|loc|tile)|(^|_)pass_?(hash|crypt|key)"
+    r"|two_?fa|2fa|(backup|recovery)_?code|session_?(state|data|key)|^home_?(lat|lon|lng|loc|tile)|(^|_)pass_?(hash|crypt|key)"
     r"|card.?number|salary|birth|gender|religion|ethnic|(ip|remote).?addr|(^|_)ip$|(^|_)(sign_in|client)_ip"
     r"|street|post(al)?.?code|zip.?code|(^|_)address(_?(line)?_?\d)?$",
     r"(^|_)(pwd|salt|t?otp|pin|cvv|cvc|mobile|fax|msisdn|ssn|iban|born|dob)(_|$)",
@@ -38,9 +38,13 @@ _COUNT = _named(
     r"^tokens$|_tokens(_|$)|(token|mail|password|credential)s?_(attempts|count|id|limit|usage|used)$",
 )
 _ORDER = r"^_?(position|pos|sort|sorting|sort_?order|order|ordinal|rank|seq|sequence|idx)$|_(position|rank|order)$"
+_DELETED_ON = _named(r"^(deleted?|discarded|removed|trashed)_?(at|on|date|time|ts)$")
+_DELETED = _named(r"^(is_?)?(deleted|discarded|removed|trashed)$")
 _KINDS: tuple[tuple[str, frozenset[str] | None, re.Pattern[str]], ...] = (
-    ("deleted_on", _DATES, _named(r"^(deleted|discarded|removed|trashed)_?(at|on|date)$")),
-    ("deleted", _FLAGS, _named(r"^(is_?)?(deleted|discarded|removed|trashed)$")),
+    ("deleted_on", _DATES, _DELETED_ON),
+    ("deleted", _FLAGS, _DELETED),
+    ("deleted_number", _NUMBERS, _DELETED_ON),
+    ("deleted_number", frozenset({"int2"}), _DELETED),
     ("published", _FLAGS, _named(r"^(is_?)?published$")),
     ("published_on", _DATES, _named(r"^published_?(at|on)$")),
     ("private", None, _BOOKKEEPING),
@@ -56,13 +60,14 @@ _KINDS: tuple[tuple[str, frozenset[str] | None, re.Pattern[str]], ...] = (
     ("changed", None, _named("^_")),
     ("key", None, _named(r"^(meta_?)?(k|key)$")),
     ("label", TEXTS, _named(r"name$|title$|label$|^(login|code|number|num|slug|handle|symbol|sku|alt|url)$")),
-    ("lat", _FRACTIONS, _named(r"^lat(itude)?$")),
-    ("lon", _FRACTIONS, _named(r"^(lon|lng|long|longitude)$")),
+    ("lat", _FRACTIONS, _named(r"^(geo_?)?lat(itude)?$")),
+    ("lon", _FRACTIONS, _named(r"^(geo_?)?(lon|lng|long|longitude)$")),
 )
 _PUBLISHED_LABEL = "published"
 CONDITIONS: Mapping[str, tuple[str, ...]] = {
     "deleted_on": ("{0} IS NULL",),
     "deleted": ("NOT {0}", "{0} IS FALSE", "{0} IS NOT TRUE"),
+    "deleted_number": ("{0} = 0", "coalesce({0}, 0) = 0"),
     "published_label": (f"{{0}} = '{_PUBLISHED_LABEL}'",),
     "published": ("{0}", "{0} IS TRUE"),
     "published_on": ("{0} IS NOT NULL",),
@@ -86,16 +91,47 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
 
 
+def plain(name: str) -> str:
+    """Return ``sortorder`` for ``sort_Order``."""
+    return name.replace("_", "").lower()
+
+
+def singular(name: str) -> str:
+    """Return ``city`` for ``cities``."""
+    if re.search(r"(ss|x|sh|[nrt]ch|tus|ias)es$", name):
+        return name[:-2]
+    if name.endswith("ies"):
+        return f"{name[:-3]}y"
+    return name[:-1] if name.endswith("s") and not re.search("(ss|[tr]us|ias)$", name) else name
+
+
+def plural(name: str) -> str:
+    """Return ``cities`` for ``city``."""
+    if any(word != singular(word) or word in ("data", "metadata") for word in snake(name).split("_")):
+        return name
+    if re.search(r"[^aeiou]y$", name):
+        return f"{name[:-1]}ies"
+    return f"{name}es" if re.search(r"(s|x|z|ch|sh)$", name) else f"{name}s"
+
+
 KEYWORD_NAMES = _named(
-    r"(^|_)(id|uuid|slug|code|status|state|type|kind|level|sku|isbn|handle|locale|language|currency|path|url|thumbnail"
-    r"|filename|number|unit|key|timezone|color|icon)$"
+    r"(^|_)(uuid|slug|state|kind|level|sku|isbn|handle|locale|language|currency|thumbnail|unit|key|timezone|color|icon)$"
+    r"|(id|code|status|type|path|url|filename|number)$"
 )
 """Texts that are found as a whole, and by no word in them; the name is in snake case."""
+INSTANT_NAMES = _named(r"(at|date|time|ts|stamp|unix|created|updated|modified)$|^time")
+EPOCHS: Mapping[str, range] = {
+    "epoch_second": range(10**8, 5 * 10**9),
+    "epoch_millis": range(10**11, 5 * 10**12),
+}
+"""Numbers that are dates, from 1973 to 2128, if the name says so; the name has no underscores."""
 KEY_TABLES = _named(r"(api|access|signing|license)_?keys?$|credentials?$")
 """Tables whose column ``key`` is a secret; the name is in snake case."""
+ALIKE = ({"int2", "int4"}, {"int2", "int8"}, {"int4", "int8"}, {"text", "varchar"})
+"""Types that a column and the key that it refers to by its name may have, if they differ."""
 TENANTS = _named("^(tenant|organi[sz]ation|workspace)$")
 """References to the tenant of a row: a document has one, so what is inside does not repeat it."""
-KEY_SUFFIX = re.compile(r"(_id|_uuid|_key|_fk|_code|(?<=[a-z])(Id|ID|Uuid|Key|Code))$")
+KEY_SUFFIX = re.compile(r"(_id|_uuid|_key|_fk|_code|(?<=[a-z])(Id|ID|Uuid|Key|Code)|(?<=[a-z]{3})id)$")
 """A reference is named by its column without this: ``user`` by ``user_id``."""
 
 _RANGE = "CASE WHEN NOT isempty({{0}}) THEN jsonb_build_object('gte', {0}, 'lt', {1}) END"

@@ -67,6 +67,8 @@ class Rows:
             for name, type_, is_required, modifier, labels, is_key in self._columns[table]
             if is_required or self._random.random() < 0.7
         }
+        if not row:
+            return
         names = sql.SQL(", ").join(map(sql.Identifier, row))
         marks = sql.SQL(", ").join(sql.Placeholder() * len(row))
         self._execute(sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(sql.SQL(table), names, marks), [*row.values()])

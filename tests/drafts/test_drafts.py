@@ -139,7 +139,7 @@ CREATE TABLE countries (code text PRIMARY KEY, name text); CREATE TABLE tags (id
 CREATE TABLE settings (id int PRIMARY KEY, a int, b int, c int, d int, e int, f int, g int, h int, i int);
 CREATE TABLE users (
     id int PRIMARY KEY, pass_crypt text, twofa_key text, "twoFactorBackupCodes" text, home_lat float, has_2fa bool,
-    bypass text,
+    bypass text, session_data jsonb,
     country_code text REFERENCES countries, setting_id int REFERENCES settings, latitude int, longitude int,
     nick text
 );
@@ -238,3 +238,67 @@ def test_what_applications_taught(bare: World) -> None:
         "metadata": ["id", "value"],
     }
     assert mapping["languages"]["properties"]["language"]["properties"].keys() == {"id", "code"}
+
+
+WITHOUT_FOREIGN_KEYS = """
+CREATE TABLE vets (id bigint PRIMARY KEY, firstname text, geo_lat float, geo_lon float);
+CREATE TABLE things (id int PRIMARY KEY, name text);
+CREATE TABLE pets (
+    id int PRIMARY KEY, pet_id int, "vetId" int, parent_id int, thing_id int, thing_type text, species_id int,
+    vets_id text, name text, vetid int[], seenat bigint, timefed int, weight_at int, deleteat bigint NOT NULL
+);
+CREATE TABLE pet_chips (pet_id int PRIMARY KEY, mimetype text, row_guid uuid);
+CREATE TABLE visits (id int PRIMARY KEY, petid bigint, vetid bigint REFERENCES vets, note text, removed smallint);
+CREATE TABLE pets_things (pet_id int NOT NULL, thing_id int NOT NULL);
+CREATE TABLE pet_species (id int PRIMARY KEY, name text);
+CREATE TABLE zoo_cage (id bigint PRIMARY KEY, name text); CREATE TABLE zoo_keys (id int PRIMARY KEY, cageid bigint);
+CREATE TABLE "Other" (id int PRIMARY KEY, pet_id int);
+CREATE SCHEMA elsewhere CREATE TABLE species (id int PRIMARY KEY, name text);
+INSERT INTO pets SELECT g, 5, 1, g - 1, 1, 'thing', 1, 'x', 'n', '{1}', 1700000000000 + g, 1700000000, 20, g % 3
+FROM generate_series(0, 9) AS g;
+INSERT INTO vets VALUES (1, 'Ada', 48.1, 11.5);
+INSERT INTO visits VALUES (1, 3, 1, 'well', 0), (2, 3, 1, 'gone', 1), (3, 3, 1, 'new', NULL);
+"""
+
+
+def test_a_schema_without_foreign_keys(bare: World) -> None:
+    """Names tell what refers to what, in one schema and of one type; numbers tell deletions and instants."""
+    bare.sql(WITHOUT_FOREIGN_KEYS)
+    named = [word for name in ("pet_chips", "visits", "things") for word in ("--with", name)]
+    prints = bare.prints("init", "--table", "pets", *named, "--name", "other")
+    shutil.rmtree(bare.config / "documents" / "other")
+    assert (
+        "joined by name, without a foreign key: pets.vetId, pets.parent_id, pets.species_id, pet_chips.pet_id, "
+        "visits.petid, pets_things.pet_id, pets_things.thing_id\n"
+    ) in prints
+    assert "deleted rows and drafts are left out by: visits: coalesce(removed, 0) = 0, pets: deleteat = 0\n" in prints
+    assert "thing_type, thing_id: may refer to rows of several tables" in prints
+    drafted(bare, "pets", "--table", "pets", *named)
+    bare.prints("init", "--table", "vets")
+    location = json.loads((bare.config / "documents/vets/index.json").read_text())["mappings"]["properties"]["location"]
+    assert location["type"] == "geo_point"
+    bare.prints("init", "--table", "zoo_keys")
+    assert "WHERE z_2.id = z.cageid\n    ) AS cage\n" in (bare.config / "documents/zoo_keys/select.sql").read_text()
+    for name in ("vets", "zoo_keys"):
+        shutil.rmtree(bare.config / "documents" / name)
+    assert {id_: [visit["note"] for visit in pet["visits"]] for id_, pet in bare.held("pets").items()} == {
+        "0": [], "3": ["well", "new"], "6": [], "9": []
+    }  # fmt: skip
+    with closing(Rows(bare.dsn, Random(1))) as rows:
+        followed(bare, "pets", rows)
+    assert any(pet["vet"] and pet["parent"] and pet["visits"] for pet in bare.held("pets").values())
+    fields = json.loads((bare.config / "documents" / "pets" / "index.json").read_text())["mappings"]["properties"]
+    assert [*fields] == [
+        *("pet_id", "thing_id", "thing_type", "vets_id", "name", "vetid", "seenat", "timefed", "weight_at"),
+        *("vet", "parent", "species", "chip", "visits", "things"),
+    ]
+    assert fields["vet"]["properties"].keys() == {"id", "firstname"}
+    assert fields["chip"] == {"properties": {"mimetype": wanted.KEYWORD}}
+    assert [fields[name].get("format") for name in ("seenat", "timefed", "weight_at")] == [
+        "strict_date_optional_time||epoch_millis",
+        "strict_date_optional_time||epoch_second",
+        None,
+    ]
+    with bare.elasticsearch() as client:
+        query = {"range": {"seenat": {"gte": "2023-11-14", "lt": "2023-11-15"}}}
+        assert "3" in {hit["_id"] for hit in client.search(index=bare.alias_of("pets"), query=query)["hits"]["hits"]}

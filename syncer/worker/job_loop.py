@@ -407,6 +407,8 @@ class JobWorker:
         now = time.monotonic()
         if now - self._marked_at >= _MARK_SECONDS:
             self._marked_at = now
+            # A restore in one transaction ends no session. A mark taken after it would hide what has to be undone.
+            failover.enter(connection, self._index)
             if not marks.take(connection, self._index):
                 failover.require_in_use(connection, self._index)
         if now - self._pruned_at >= _PRUNE_SECONDS:

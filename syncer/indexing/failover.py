@@ -87,7 +87,7 @@ class Entered(NamedTuple):
 
 
 def enter(connection: Connection, index: Index) -> Entered:
-    """Make sure of the epoch on a new connection, before the first version is assigned.
+    """Make sure of the epoch: on a new connection, before the first version is assigned, and before each mark.
 
     Guarantees that every active document has a recovery that has not begun, if the epoch is a new one. The connection
     is closed if this fails.

@@ -53,6 +53,7 @@ _STYLES = {
     PlanSeverity.NOTE: "dim",
 }
 
+_AS_TEXT = re.compile(r"CAST\(\(?([^()]+)\)? AS TEXT\)")
 _FIRST_JOIN = re.compile(r"^JOIN (.+) AS n1 ON (.+)$", re.MULTILINE)
 
 Remove = Annotated[
@@ -223,7 +224,8 @@ def _use(relation: str, query: str) -> str:
     first_join = _FIRST_JOIN.search(query)
     if first_join is None:
         return "by affects/….sql" if ") AS affected" in query else "by its own columns"
-    equal = first_join[2].replace('"n0".', f"{relation}.").replace('"n1".', f"{first_join[1]}.")
+    # Postgres compares varchar as text, which would read as a cast of the SELECT.
+    equal = _AS_TEXT.sub(r"\1", first_join[2]).replace('"n0".', f"{relation}.").replace('"n1".', f"{first_join[1]}.")
     return f"by {equal}".replace("public.", "").replace('"', "")
 
 

@@ -1,7 +1,8 @@
 """Rules: what the type and the name of a column say about it.
 
 All rules of a draft that go by a name stand here, so that one place tells what a draft leaves out and why. Names are
-those of Rails, Django, Laravel, Prisma, TypeORM and usual content management systems, in snake case and camel case.
+those of Rails, Django, Laravel, Prisma, TypeORM and usual content management systems, in snake case and camel case,
+also where Postgres has folded it to lower case.
 """
 
 from __future__ import annotations

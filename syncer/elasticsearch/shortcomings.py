@@ -64,7 +64,7 @@ class Shortcoming(NamedTuple):
 _PIPELINE = ": {}, so what a pipeline does belongs in select.sql"
 _RULES: dict[str, tuple[Effect, Any, str]] = {
     **dict.fromkeys(BLOCKS, (Effect.REFUSES, False, "")),
-    _DISK_BLOCK: (Effect.REFUSES, False, ": it is set while a disk is full, and lifted by itself"),
+    _DISK_BLOCK: (Effect.REFUSES, False, ": it is set while a disk is full. Make room: then it is lifted by itself"),
     "index.mode": (Effect.REFUSES, None, ": such an index makes every _id itself"),
     "index.final_pipeline": (Effect.REFUSES, "_none", _PIPELINE.format("a document must equal its SELECT")),
     "index.default_pipeline": (Effect.IGNORED, "_none", _PIPELINE.format("the writes of syncer bypass it")),

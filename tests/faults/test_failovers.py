@@ -208,23 +208,23 @@ def test_a_dump_is_restored_that_has_the_same_oids(sandbox: Sandbox, endpoints: 
         assert (written_again(third), recorded(third).epoch) == (CHANGED, epoch + 1)
 
 
-def test_a_restore_that_ends_no_session_is_noticed(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_that_ends_no_session_is_noticed(private_blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transaction drops and restores everything beside a daemon: versions go back, and marks must not hide it."""
-    epoch, dumped = recorded(blog).epoch, blog.dump("--clean", "--if-exists")
-    with following(blog) as follower, blog.job_worker(follower.index) as job_worker:
+    epoch, dumped = recorded(private_blog).epoch, private_blog.dump("--clean", "--if-exists")
+    with following(private_blog) as follower, private_blog.job_worker(follower.index) as job_worker:
         job_worker.run_once()
         for number in range(50):  # of versions, more than what comes after the restore
-            blog.sql(f"UPDATE users SET email = '{number}' WHERE id = 20")
+            private_blog.sql(f"UPDATE users SET email = '{number}' WHERE id = 20")
             follower.handle()
-        blog.sql(CHANGES)
+        private_blog.sql(CHANGES)
         follower.handle()
-        blog.restore(f"BEGIN;\n{dumped}\nCOMMIT;")
+        private_blog.restore(f"BEGIN;\n{dumped}\nCOMMIT;")
         monkeypatch.setattr("syncer.worker.job_loop._MARK_SECONDS", 0)
         job_worker.run_once()
-        blog.sql("UPDATE posts SET title = 'later' WHERE id = 1")
+        private_blog.sql("UPDATE posts SET title = 'later' WHERE id = 1")
         follower.drain()
-    assert written_again(blog) == Counter(CHANGED) + Counter(user=1)
-    assert recorded(blog).epoch == epoch + 1
+    assert written_again(private_blog) == Counter(CHANGED) + Counter(user=1)
+    assert recorded(private_blog).epoch == epoch + 1
 
 
 def test_one_backend_is_killed(private_blog: World, servers: Standbys) -> None:

@@ -34,23 +34,19 @@ EPOCHS = 1 << 12
 """How many there are."""
 SILENT_SECONDS = 60.0
 """How long the record of an epoch is not renewed once no daemon of it is left."""
-_DATABASE = "(SELECT oid FROM pg_database WHERE datname = current_database())"
-# OIDs do not tell a dump: of two new clusters, both begin with the same ones. The row is written within no savepoint.
 _READ = f"""
-SELECT i.installation, i.epoch, m.number,
-       coalesce(c.database = {_DATABASE} AND c.written_in::text::numeric % 4294967296 = c.xmin::text::numeric, false)
-       AND s.last_value >= m.last_version,
+SELECT i.installation, i.epoch, m.number, {marks.IS_SAME} AND s.last_value >= m.last_version,
        c.started_at = pg_postmaster_start_time(),
        CASE WHEN s.is_called THEN s.last_value ELSE 0 END, syncer.identity(of_start => true)
 FROM syncer.installation AS i CROSS JOIN syncer.mark AS m CROSS JOIN syncer.version AS s
 LEFT JOIN syncer.cluster_identity AS c ON true
 """
 _LOCK = "SELECT FROM syncer.installation FOR UPDATE"
-_REMEMBER = f"""
+_REMEMBER = """
 WITH epoch AS (UPDATE syncer.installation SET epoch = $1), last AS (
     UPDATE syncer.mark SET last_version = (SELECT last_value FROM syncer.version)
 )
-INSERT INTO syncer.cluster_identity AS c (database) SELECT {_DATABASE}
+INSERT INTO syncer.cluster_identity AS c (database) SELECT oid FROM pg_database WHERE datname = current_database()
 ON CONFLICT (only_row) DO UPDATE
 SET database = excluded.database, written_in = excluded.written_in, name = excluded.name,
     started_at = excluded.started_at
@@ -132,8 +128,9 @@ def _read(connection: Connection) -> _Remembered:
 
 def _is_current(remembered: _Remembered, recorded: Recorded) -> bool:
     """Return whether the active epoch is that of the database as it runs, and of what is recorded outside."""
-    # Rule: a-mark-that-is-recorded-outside-counts. An epoch is recorded before it is entered. So if an earlier one is,
-    # or none, the record is that of another cluster or a snapshot, which may lack any write.
+    # Rules: a-mark-that-is-recorded-outside-counts, an-epoch-that-is-not-recorded-ends. An epoch is recorded before it
+    # is entered. So if an earlier one is, or none, the record is that of another cluster or a snapshot, which may lack
+    # any write; and no mark would be taken, which notices that.
     return remembered.is_same and recorded.epoch == remembered.epoch and recorded.mark <= remembered.mark
 
 

@@ -30,10 +30,20 @@ from syncer.jobs.model import JobKind
 _READ = """
 SELECT i.installation, i.epoch, m.number, m.positions FROM syncer.installation AS i CROSS JOIN syncer.mark AS m
 """
+# OIDs do not tell a dump: of two new clusters, both begin with the same ones. The row is written within no savepoint.
+IS_SAME = """
+coalesce((
+    SELECT c.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND c.written_in::text::numeric % 4294967296 = c.xmin::text::numeric
+    FROM syncer.cluster_identity AS c
+), false)
+"""
+"""Whether the database is the one that has entered the epoch, and no dump was restored since."""
 # By number, so that of several that are taken at a time one counts; by epoch, since another may have been entered.
-_TAKE = """
+# Rule: a-mark-is-of-the-same-database. A restore in one transaction ends no session.
+_TAKE = f"""
 UPDATE syncer.mark SET number = number + 1, positions = $3, last_version = (SELECT last_value FROM syncer.version)
-WHERE number = $1 AND (SELECT epoch FROM syncer.installation) = $2
+WHERE number = $1 AND (SELECT epoch FROM syncer.installation) = $2 AND {IS_SAME}
 RETURNING number
 """
 _OCCASION = "the search server lost writes: an index was restored, or a stale copy of a shard was made its primary"
@@ -59,7 +69,8 @@ def last(connection: Connection) -> Mark:
 def take(connection: Connection, index: Index, *, always: bool = False) -> bool:
     """Take a mark if documents were written since the last one, or ``always``; record that the epoch is in use.
 
-    Return False if it was not taken because another process has taken one meanwhile, or another epoch is recorded.
+    Return False if it was not taken: another process has taken one meanwhile, another epoch is recorded, or the
+    database was set back.
     """
     mark, names = last(connection), {STATE_INDEX, *registry.index_names(connection)}
     # Rules: numbers-are-read-before-the-mark, a-mark-has-the-global-checkpoint.

@@ -407,7 +407,7 @@ class JobWorker:
         now = time.monotonic()
         if now - self._marked_at >= _MARK_SECONDS:
             self._marked_at = now
-            # A restore in one transaction ends no session. A mark taken after it would hide what has to be undone.
+            # A restore in one transaction ends no session, and no mark is taken after it until its epoch is entered.
             failover.enter(connection, self._index)
             if not marks.take(connection, self._index):
                 failover.require_in_use(connection, self._index)

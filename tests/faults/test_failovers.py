@@ -227,6 +227,15 @@ def test_a_restore_that_ends_no_session_is_noticed(private_blog: World, monkeypa
     assert recorded(private_blog).epoch == epoch + 1
 
 
+def test_no_mark_is_taken_of_a_database_that_was_restored(private_blog: World) -> None:
+    """It would hide what has to be undone, if the restore is committed just before."""
+    dumped = private_blog.dump("--clean", "--if-exists")
+    with private_blog.connect() as connection, private_blog.index() as index:
+        assert marks.take(connection, index, always=True)
+        private_blog.restore(f"BEGIN;\n{dumped}\nCOMMIT;")
+        assert not marks.take(connection, index, always=True)
+
+
 def test_one_backend_is_killed(private_blog: World, servers: Standbys) -> None:
     """A commit that did not wait for the disk is lost, though the server has not been started again."""
     epoch, started = recorded(private_blog).epoch, "SELECT pg_postmaster_start_time()"

@@ -7,6 +7,10 @@ is in a log of deletes, which has numbers of its own. The epoch and its last mar
 There are two documents: A, and B, whose routing leads to the near shard or to the far one. The shards share one count
 here. A write takes effect at once, but the primary of its shard may die before it is acknowledged; then it is undone,
 and its number is given to another. `tests.model.fencing` covers requests that arrive late.
+
+Another cluster may take over, with the index as it was once and with the record of that time or none; or the record is
+lost alone. The index, or the log, is another one then, which a mark notices. None is taken in an epoch that is not the
+recorded one.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ _A, _NEAR, _FAR = range(3)  # where copies of the documents may be
 _NOWHERE = -1
 _CHANGES = (("changes A", _A), ("deletes B", _NOWHERE), ("moves B to the far shard", _FAR))
 _ABSENT = (_NOWHERE, 0)
+_OTHER = 100
+"""What another index adds to its numbers: a mark of the former one tells nothing of it."""
+_REFRESH = 50
+"""The number of the job by which a mark has every document written to another index."""
 
 Commit = tuple[str, int, int, int]
 """What a commit is, and up to three numbers: see `_Wal`."""
@@ -51,7 +59,7 @@ class State(NamedTuple):
     requests: tuple[tuple[int, int], ...] = ()  # what is left to send for it: a place, and what it will show
     has_read: tuple[int, int] | None = None  # the numbers for the next mark
     deaths: int = _DEATHS
-    setbacks: int = _SETBACKS
+    setbacks: int = _SETBACKS  # of the database, or of Elasticsearch
 
 
 _LOG = 3  # the place of a request that adds to the log of deletes
@@ -61,7 +69,9 @@ class Marks(Model[State]):
     """What a failover or a restore has taken back is found by the last mark, and written again."""
 
     initial = State()
-    bounds = f"2 changes, {_MARKS} marks, a failover to a standby that lags, or files that are put back"
+    bounds = (
+        f"2 changes, {_MARKS} marks, a failover to a standby that lags, files put back, a restore, or another cluster"
+    )
 
     numbers_are_read_before_the_mark: bool
     a_mark_has_the_global_checkpoint: bool
@@ -71,6 +81,8 @@ class Marks(Model[State]):
     the_job_is_committed_with_the_epoch: bool
     a_mark_that_is_recorded_outside_counts: bool
     a_restart_is_marked: bool
+    an_epoch_that_is_not_recorded_ends: bool
+    a_mark_is_of_the_same_database: bool
 
     def canonical(self, state: State) -> State:
         # The order of commits matters only to a server that may be set back.
@@ -82,8 +94,16 @@ class Marks(Model[State]):
         if not state.is_connected:
             yield self._connect(state)
             return
-        if state.setbacks:  # another mark would be of no use
+        is_recorded = state.epoch == self._epoch(state)
+        if not is_recorded and not state.entering and self.an_epoch_that_is_not_recorded_ends:
+            yield "syncer finds an earlier epoch recorded, or none, and connects anew", _cut(state)
+        if not state.has_identity and not state.entering:
+            yield "syncer finds that the database was set back, and connects anew", _cut(state)
+        if (state.setbacks or state.has_read) and is_recorded:  # another mark would be of no use
             yield from self._mark(state)
+        if is_recorded and not state.entering and _newest(state, "mark")[2] < _OTHER <= state.greatest:
+            number = _newest(state, "mark")[1] + 1
+            yield f"mark {number} finds another index", _marked(state, number, *self._numbers(state))
         if state.entering:
             job = _committed(state, "job", state.entering, *_newest(state, "mark")[2:])
             yield "the job of the epoch is committed", job._replace(entering=0)
@@ -94,9 +114,14 @@ class Marks(Model[State]):
 
     # Connecting
 
+    def _epoch(self, state: State) -> int:
+        return max(1, _newest(state, "epoch")[1])
+
     def _connect(self, state: State) -> Step[State]:
-        epoch = max(1, _newest(state, "epoch")[1])
+        epoch = self._epoch(state)
         is_as_recorded = (state.epoch, state.mark) <= (epoch, _newest(state, "mark")[1])
+        if self.an_epoch_that_is_not_recorded_ends:
+            is_as_recorded &= state.epoch == epoch
         if state.entering:
             mark = _newest(state, "mark")
             entered = _committed(state, "epoch", state.entering)
@@ -110,7 +135,7 @@ class Marks(Model[State]):
             if not state.is_restarted or not self.a_restart_is_marked:
                 return "syncer connects", connected
             number = _newest(state, "mark")[1] + 1
-            marked = _committed(connected, "mark", number, *self._numbers(state))._replace(mark=number)
+            marked = _marked(connected, number, *self._numbers(state))._replace(mark=number)
             return f"syncer connects after a restart, and takes mark {number}", marked
         epoch = max(epoch, state.epoch) + 1
         return f"epoch {epoch} is recorded", state._replace(epoch=epoch, mark=0, entering=epoch)
@@ -128,8 +153,9 @@ class Marks(Model[State]):
             yield f"mark {newest[1]} is recorded", state._replace(mark=newest[1])
         elif self.numbers_are_read_before_the_mark:
             if state.has_read is not None:
-                marked = _committed(state, "mark", number, *state.has_read)
-                yield f"mark {number} is committed", marked._replace(has_read=None)
+                if state.has_identity or not self.a_mark_is_of_the_same_database:
+                    marked = _marked(state, number, *state.has_read)
+                    yield f"mark {number} is committed", marked._replace(has_read=None)
             elif number <= _MARKS:
                 yield "numbers are read for a mark", state._replace(has_read=self._numbers(state))
         elif state.has_read is not None:
@@ -137,7 +163,7 @@ class Marks(Model[State]):
             wal = tuple((*commit[:2], *numbers) if commit == newest else commit for commit in state.wal)
             yield "numbers are read for the mark", state._replace(wal=wal, has_read=None)
         elif number <= _MARKS:
-            marked = _committed(state, "mark", number, *self._numbers(state))
+            marked = _marked(state, number, *self._numbers(state))
             yield f"mark {number} is committed", marked._replace(has_read=(0, 0))
 
     # Writing
@@ -180,18 +206,27 @@ class Marks(Model[State]):
                 copies=copies, greatest=greatest, unacknowledged=None, change=0, requests=(), deaths=0
             )
             yield "the primary of a shard dies, with the last write", undone
-        cut = state._replace(is_connected=False, entering=0, change=0, requests=(), settled=(), has_read=None)
         if state.is_connected and state.entering:
-            yield "syncer dies", cut
+            yield "syncer dies", _cut(state)
         if state.is_connected and state.setbacks and not state.files:
-            yield "the server is stopped, copied and started", cut._replace(files=state.wal, is_restarted=True)
+            stopped = _cut(state)._replace(files=state.wal, is_restarted=True)
+            yield "the server is stopped, copied and started", stopped
         if state.setbacks:
-            back = cut._replace(setbacks=state.setbacks - 1, files=())
-            for end in range(len(state.wal) + 1):
-                action = f"a standby with {end} commits takes over"
-                yield action, back._replace(wal=state.wal[:end], has_identity=False)
-            if state.files:
-                yield "the copy is put back", back._replace(wal=state.files, has_identity=True, is_restarted=True)
+            yield from self._setback(state)
+
+    def _setback(self, state: State) -> Iterator[Step[State]]:
+        back = _cut(state)._replace(setbacks=state.setbacks - 1, files=())
+        if state.files:
+            yield "the copy is put back", back._replace(wal=state.files, has_identity=True, is_restarted=True)
+        is_idle = not (state.change or state.settled or state.unacknowledged)
+        for end in range(len(state.wal) + 1):
+            commits = state.wal[:end]
+            yield f"a standby with {end} commits takes over", back._replace(wal=commits, has_identity=False)
+            if is_idle:
+                restored = state._replace(wal=commits, has_identity=False, setbacks=state.setbacks - 1, files=())
+                yield f"a dump with {end} commits is restored, and no session ends", restored
+        if is_idle and state.has_read is None:  # what is sent meanwhile is refused: see `tests.model.fencing`
+            yield from _loss(state)
 
     def unequal(self, state: State) -> str | None:
         a, b, shard = _shown(state)
@@ -200,8 +235,29 @@ class Marks(Model[State]):
         return None if shown == expected else f"Elasticsearch shows {shown} for good, and Postgres has {expected}"
 
 
+def _cut(state: State) -> State:
+    return state._replace(is_connected=False, entering=0, change=0, requests=(), settled=(), has_read=None)
+
+
+def _loss(state: State) -> Iterator[Step[State]]:
+    deletes = state.deletes + _OTHER
+    lost = state._replace(deletes=deletes, epoch=0, mark=0, deaths=0, setbacks=state.setbacks - 1, files=())
+    yield "syncer-state is lost", lost
+    before = State()
+    copies = tuple((change, number + _OTHER) if change != _NOWHERE else _ABSENT for change, number in before.copies)
+    other = lost._replace(copies=copies, greatest=before.greatest + _OTHER)
+    yield "another cluster takes over, with the index of a snapshot", other
+    yield "another cluster takes over, with index and record of a snapshot", other._replace(epoch=1, mark=1)
+
+
 def _committed(state: State, kind: str, number: int, second: int = 0, third: int = 0) -> State:
     return state._replace(wal=(*state.wal, (kind, number, second, third)))
+
+
+def _marked(state: State, number: int, greatest: int, deletes: int) -> State:
+    if _newest(state, "mark")[2] < _OTHER <= greatest:  # they are one commit: no mark is without its job
+        state = _committed(state, "job", _REFRESH)
+    return _committed(state, "mark", number, greatest, deletes)
 
 
 def _newest(state: State, kind: str) -> Commit:

@@ -81,13 +81,12 @@ OPENSEARCH = Product(
 
 
 # As for Postgres: a dead peer is noticed within half a minute, and no load balancer forgets an idle connection.
+_TCP = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
 _KEEPALIVE = [
     *HTTPConnection.default_socket_options,
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+    # A system other than Linux has not all of them.
+    *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _TCP.items() if hasattr(socket, name)),
 ]
 
 

@@ -38,6 +38,7 @@ from tests.faults.harness import (
     spoilt,
     wait_for_trouble,
 )
+from tests.support.doctor import is_well, look
 from tests.support.elasticsearch_proxy import Proxy, cut, emptied, page, refused, swallowed
 from tests.support.routing import put_routing, put_shards, shards, users_on_two_shards, verified
 from tests.support.world import VERSIONS, World, elsewhere, running, sandbox_of_its_own, wait_until
@@ -202,6 +203,51 @@ def test_what_is_too_large_is_split_or_dead_lettered(narrow: World) -> None:
     narrow.wait_until_level()
     wait_until(lambda: narrow.sql(DEAD_LETTERS) == [], what="neither is dead-lettered any more")
     assert daemon.stop() == 0
+
+
+# Its templates and settings are in the way of the index that syncer has for itself
+
+
+STATE = {
+    "mappings": {"dynamic": "strict", "_source": {"enabled": False}},
+    "settings": {"index.default_pipeline": "gone"},
+}
+
+
+@pytest.mark.parametrize("content", [{}, STATE], ids=["no template", "a template"])
+def test_syncers_own_index_is_made_explicitly(narrow: World, content: dict[str, Any]) -> None:
+    """Whatever templates and settings say of new indices, the record can be written and read."""
+    with narrow.elasticsearch() as client:
+        client.indices.delete(index="syncer-state")
+        client.indices.put_index_template(name="own", index_patterns=["s*"], priority=901, template=content)
+        strict = {"action.auto_create_index": "false", "action.destructive_requires_name": True}
+        client.cluster.put_settings(persistent=strict)
+        narrow.sql("TRUNCATE syncer.cluster_identity")  # the next writer enters an epoch, and records it
+        try:
+            narrow.daemon()
+            with writing(narrow, writers=1):
+                pass
+            require_holds(narrow)
+            doctor = look(narrow, "elasticsearch.epoch")
+        finally:
+            client.cluster.put_settings(persistent=dict.fromkeys(strict))
+            client.indices.delete_index_template(name="own")
+            client.indices.delete(index="syncer-state", ignore_unavailable=True)
+    assert is_well(doctor), doctor
+
+
+def test_what_forbids_syncers_own_index_is_named(narrow: World) -> None:
+    """A template for data streams forbids it: apply says that, and not that an index is gone."""
+    with narrow.elasticsearch() as client:
+        client.indices.delete(index="syncer-state")
+        client.indices.put_index_template(name="own", index_patterns=["syncer-s*"], priority=902, data_stream={})
+        narrow.sql("TRUNCATE syncer.cluster_identity")
+        try:
+            refused = narrow.syncer("backfill", "blogpost")
+        finally:
+            client.indices.delete_index_template(name="own")
+    assert f"{narrow.sandbox.elasticsearch.name} refuses to create syncer-state" in refused.stderr, refused.stderr
+    narrow.prints("backfill", "blogpost")
 
 
 # It is restored

@@ -280,7 +280,10 @@ def goes_on(world: World, daemon: preloaded.Command) -> None:
     add_posts(world, 3)
     world.wait_until_level()
     # Each component has something to say now.
-    world.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'syncer %'")
+    world.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name LIKE 'syncer %' AND datname = current_database()"
+    )
     world.sql("UPDATE users SET name = 'Jane'")
     require_holds(world)
     wait_until(lambda: "The log cannot be written" in world.prints("events"), what="events tell")

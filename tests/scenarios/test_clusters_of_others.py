@@ -1,6 +1,7 @@
 """What an Elasticsearch under another administrator may have set: nothing goes wrong silently, or for good.
 
-Each row of the table in docs/deploy.md has its test here.
+Each row of the table in docs/deploy.md has its test here, or in `tests.faults.test_elasticsearch` if it concerns the
+index that all tests share.
 """
 
 from __future__ import annotations
@@ -380,48 +381,6 @@ def test_a_filter_on_the_search_alias_is_named_and_kept(world: World) -> None:
     (finding,) = look(world, "elasticsearch.settings")
     fix(world, finding)
     assert (world.syncer("verify").returncode, world.differences()) == (0, [])
-
-
-STATE = {
-    "mappings": {"dynamic": "strict", "_source": {"enabled": False}},
-    "settings": {"index.default_pipeline": "gone"},
-}
-
-
-@pytest.mark.parametrize("content", [{}, STATE], ids=["no template", "a template"])
-def test_syncers_own_index_is_made_explicitly(world: World, content: dict[str, Any]) -> None:
-    """Whatever templates and settings say of new indices, the record can be written and read."""
-    with world.elasticsearch() as client:
-        client.indices.delete(index="syncer-state")
-        client.indices.put_index_template(name="own", index_patterns=["s*"], priority=901, template=content)
-        strict = {"action.auto_create_index": "false", "action.destructive_requires_name": True}
-        client.cluster.put_settings(persistent=strict)
-        world.sql("TRUNCATE syncer.cluster_identity")  # the next writer enters an epoch, and records it
-        try:
-            world.daemon()
-            with writing(world, writers=1):
-                pass
-            require_holds(world)
-            doctor = look(world, "elasticsearch.epoch")
-        finally:
-            client.cluster.put_settings(persistent=dict.fromkeys(strict))
-            client.indices.delete_index_template(name="own")
-            client.indices.delete(index="syncer-state", ignore_unavailable=True)  # others get one without the pipeline
-    assert is_well(doctor), doctor
-
-
-def test_what_forbids_syncers_own_index_is_named(world: World) -> None:
-    """A template for data streams forbids it: apply says that, and not that an index is gone."""
-    with world.elasticsearch() as client:
-        client.indices.delete(index="syncer-state")
-        client.indices.put_index_template(name="own", index_patterns=["syncer-s*"], priority=902, data_stream={})
-        world.sql("TRUNCATE syncer.cluster_identity")
-        try:
-            refused = world.syncer("backfill", "blogpost")
-        finally:
-            client.indices.delete_index_template(name="own")
-    assert f"{world.sandbox.elasticsearch.name} refuses to create syncer-state" in refused.stderr, refused.stderr
-    world.prints("backfill", "blogpost")
 
 
 def test_index_json_may_say_what_elasticsearch_does_not_return(world: World) -> None:

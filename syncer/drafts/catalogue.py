@@ -21,7 +21,7 @@ from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.postgres import Connection, names_as_written
 from syncer.capture import install
 from syncer.drafts import rules
-from syncer.drafts.shapes import Shape, Types
+from syncer.drafts.value_types import Types, ValueType
 
 _TABLES = """
 SELECT c.oid, format('%I.%I', n.nspname, c.relname) AS relation, n.nspname::text AS schema, c.relname::text AS name,
@@ -76,7 +76,7 @@ class Column:
     """A column of a table; its kind is what its type and its name say."""
 
     name: str
-    type: Shape
+    type: ValueType
     kind: str
     is_required: bool
 
@@ -250,28 +250,29 @@ def _refer_by_name(tables: Sequence[Table]) -> None:
     """
     by_name: dict[tuple[str, ...], list[Table]] = {}
     for table in (table for table in tables if table.is_table and len(table.key) == 1):
-        key, (prefix, rest) = rules.plain(table.key[0]), _prefixed(table.name)
+        key, (prefix, suffix) = rules.plain(table.key[0]), _prefixed(table.name)
         by_name[table.relation, f"parent{key}"] = [table]
-        for place, name in (((table.schema,), table.name), ((table.schema, prefix), rest)):
+        for namespace, name in (((table.schema,), table.name), ((table.schema, prefix), suffix)):
             names = {rules.plain(name), rules.plain(rules.singular(name))} - {""}
-            for named in {key} if key.startswith((*names,)) else {name + key for name in names}:
-                by_name.setdefault((*place, named), []).append(table)
+            for column_name in {key} if key.startswith((*names,)) else {name + key for name in names}:
+                by_name.setdefault((*namespace, column_name), []).append(table)
     for table in (table for table in tables if table.is_table):
         passed = {name for reference in table.references for name in reference.columns}.union(table.polymorphic)
-        places = ((table.relation,), (table.schema,), (table.schema, _prefixed(table.name)[0]))
+        namespaces = ((table.relation,), (table.schema,), (table.schema, _prefixed(table.name)[0]))
         for column in (column for name, column in table.columns.items() if name not in passed):
             name = rules.plain(column.name)
-            found = next(filter(None, (by_name.get((*place, name)) for place in places)), [])
+            candidates = next(filter(None, (by_name.get((*namespace, name)) for namespace in namespaces)), [])
             # A user_id of users is another id.
-            if len(found) != 1 or (found[0] is table and not name.startswith("parent")):
+            if len(candidates) != 1 or (candidates[0] is table and not name.startswith("parent")):
                 continue
-            key_column = found[0].columns[found[0].key[0]]
+            [referenced] = candidates
+            key_column = referenced.columns[referenced.key[0]]
             types = {column.type.name, key_column.type.name}
             if not column.type.is_array and (len(types) == 1 or types in rules.ALIKE):
-                _refer(table, found[0], [(column.name, key_column.name)], is_temporal=False, is_by_name=True)
+                _refer(table, referenced, [(column.name, key_column.name)], is_temporal=False, is_by_name=True)
 
 
 def _prefixed(name: str) -> tuple[str, str]:
     """Return the first word of a table's name, and the others."""
-    prefix, _, rest = name.partition("_")
-    return rules.singular(prefix), rest
+    prefix, _, suffix = name.partition("_")
+    return rules.singular(prefix), suffix

@@ -1,10 +1,10 @@
 """Mapping: maps the columns of any SELECT, and completes a mapping that exists.
 
-Postgres tells the types, also inside JSON that the SELECT builds: see `syncer.drafts.shapes`. A mapping takes every
-value of its type except NaN, Infinity and the date infinity. Arrays of objects become ``nested``, so that a search can
-relate the fields of one object. Where keys are data, one rule holds: ``flattened`` finds each key, also the next one.
-OpenSearch has other types for some: see `syncer.drafts.rules`.
-A sample decides for JSON that comes out of a column, which has no type, and for the length of vectors.
+Postgres tells the types, also inside JSON that the SELECT builds: see `syncer.drafts.value_types`. A mapping takes
+every value of its type except NaN, Infinity and the date infinity. Arrays of objects become ``nested``, so that a
+search can relate the fields of one object. Where keys are data, one rule holds: ``flattened`` finds each key, also the
+next one. OpenSearch has other types for some: see `syncer.drafts.rules`. A sample decides for JSON that comes out of a
+column, which has no type, and for the length of vectors.
 
 What the existing mapping says is kept. An object in it that says what to do with other fields (``dynamic`` or
 ``enabled``) is complete.
@@ -26,10 +26,10 @@ from syncer.base.formatting import amount
 from syncer.base.postgres import Connection, snapshot
 from syncer.documents import queries
 from syncer.documents.snapshot import Tries
-from syncer.drafts import rules, shapes
+from syncer.drafts import rules, value_types
 from syncer.drafts.draft import Drafter
 from syncer.drafts.rules import DATE, KEYS_ARE_DATA, KEYWORD, STORED, TEXT
-from syncer.drafts.shapes import Shape
+from syncer.drafts.value_types import ValueType
 
 _FIELDS_MAX = 1000
 """How many fields an index has at most by default."""
@@ -84,8 +84,8 @@ def completed(
     probe = catalog.probe(connection, select, file)
     sample = _Sample(connection, probe.canonical, probe.columns.get("_id", "text"))
     mapper = _Mapper(sample, drafter.is_for_opensearch)
-    columns = shapes.of_select(connection, probe.canonical)
-    fields = {name: shape for name, shape in columns.items() if name not in ("_id", "_routing")}
+    columns = value_types.of_select(connection, probe.canonical)
+    fields = {name: value_type for name, value_type in columns.items() if name not in ("_id", "_routing")}
     mappings, settings = body.get("mappings", {}), body.get("settings", {})
     properties = mapper.properties((), fields, mappings.get("properties", {}))
     number = json.dumps(properties).count('": {')  # objects count, as does each way to index a field
@@ -131,7 +131,7 @@ class _Sample:
 
 @dataclass
 class _Mapper:
-    """Maps shapes, and notes what to know of fields: kinds of remarks, by the path of the field."""
+    """Maps values, and notes what to know of fields: kinds of remarks, by the path of the field."""
 
     sample: _Sample
     is_for_opensearch: bool
@@ -139,45 +139,47 @@ class _Mapper:
     notes: dict[str, str] = field(default_factory=dict)
 
     def properties(
-        self, path: tuple[str, ...], fields: Mapping[str, Shape], existing: Mapping[str, Any]
+        self, path: tuple[str, ...], fields: Mapping[str, ValueType], existing: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the existing properties, and those that they lack."""
         return {**existing, **{name: self._field((*path, name), fields[name], existing.get(name)) for name in fields}}
 
-    def _field(self, path: tuple[str, ...], shape: Shape, existing: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def _field(
+        self, path: tuple[str, ...], value_type: ValueType, existing: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
         """Return the mapping of a field: the existing one, with what it lacks if it is an object."""
-        has_any_keys = shape.fields is None and shape.mapping in (None, KEYS_ARE_DATA)
+        has_any_keys = value_type.fields is None and value_type.mapping in (None, KEYS_ARE_DATA)
         if existing is not None:
             is_complete = not existing.keys().isdisjoint(("dynamic", "enabled"))
             is_object = existing.get("type", "object") in ("object", "nested")
-            if is_complete or not is_object or not (shape.fields or has_any_keys):
+            if is_complete or not is_object or not (value_type.fields or has_any_keys):
                 return existing
         self.has_more |= existing is None or has_any_keys
         if has_any_keys and existing is not None:
             return self._noted(path, "open", {**existing, "dynamic": False})
-        if shape.fields is None:
-            return self._of_value(path, shape)
-        if existing is None and (bounds := _of_bounds(shape.fields)):
+        if value_type.fields is None:
+            return self._of_value(path, value_type)
+        if existing is None and (bounds := _of_bounds(value_type.fields)):
             return bounds
         # A dot in a key would be a step into an object.
-        named = {name: inner for name, inner in shape.fields.items() if name.strip() and "." not in name}
-        mapping = existing or ({"type": "nested"} if shape.is_array else {})
-        if existing is None and len(named) < len(shape.fields):
+        named = {name: inner for name, inner in value_type.fields.items() if name.strip() and "." not in name}
+        mapping = existing or ({"type": "nested"} if value_type.is_array else {})
+        if existing is None and len(named) < len(value_type.fields):
             mapping = self._noted(path, "open", {**mapping, "dynamic": False})
         return {**mapping, "properties": self.properties(path, named, mapping.get("properties", {}))}
 
-    def _of_value(self, path: tuple[str, ...], shape: Shape) -> Mapping[str, Any]:
+    def _of_value(self, path: tuple[str, ...], value_type: ValueType) -> Mapping[str, Any]:
         """Return the mapping of a value that is no object whose fields are known."""
-        noted, mapping = "", shape.mapping
+        noted, mapping = "", value_type.mapping
         if mapping is None:  # JSON that comes out of a column
             noted, mapping = _of_json(self.sample.values(path))
         elif mapping == KEYS_ARE_DATA:
             noted = "data"
-        elif mapping == TEXT and (shape.is_array or rules.KEYWORD_NAMES.search(rules.snake(path[-1]))):
+        elif mapping == TEXT and (value_type.is_array or rules.KEYWORD_NAMES.search(rules.snake(path[-1]))):
             mapping = KEYWORD
-        elif shape.name == "numeric" and mapping["type"] == "double":
+        elif value_type.name == "numeric" and mapping["type"] == "double":
             noted = "double"
-        elif shape.name == "float4" and shape.is_array:
+        elif value_type.name == "float4" and value_type.is_array:
             vectors = _values(self.sample.documents, path, flat=False)
             lengths = {None if None in vector else len(vector) for vector in vectors}
             if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
@@ -201,7 +203,7 @@ class _Mapper:
         return [f"{', '.join(fields[kind])}: {_SAYINGS[kind].format(**words)}" for kind in _SAYINGS if fields[kind]]
 
 
-def _of_bounds(fields: Mapping[str, Shape]) -> Mapping[str, Any] | None:
+def _of_bounds(fields: Mapping[str, ValueType]) -> Mapping[str, Any] | None:
     """Return the mapping of a range or a point; None if an object is neither."""
     types = {(inner.mapping or {}).get("type", "") for inner in fields.values()}
     if fields and fields.keys() <= rules.RANGE_BOUNDS and len(types) == 1 and types <= rules.RANGE_TYPES.keys():

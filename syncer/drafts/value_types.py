@@ -1,4 +1,4 @@
-"""Shapes: the types of a SELECT's columns, and of the JSON that it builds, as Postgres knows them.
+"""Value types: the types of a SELECT's columns, and of the JSON that it builds, as Postgres knows them.
 
 Postgres has analysed the SELECT once it is a view: the stored tree has the type of each argument of
 ``jsonb_build_object``, whatever subqueries, CTEs, views and COALESCE stand between. Its nodes are read by their fields,
@@ -67,7 +67,7 @@ _VARLENA_HEADER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ValueType:
     """What a value is like, by its base type in the catalogue; arrays are like their elements.
 
     ``name`` is ``json`` for any JSON, for composites, and for what the SELECT builds. Of the two latter, the fields are
@@ -77,12 +77,12 @@ class Shape:
 
     name: str
     mapping: Mapping[str, Any] | None = None
-    fields: Mapping[str, Shape] | None = None
+    fields: Mapping[str, ValueType] | None = None
     labels: tuple[str, ...] = ()
     is_array: bool = False
 
 
-_FREE, _MAP, _NOTHING = Shape(name="json"), Shape(name="json", mapping=KEYS_ARE_DATA), Shape(name="nothing")
+_FREE, _MAP, _NOTHING = ValueType(name="json"), ValueType(name="json", mapping=KEYS_ARE_DATA), ValueType(name="nothing")
 
 
 class Types:
@@ -90,18 +90,18 @@ class Types:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.of = cache(self._shape_of)
+        self.of = cache(self._type_of)
         """Returns what values of a type are like, by its oid and modifier."""
 
-    def row(self, relation: int) -> dict[str, Shape]:
+    def row(self, relation: int) -> dict[str, ValueType]:
         """Return what the columns of a relation are like."""
         columns = self._connection.execute(_ATTRIBUTES, (relation,)).fetchall()
         return {name: self.of(oid, modifier) for name, oid, modifier in columns}
 
-    def _shape_of(self, oid: int, modifier: int) -> Shape:
+    def _type_of(self, oid: int, modifier: int) -> ValueType:
         row = self._connection.execute(_TYPE, (oid, modifier)).fetchone()
         if row is None:  # a type that only looks like an array, such as int2vector
-            return Shape(name="", mapping=KEYWORD)
+            return ValueType(name="", mapping=KEYWORD)
         name, is_array, modifier, relation, labels = row
         mapping: Mapping[str, Any] | None = None if name in ("json", "geometry") else MAPPINGS.get(name, KEYWORD)
         if name == "geometry" and modifier >= 0 and modifier >> 8 & 0xFFFFF not in (_UNKNOWN_SRID, _WGS84_SRID):
@@ -110,7 +110,7 @@ class Types:
         if name == "numeric" and modifier >= 0 and scale == 0 and digits <= _LONG_DIGITS_MAX:
             mapping = {"type": "long"}
         fields = self.row(relation) if relation else None
-        return Shape(name=name, mapping=mapping, fields=fields, labels=tuple(labels), is_array=is_array)
+        return ValueType(name=name, mapping=mapping, fields=fields, labels=tuple(labels), is_array=is_array)
 
 
 _Node = Any
@@ -119,23 +119,23 @@ _Scope = tuple[dict[str, Any], ...]
 """The trees of a query and of those around it, the outermost first."""
 
 
-def of_select(connection: Connection, select: str) -> dict[str, Shape]:
-    """Return the shapes of a canonical SELECT's columns."""
+def of_select(connection: Connection, select: str) -> dict[str, ValueType]:
+    """Return the value types of a canonical SELECT's columns."""
     with connection.transaction(force_rollback=True):
         connection.execute(sql.SQL("CREATE TEMPORARY VIEW syncer_shape AS {}").format(sql.SQL(select)))
         [(oid,)] = connection.execute("SELECT 'pg_temp.syncer_shape'::regclass::oid")
         walk = _Walk(connection)
-        shapes = walk.types.row(oid)
-        for number, name in enumerate(shapes, 1):
-            if shapes[name].mapping is None:
+        value_types = walk.types.row(oid)
+        for number, name in enumerate(value_types, 1):
+            if value_types[name].mapping is None:
                 # A later version may store other trees: then a sample has to tell, as of JSON in columns.
                 with suppress(LookupError, TypeError, ValueError, AttributeError, RecursionError):
-                    shapes[name] = walk.column((walk.view(oid),), number)
-        return shapes
+                    value_types[name] = walk.column((walk.view(oid),), number)
+        return value_types
 
 
 class _Walk:
-    """From expressions in the tree that Postgres stores to shapes."""
+    """From expressions in the tree that Postgres stores to value types."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -148,16 +148,16 @@ class _Walk:
         tree: dict[str, Any] = _parsed(text)[0]
         return tree
 
-    def column(self, scope: _Scope, number: int) -> Shape:
-        """Return the shape of a query's column."""
+    def column(self, scope: _Scope, number: int) -> ValueType:
+        """Return the value type of a query's column."""
         tree = scope[-1]
         if isinstance(tree["setOperations"], dict):
             branches = [entry["subquery"] for entry in tree["rtable"] if isinstance(entry.get("subquery"), dict)]
             return _united(self.column((*scope, branch), number) for branch in branches)
-        return self._shape(tree["targetList"][number - 1]["expr"], scope)
+        return self._type(tree["targetList"][number - 1]["expr"], scope)
 
-    def _shape(self, node: _Node, scope: _Scope) -> Shape:  # noqa: C901, PLR0911 - a branch for each kind of node
-        """Return the shape of an expression in a query: by its type, or if that is JSON, by how it is made."""
+    def _type(self, node: _Node, scope: _Scope) -> ValueType:  # noqa: C901, PLR0911 - a branch for each kind of node
+        """Return the value type of an expression in a query: by its type, or if that is JSON, by how it is made."""
         if node.get("subLinkType") in ("4", "6"):  # a value, or ARRAY of a SELECT
             inner = self.column((*scope, node["subselect"]), 1)
             return replace(inner, is_array=inner.is_array or node["subLinkType"] == "6")
@@ -181,7 +181,9 @@ class _Walk:
         match "concat" if "coalescetype" in node else self._functions.get(function):
             case "build_object" if node.get("funcvariadic") == "false" and all(map(_is_constant, arguments[::2])):
                 pairs = zip(arguments[::2], arguments[1::2], strict=True)
-                return Shape(name="json", fields={_text(key): self._shape(argument, scope) for key, argument in pairs})
+                return ValueType(
+                    name="json", fields={_text(key): self._type(argument, scope) for key, argument in pairs}
+                )
             case "build_object" | "object" | "object_agg":
                 return _MAP
             case "agg" | "build_array":
@@ -192,24 +194,24 @@ class _Walk:
                 return self._any(arguments, scope)
         return typed
 
-    def _any(self, nodes: Iterable[_Node], scope: _Scope) -> Shape:
-        """Return a shape that takes the values of each expression."""
-        return _united(self._shape(node, scope) for node in nodes)
+    def _any(self, nodes: Iterable[_Node], scope: _Scope) -> ValueType:
+        """Return a value type that takes the values of each expression."""
+        return _united(self._type(node, scope) for node in nodes)
 
     def _is_json(self, node: _Node) -> bool:
         if node.get("subLinkType") == "4":
             return self._is_json(node["subselect"]["targetList"][0]["expr"])
         return self._typed(node).mapping is None
 
-    def _typed(self, node: _Node) -> Shape:
+    def _typed(self, node: _Node) -> ValueType:
         type_field = next((name for name in node if _TYPE_FIELD.fullmatch(name)), None)
         modifier = next((int(node[name]) for name in node if name.endswith("typmod")), -1)
         # What tells no type is a condition, but for functions of the SQL standard on JSON.
         oid = node[type_field] if type_field else node["returning"]["typid"] if "returning" in node else _BOOLEAN
         return self.types.of(int(oid), modifier)
 
-    def _variable(self, node: _Node, scope: _Scope) -> Shape | None:
-        """Return the shape of a column, or of a whole row, of a subquery, view or CTE; None if it is none of them."""
+    def _variable(self, node: _Node, scope: _Scope) -> ValueType | None:
+        """Return the value type of a column or a whole row of a subquery, view or CTE; None if it is none of them."""
         owner, number = scope[: len(scope) - int(node["varlevelsup"])], int(node["varattno"])
         entry = owner[-1]["rtable"][int(node["varno"]) - 1]
         if isinstance(entry.get("subquery"), dict):
@@ -225,25 +227,25 @@ class _Walk:
         if number:
             return self.column(inner, number)
         shown = [target for target in inner[-1]["targetList"] if target["resjunk"] == "false"]
-        return Shape(name="json", fields={target["resname"]: self._shape(target["expr"], inner) for target in shown})
+        return ValueType(name="json", fields={target["resname"]: self._type(target["expr"], inner) for target in shown})
 
 
-def _united(shapes: Iterable[Shape]) -> Shape:
+def _united(value_types: Iterable[ValueType]) -> ValueType:
     """Return what takes the values of each: of alternatives, or of an array's elements."""
-    different = [shape for shape in shapes if shape.name != _NOTHING.name]
-    is_array = any(shape.is_array for shape in different)
-    fields = [shape.fields for shape in different if shape.fields is not None]
-    mappings = [shape.mapping for shape in different]
+    different = [value_type for value_type in value_types if value_type.name != _NOTHING.name]
+    is_array = any(value_type.is_array for value_type in different)
+    fields = [value_type.fields for value_type in different if value_type.fields is not None]
+    mappings = [value_type.mapping for value_type in different]
     if not different:
         return _NOTHING
     if len(fields) == len(different):
         names = dict.fromkeys(name for inside in fields for name in inside)
         inner = {name: _united(inside[name] for inside in fields if name in inside) for name in names}
-        return Shape(name="json", fields=inner, is_array=is_array)
+        return ValueType(name="json", fields=inner, is_array=is_array)
     if _MAP.mapping in mappings or None in mappings:
         return replace(_MAP if _MAP.mapping in mappings else _FREE, is_array=is_array)
     is_same = all(mapping == mappings[0] for mapping in mappings)
-    return replace(different[0] if is_same else Shape(name="", mapping=KEYWORD), is_array=is_array)
+    return replace(different[0] if is_same else ValueType(name="", mapping=KEYWORD), is_array=is_array)
 
 
 def _is_constant(node: _Node) -> bool:

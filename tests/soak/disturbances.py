@@ -39,7 +39,7 @@ _AWAY_SECONDS = 2.0
 _TOO_LONG = "x" * 40_000  # for a keyword
 _BLOCK = "index.blocks.read_only_allow_delete"
 _SERVERS = ("postgres", "kafka", "elasticsearch")
-_EPOCH = "SELECT epoch FROM syncer.installation"
+_HAS_ENTERED = "SELECT count(*) FROM syncer.cluster_identity"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +128,12 @@ def _set_back(keep: Callable[[Standbys], Callable[[], None]], soak: Soak, dice: 
 
 def _split_brain(soak: Soak, dice: random.Random) -> None:
     """Let the former primary live on with a daemon of its own, which writes nothing, and says why."""
-    (before,) = soak.world.sql(_EPOCH)
     split = soak.standbys.keep_both()
     time.sleep(dice.uniform(0, 3))
     former = split()
     try:
-        wait_until(lambda: soak.world.sql(_EPOCH)[0] > before, what="the promoted database is in use")
+        # A promoted database has lost the row, whichever epoch its former primary has entered last.
+        wait_until(lambda: soak.world.sql(_HAS_ENTERED) == [(1,)], what="the promoted database is in use")
         there = replace(soak.world, endpoints=replace(soak.world.endpoints, postgres_dsn=former.address))
         there.worker_settings = there.worker_settings | {"SYNCER_POSTGRES_DSN": there.dsn}
         there.sql("UPDATE users SET name = 'of the former primary'; DELETE FROM posts WHERE id % 3 = 0")

@@ -96,7 +96,8 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty_world: World, migrat
 
     What was applied in another form is refused.
     """
-    (migrations / "0001.good.sql").write_text("CREATE TABLE syncer.good (id int);")
+    whole = "CREATE MATERIALIZED VIEW syncer.restored AS SELECT true AS is_whole;"  # else a dump is being restored
+    (migrations / "0001.good.sql").write_text(f"CREATE TABLE syncer.good (id int); {whole}")
     broken = migrations / "0002.broken.sql"
     broken.write_text("CREATE TABLE syncer.half (id int); INSERT INTO syncer.good VALUES ('not a number');")
     with empty_world.connect() as connection:

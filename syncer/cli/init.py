@@ -56,12 +56,12 @@ def init(
     """Draft a document from a table or a SELECT.
 
     Writes a SELECT and a mapping to the config folder. Without an option, lists the tables.
-    Columns become fields of a matching type, and rows referenced by foreign keys, or by names
-    such as user_id, become objects of their key and name. The option --with adds, at any depth
-    (comments.reactions), a table that references it as an array, the rows behind a link table, or more columns of a
-    referenced row. Where two foreign keys lead to a table, a column chooses one: matches:home_id. Deleted rows,
-    drafts, bookkeeping, personal data and secrets are left out, and reported. Does not change
-    the database.
+    Columns become fields of a matching type, and rows referenced by foreign keys, or by names such
+    as user_id, become objects of their key and name. The option --with adds, at any depth
+    (comments.reactions), a table that references it as an array, the rows behind a link table, or
+    more columns of a referenced row. Where two foreign keys lead to a table, a column chooses one:
+    matches:home_id. Deleted rows, drafts, bookkeeping, personal data and secrets are left out, and
+    reported. Does not change the database.
 
     --from-select derives the mapping from the types that a SELECT returns, also inside JSON.
     The file is a document's select.sql, or any other one, such as what an ORM prints: an _id is
